@@ -35,7 +35,7 @@ AUDITORS = (
 )
 
 
-async def test_alerts_see_what_apaches_auditor_marks_and_clear_when_its_workers_are_done(
+async def test_alerts_fire_on_marks_of_apaches_auditor_and_clear_after_its_workers_are_done(
     lent: ApacheWorld, tmp_path: Path
 ) -> None:
     find_program("prometheus")

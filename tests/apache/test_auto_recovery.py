@@ -36,7 +36,7 @@ async def read(client: ConnectedBookKeeper, ledger_id: LedgerId) -> list[bytes]:
     return [entry.payload async for entry in reader.read_all()]
 
 
-async def test_apaches_auto_recovery_heals_what_we_wrote(lent: ApacheWorld) -> None:
+async def test_apaches_auto_recovery_repairs_ledgers_that_we_wrote(lent: ApacheWorld) -> None:
     """The ledgers are closed ones of two digest types, and one that its writer left open, with a lost bookie."""
     cluster, java = lent.cluster, lent.java
     await cluster.start_auto_recovery({**QUICK, "openLedgerRereplicationGracePeriod": "500"})
@@ -61,7 +61,7 @@ async def test_apaches_auto_recovery_heals_what_we_wrote(lent: ApacheWorld) -> N
             assert (await java.call("check", ledger=ledger_id))["fragments"] == []
 
 
-async def test_apaches_recover_command_moves_what_we_wrote(lent: ApacheWorld) -> None:
+async def test_apaches_recover_command_moves_ledgers_that_we_wrote(lent: ApacheWorld) -> None:
     cluster, java = lent.cluster, lent.java
     async with await connect(cluster.metadata_uri) as client:
         ledger_id = await write(client)
@@ -73,7 +73,7 @@ async def test_apaches_recover_command_moves_what_we_wrote(lent: ApacheWorld) ->
         assert await java.read_all(ledger_id, password=b"secret") == expected(CONTENTS)
 
 
-async def test_apaches_shell_reads_what_we_wrote(apache_cluster: ApacheCluster) -> None:
+async def test_apaches_shell_reads_ledgers_that_we_wrote(apache_cluster: ApacheCluster) -> None:
     async with await connect(apache_cluster.metadata_uri) as client:
         ledger_id = await write(client)
     shown = await apache_cluster.shell("ledgermetadata", "-ledgerid", str(ledger_id))

@@ -77,7 +77,7 @@ async def test_a_wrong_password_or_digest_type_changes_nothing_and_the_writer_go
     assert read == expected(payloads("known", range(10), SIZES))
 
 
-async def test_a_key_that_bookies_refuse_is_found_out_before_a_recovery_begins(
+async def test_a_key_that_bookies_refuse_is_detected_before_a_recovery_begins(
     apache_cluster: ApacheCluster, java: JavaDriver, client: ConnectedBookKeeper, old: str
 ) -> None:
     """The metadata keeps no password, so only the bookies can check it."""
@@ -124,7 +124,7 @@ async def forget(client: ConnectedBookKeeper, ledger_id: int) -> None:
     await client.parked.unpark(LedgerId(ledger_id))
 
 
-async def test_a_repair_that_bookies_refuse_or_whose_copies_do_not_verify_changes_nothing(
+async def test_a_repair_that_is_refused_or_whose_copies_do_not_verify_changes_nothing(
     apache_cluster: ApacheCluster,
     java: JavaDriver,
     client: ConnectedBookKeeper,
@@ -167,7 +167,7 @@ async def test_a_repair_that_bookies_refuse_or_whose_copies_do_not_verify_change
     await all_is_well(java, [sound])
 
 
-async def test_a_bookie_that_is_silent_holds_up_its_own_ledger_alone_and_that_until_it_answers(
+async def test_a_bookie_that_does_not_answer_delays_only_its_own_ledger(
     apache_cluster: ApacheCluster, java: JavaDriver, client: ConnectedBookKeeper, taken_away: Take, tmp_path: Path
 ) -> None:
     lost, silent, other = apache_cluster.bookies[0], apache_cluster.bookies[1], apache_cluster.bookies[2]

@@ -35,7 +35,7 @@ async def test_both_auditors_mark_the_same_ledgers(tmp_path: Path) -> None:
     assert all(each["requests"] > 0 for those in rounds.values() for each in those)
 
 
-async def test_both_workers_repair_all_and_ours_writes_no_more_than_was_lost(tmp_path: Path) -> None:
+async def test_both_workers_repair_everything_and_ours_writes_no_more_than_was_lost(tmp_path: Path) -> None:
     options = ["--part", "repair", "--shape", "3/2/2", "--megabytes", "0.2", "--no-tuned"]
     repairs = (await _bench(tmp_path, *options, "--small-ledgers", "5", "--empty-ledgers", "5"))["repair"]
     assert len(repairs) == 3
@@ -45,7 +45,7 @@ async def test_both_workers_repair_all_and_ours_writes_no_more_than_was_lost(tmp
         assert results["ours"]["unrepaired_ledgers"] == 0
 
 
-async def test_both_bookies_take_adds(tmp_path: Path) -> None:
+async def test_both_kinds_of_bookies_accept_adds(tmp_path: Path) -> None:
     figures = await _bench(tmp_path, "--part", "add", "--megabytes", "0.2")
     for add in figures["add"]:
         assert set(add["results"]) == {"apache", "ours over gRPC", "ours over Apache's protocol"}

@@ -126,7 +126,7 @@ async def marked_once(
         assert (await client.store.get(task_path(LEDGERS_ROOT, LedgerId(ledger.ledger_id)))).stat.version == 0
 
 
-async def test_either_leader_is_followed_by_the_other_which_finds_what_was_lost_meanwhile(
+async def test_each_auditor_succeeds_the_other_and_finds_what_was_lost_before(
     lent: ApacheWorld, client: ConnectedBookKeeper, stack: AsyncExitStack, tmp_path: Path
 ) -> None:
     """Every bookie has a copy of every ledger, so no worker can repair while one is down."""

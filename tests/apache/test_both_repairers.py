@@ -96,7 +96,7 @@ async def waits_for_the_switch(here: ApacheWorld, recovery: ApacheServer) -> Non
     await until(threads, lambda text: "waitIfLedgerReplicationDisabled" in text, "Apache's worker waits")
 
 
-async def test_both_at_once_share_a_backlog_and_obey_each_others_switch(
+async def test_both_share_a_backlog_and_obey_each_others_switch(
     here: ApacheWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
     ledgers = await write_backlog(here, 72)
@@ -194,7 +194,7 @@ async def make_read_only(bookie: ApacheBookie) -> None:
     await bookie.start()
 
 
-async def test_each_repairs_what_the_other_found_and_a_read_only_bookie_gives_and_takes_nothing(
+async def test_each_repairs_the_others_findings_and_read_only_bookies_are_not_used_for_new_copies(
     here: ApacheWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
     """Apache's worker cannot repair, because there is no spare bookie when Apache's auditor marks."""

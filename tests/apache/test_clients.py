@@ -71,7 +71,9 @@ async def test_apache_reads_what_we_wrote(
     assert await java.read_all(ledger_id, digest=digest, password=PASSWORD, client=wire) == expected(contents)
 
 
-async def test_many_and_large_entries_cross_both_ways(java: JavaDriver, client: ConnectedBookKeeper) -> None:
+async def test_many_and_large_entries_are_readable_in_both_directions(
+    java: JavaDriver, client: ConnectedBookKeeper
+) -> None:
     """Apache's entries may fill a frame: this is more than we write, but not more than we read."""
     handle = await java.create(3, 3, 2)
     await handle.write(3000, seed="many", sizes=(300,))
@@ -87,7 +89,7 @@ async def test_many_and_large_entries_cross_both_ways(java: JavaDriver, client: 
 
 
 @pytest.mark.parametrize("wire", ["v2", "v3"])
-async def test_a_ledger_that_apache_writes_is_followed_by_us(
+async def test_our_reader_follows_a_ledger_that_apache_writes(
     java: JavaDriver, client: ConnectedBookKeeper, wire: str
 ) -> None:
     handle = await java.create(3, 2, 2, client=wire)
@@ -104,7 +106,7 @@ async def test_a_ledger_that_apache_writes_is_followed_by_us(
 
 
 @pytest.mark.parametrize("wire", ["v2", "v3"])
-async def test_a_ledger_that_we_write_is_followed_by_apache(
+async def test_apaches_reader_follows_a_ledger_that_we_write(
     java: JavaDriver, client: ConnectedBookKeeper, wire: str
 ) -> None:
     contents = payloads("tail", range(20), SIZES)
@@ -156,7 +158,7 @@ async def test_apaches_recovery_fences_our_writer_out_and_loses_nothing(
     assert await read_by_us(client, ledger.ledger_id) == contents
 
 
-async def test_ledgers_of_several_fragments_are_read_by_the_other(
+async def test_ledgers_of_several_fragments_are_readable_by_the_other_client(
     java: JavaDriver, client: ConnectedBookKeeper, apache_cluster: ApacheCluster, taken_away: Take
 ) -> None:
     """A bookie stops while both write."""
@@ -182,7 +184,7 @@ async def test_ledgers_of_several_fragments_are_read_by_the_other(
 
 
 @pytest.mark.parametrize("wire", ["v2", "v3"])
-async def test_apaches_checker_misses_nothing_of_what_we_wrote(
+async def test_apaches_checker_finds_nothing_missing_in_a_ledger_that_we_wrote(
     java: JavaDriver, client: ConnectedBookKeeper, apache_cluster: ApacheCluster, wire: str
 ) -> None:
     """The bookies hold the entries of their positions. Bookies with DbLedgerStorage cannot list, and are left out."""
@@ -207,14 +209,18 @@ async def test_apaches_batch_reads_return_what_we_wrote(java: JavaDriver, client
     assert len(found) == 20
 
 
-async def test_apaches_writer_with_own_ids_is_read_by_us(java: JavaDriver, client: ConnectedBookKeeper) -> None:
+async def test_we_can_read_ledgers_of_apaches_writer_with_chosen_ids(
+    java: JavaDriver, client: ConnectedBookKeeper
+) -> None:
     handle = await java.create(3, 2, 2, own_ids=True)
     await handle.write(ids=[2, 0, 1, 4, 3], seed="own", sizes=SIZES)
     await handle.close()
     assert await read_by_us(client, handle.ledger_id) == payloads("own", range(5), SIZES)
 
 
-async def test_a_deferred_sync_ledger_is_read_after_its_force(java: JavaDriver, client: ConnectedBookKeeper) -> None:
+async def test_a_ledger_with_deferred_sync_is_readable_after_a_force(
+    java: JavaDriver, client: ConnectedBookKeeper
+) -> None:
     handle = await java.create(3, 3, 2, deferred_sync=True)
     await handle.write(5, seed="deferred", sizes=SIZES)
     assert (await handle.force()).last_add_confirmed == 4

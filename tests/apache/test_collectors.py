@@ -133,7 +133,7 @@ async def large_is_well(java: JavaDriver, ledger_id: int) -> None:
         assert await java.read_all(ledger_id, password=PASSWORD, client=wire) == wanted
 
 
-async def test_apaches_collector_leaves_what_our_slow_replicator_copies(
+async def test_apaches_collector_keeps_copies_made_by_our_slow_replicator(
     here: ApacheWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
     """The copy is slowed to one byte a second until the collector has passed, then continues at full speed."""
@@ -193,7 +193,7 @@ def our_bookie(here: ApacheWorld, directory: Path) -> ManagedProcess:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-async def test_our_collector_leaves_what_apaches_slow_worker_copies(
+async def test_our_collector_keeps_copies_made_by_apaches_slow_worker(
     here: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     """The slow worker is killed during the repair, and a fast one repeats all of it."""
@@ -229,7 +229,7 @@ async def test_our_collector_leaves_what_apaches_slow_worker_copies(
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_our_collector_leaves_what_apaches_recover_command_copies(
+async def test_our_collector_keeps_copies_made_by_apaches_recover_command(
     here: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     """The command takes no lock, and names the bookie only after its last add (R141)."""
@@ -250,7 +250,7 @@ async def test_our_collector_leaves_what_apaches_recover_command_copies(
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_a_bookie_takes_copies_of_a_ledger_that_its_collector_deleted_after_a_restart_only(
+async def test_a_bookie_accepts_copies_of_a_collected_ledger_only_after_a_restart(
     apache_jvm: ApacheJvm, tmp_path: Path
 ) -> None:
     cluster = await start_cluster(

@@ -73,7 +73,7 @@ async def test_what_ledger_write_wrote_is_read_by_apache_until_ledger_delete(
     assert (again.exit_code, again.errors.count("\n")) == (1, 1)
 
 
-async def test_ledger_tail_follows_apaches_writer_and_ledger_recover_ends_one_that_died(
+async def test_ledger_tail_follows_apaches_writer_and_ledger_recover_closes_the_ledger_of_a_dead_one(
     apache_cluster: ApacheCluster, java: JavaDriver, tmp_path: Path
 ) -> None:
     uri = apache_cluster.metadata_uri
@@ -122,7 +122,7 @@ async def test_a_log_is_created_appended_to_and_read(
     assert not set(ledgers) & set(left)
 
 
-async def test_the_cluster_is_listed_proved_and_may_lose_a_bookie(
+async def test_commands_list_and_test_the_cluster_and_check_whether_a_bookie_may_be_stopped(
     apache_cluster: ApacheCluster, java: JavaDriver
 ) -> None:
     uri = apache_cluster.metadata_uri
@@ -147,7 +147,7 @@ async def test_the_cluster_is_listed_proved_and_may_lose_a_bookie(
     assert set((await java.call("ledgers"))["ledgers"]) - before == {single.ledger_id}
 
 
-async def test_what_apache_marked_is_listed_and_what_is_parked_may_be_tried_again(
+async def test_apaches_marks_are_listed_and_parked_tasks_can_be_retried(
     apache_cluster: ApacheCluster, java: JavaDriver
 ) -> None:
     uri = apache_cluster.metadata_uri

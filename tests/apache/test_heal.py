@@ -106,7 +106,7 @@ def ids_in(printed: str) -> set[int]:
     return {int(first or second) for first, second in re.findall(r"^(\d+)\b|\bledgerId=(\d+)", printed, re.MULTILINE)}
 
 
-async def test_a_bookie_lost_for_good_is_healed_and_apache_reads_everything(
+async def test_a_permanently_lost_bookie_is_repaired_and_apache_reads_everything(
     own_cluster: OwnCluster, audit: Audit, tmp_path: Path
 ) -> None:
     cluster, java = await own_cluster(bookies=6)

@@ -26,7 +26,7 @@ PAGES = 16
 LEDGERS = 40
 
 
-async def test_a_bookie_outlives_repairs_and_audits_of_more_ledgers_than_its_index_has_pages(
+async def test_a_bookie_survives_repairs_and_audits_of_more_ledgers_than_its_index_has_pages(
     own_cluster: OwnCluster, audit: Audit, tmp_path: Path
 ) -> None:
     cluster, _ = await own_cluster(bookies=4, options=ApacheOptions(extra={"pageLimit": str(PAGES)}))

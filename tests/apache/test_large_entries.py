@@ -24,7 +24,7 @@ SIZES = (100, 100, LARGE, 100, 3000, 0, LARGE, 1)
 TOLD = "exceeds the limit of 5304096: raise --frame-bytes-max"
 
 
-async def test_large_entries_are_repaired_with_the_option_and_told_without(
+async def test_large_entries_are_repaired_with_the_option_and_reported_without_it(
     own_cluster: OwnCluster, tmp_path: Path
 ) -> None:
     frames = {"nettyMaxFrameSizeBytes": str(FRAME_BYTES)}

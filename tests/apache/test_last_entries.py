@@ -48,7 +48,7 @@ async def held(client: ConnectedBookKeeper, bookie: BookieId, ledger_id: LedgerI
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-async def test_a_member_is_filled_up_with_entries_after_the_last_one_that_another_names(
+async def test_a_member_also_gets_entries_after_the_last_one_that_another_member_reports(
     own_cluster: OwnCluster, storage: ApacheStorage, tmp_path: Path
 ) -> None:
     cluster, _ = await own_cluster(bookies=3, options=ApacheOptions(storage, extra={"flushInterval": NO_FLUSH_MS}))

@@ -105,7 +105,7 @@ def same(theirs: dict[str, Any], ours: LedgerMetadata) -> None:
 
 
 @pytest.mark.parametrize("number", FORMATS)
-async def test_a_new_ledger_of_each_format(
+async def test_a_new_ledger_of_each_format_is_decoded(
     java: JavaDriver, ledgers: Ledgers, client_of: Callable[[int], str], number: int
 ) -> None:
     handle = await java.create(3, 2, 2, password=PASSWORD, custom=CUSTOM, client=client_of(number))
@@ -122,7 +122,7 @@ async def test_a_new_ledger_of_each_format(
 
 
 @pytest.mark.parametrize("number", FORMATS)
-async def test_a_closed_ledger_and_an_empty_one_of_each_format(
+async def test_closed_and_empty_ledgers_of_each_format_are_decoded(
     java: JavaDriver, ledgers: Ledgers, client_of: Callable[[int], str], number: int
 ) -> None:
     handle = await java.create(3, 3, 2, client=client_of(number))
@@ -140,7 +140,7 @@ async def test_a_closed_ledger_and_an_empty_one_of_each_format(
 
 @pytest.mark.parametrize("digest", DIGESTS)
 @pytest.mark.parametrize("number", [2, 3])
-async def test_each_digest_type(
+async def test_each_digest_type_is_decoded(
     java: JavaDriver, ledgers: Ledgers, client_of: Callable[[int], str], digest: str, number: int
 ) -> None:
     handle = await java.create(2, 2, 1, digest=digest, password=b"secret", client=client_of(number))
@@ -166,7 +166,7 @@ async def test_a_stored_time_of_creation_is_kept_when_the_ledger_is_closed(
 
 
 @pytest.mark.parametrize("number", FORMATS)
-async def test_several_fragments_and_a_recovery_that_got_stuck(
+async def test_several_fragments_and_an_unfinished_recovery_are_decoded(
     java: JavaDriver,
     ledgers: Ledgers,
     apache_cluster: ApacheCluster,
@@ -233,7 +233,7 @@ def crafted(rng: random.Random, number: int) -> LedgerMetadata:
 
 
 @pytest.mark.parametrize("number", FORMATS)
-async def test_apache_reads_what_we_write_and_would_write_the_same(java: JavaDriver, number: int) -> None:
+async def test_apache_can_read_our_metadata_and_would_write_the_same(java: JavaDriver, number: int) -> None:
     rng = random.Random(number)
     for _ in range(150):
         metadata = crafted(rng, number)
@@ -242,7 +242,7 @@ async def test_apache_reads_what_we_write_and_would_write_the_same(java: JavaDri
         same(answer, metadata)
 
 
-async def test_listing_and_ids_are_those_of_apache(
+async def test_lists_and_ids_of_ledgers_are_the_same_as_apaches(
     java: JavaDriver, ledgers: Ledgers, apache_store: ZooKeeperStore
 ) -> None:
     """Ids of both clients come from the same counter, and long ids have the path expected by both."""

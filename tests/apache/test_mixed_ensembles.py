@@ -149,7 +149,7 @@ async def test_apaches_client_writes_and_reads_on_our_bookies_and_on_both_kinds(
 
 
 @pytest.mark.parametrize("wire", ["v2", "v3"])
-async def test_apaches_client_fences_a_writer_on_both_kinds_and_recovers_what_it_wrote(mixed: Mixed, wire: str) -> None:
+async def test_apaches_client_fences_a_writer_on_both_kinds_and_recovers_its_entries(mixed: Mixed, wire: str) -> None:
     java = mixed.java
     await java.new_client(f"slow-{wire}", v2=wire == "v2")
     writer = await begin(java, (4, 4, 4), client=f"slow-{wire}")
@@ -175,7 +175,7 @@ async def test_apaches_shell_reads_and_tests_on_both_kinds(mixed: Mixed) -> None
     assert "60 entries written to ledger" in printed
 
 
-async def test_a_bookie_of_ours_without_apaches_protocol_refuses_to_join_and_changes_nothing(
+async def test_our_bookie_without_apaches_protocol_refuses_to_join_and_changes_nothing(
     mixed: Mixed, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     async def state() -> object:
@@ -208,7 +208,7 @@ async def test_apaches_client_reads_what_our_writer_wrote_on_both_kinds(
     await all_is_well(mixed.java, ledgers)
 
 
-async def test_we_recover_on_both_kinds_what_either_writer_left_and_apaches_client_reads_it(
+async def test_we_recover_ledgers_of_either_writer_on_both_kinds_and_apaches_client_reads_them(
     mixed: Mixed, client: ConnectedBookKeeper
 ) -> None:
     await mixed.java.new_client("dying")
@@ -252,7 +252,7 @@ async def with_a_hole(client: ConnectedBookKeeper, kind: set[BookieId]) -> tuple
     return ledger, lacking
 
 
-async def test_the_replicas_check_finds_nothing_on_both_kinds_but_the_entries_that_are_missing(
+async def test_the_replicas_check_finds_only_the_missing_entries_on_both_kinds(
     mixed: Mixed, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
     here = mixed.world
@@ -269,7 +269,7 @@ async def test_the_replicas_check_finds_nothing_on_both_kinds_but_the_entries_th
     await all_is_well(mixed.java, [ledger for ledger, _ in holes])
 
 
-async def test_apaches_worker_heals_the_loss_of_our_bookie_and_ours_that_of_apaches(
+async def test_apaches_worker_repairs_the_loss_of_our_bookie_and_ours_that_of_apaches(
     mixed: Mixed, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
     here, java = mixed.world, mixed.java
@@ -321,7 +321,7 @@ async def done(uri: str, *arguments: str) -> None:
     assert ended.exit_code == 0, (arguments, ended.printed, ended.errors)
 
 
-async def test_our_bookies_are_taken_out_again_and_apaches_have_everything(
+async def test_our_bookies_are_removed_again_and_apaches_have_every_entry(
     mixed: Mixed, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     here, java, uri = mixed.world, mixed.java, mixed.world.uri

@@ -149,7 +149,7 @@ async def nodes(client: ConnectedBookKeeper, nested: Nested) -> Mapping[int, Nod
     return found
 
 
-async def test_a_loss_is_healed_and_nothing_else_is_changed(
+async def test_a_loss_is_repaired_and_nothing_else_is_changed(
     nested: Nested, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     here, java = nested.world, nested.world.java
@@ -203,7 +203,7 @@ async def test_a_loss_is_healed_and_nothing_else_is_changed(
     assert (await client.store.children(PARENT)).names == ("ledgers",)
 
 
-async def test_the_command_line_takes_the_longest_ids(nested: Nested, tmp_path: Path) -> None:
+async def test_the_command_line_accepts_the_longest_ids(nested: Nested, tmp_path: Path) -> None:
     ledger, copy = nested.ledgers[-1], tmp_path / "copy"
     ended = await bkheal("ledger", "read", str(ledger.ledger_id), "--to", str(copy), uri=nested.world.uri)
     assert ended.exit_code == 0, ended.errors

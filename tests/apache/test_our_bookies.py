@@ -84,7 +84,7 @@ async def client(here: Ours) -> AsyncIterator[ConnectedBookKeeper]:
         yield ours
 
 
-async def test_a_reader_that_waits_is_given_the_entry_once_it_is_confirmed(java: JavaDriver) -> None:
+async def test_a_waiting_reader_gets_the_entry_after_it_is_confirmed(java: JavaDriver) -> None:
     entries = expected(payloads(SEED, range(8), SIZES))
     writer = await java.create(3, 3, 2)
     for _ in range(5):
@@ -103,7 +103,7 @@ async def test_a_reader_that_waits_is_given_the_entry_once_it_is_confirmed(java:
     assert (lac, found) == (6, [entries[6]])
 
 
-async def test_an_explicit_last_add_confirmed_tells_both_clients_of_the_last_entry(
+async def test_both_clients_see_the_last_entry_through_an_explicit_last_add_confirmed(
     java: JavaDriver, client: ConnectedBookKeeper
 ) -> None:
     await java.new_client("telling", settings={"explicitLacInterval": "50"})
@@ -118,7 +118,7 @@ async def test_an_explicit_last_add_confirmed_tells_both_clients_of_the_last_ent
     await java.drop_client("telling")
 
 
-async def test_what_was_forced_survives_the_death_of_every_bookie(here: Ours) -> None:
+async def test_forced_entries_survive_the_kill_of_every_bookie(here: Ours) -> None:
     java = here.java
     contents = payloads(SEED, range(5), SIZES)
     writer = await java.create(3, 3, 2, deferred_sync=True)
@@ -135,7 +135,7 @@ async def test_what_was_forced_survives_the_death_of_every_bookie(here: Ours) ->
         assert await java.read_all(writer.ledger_id, client=wire) == expected(contents)
 
 
-async def test_apaches_client_is_told_the_space_on_our_disks(here: Ours) -> None:
+async def test_apaches_client_gets_the_disk_space_of_our_bookies(here: Ours) -> None:
     told = await here.java.call("disk_space")
     assert sorted(told) == sorted(bookie.bookie_id for bookie in here.cluster.bookies)
     for bookie in here.cluster.bookies:
@@ -191,7 +191,7 @@ async def encrypted(here: Ours, tmp_path: Path) -> AsyncIterator[tuple[str, TlsS
 
 
 @pytest.mark.needs("openssl")
-async def test_apaches_client_works_behind_tls_and_is_not_served_in_the_clear(
+async def test_apaches_client_works_over_tls_and_is_refused_without_it(
     java: JavaDriver, encrypted: tuple[str, TlsSettings]
 ) -> None:
     uri, files = encrypted
@@ -212,7 +212,7 @@ async def test_apaches_client_works_behind_tls_and_is_not_served_in_the_clear(
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_v2", [False, True], ids=["v3", "v2"])
-async def test_a_slow_ledger_disk_of_every_bookie_stops_neither_a_writer_nor_a_recovery_of_apaches_client(
+async def test_slow_ledger_disks_of_all_bookies_stop_no_writer_and_no_recovery_of_apaches_client(
     here: Ours, tmp_path: Path, is_v2: bool
 ) -> None:
     contents = payloads("left", range(20), SIZES)

@@ -74,7 +74,7 @@ async def recover_by_us(client: ConnectedBookKeeper, ledger_id: int) -> tuple[in
 
 @pytest.mark.parametrize("wire", ["v2", "v3"])
 @pytest.mark.parametrize("writer", ["apache's", "ours"])
-async def test_both_recover_at_once_and_agree(
+async def test_concurrent_recoveries_of_both_agree(
     java: JavaDriver, client: ConnectedBookKeeper, apache_cluster: ApacheCluster, writer: str, wire: str
 ) -> None:
     ledgers = await (

@@ -134,7 +134,7 @@ async def with_a_lonely_entry(
 
 
 @pytest.mark.parametrize("writer", ["apache's", "ours"])
-async def test_both_recover_at_once_and_agree_on_an_entry_that_one_bookie_alone_has(
+async def test_concurrent_recoveries_of_both_agree_on_an_entry_that_only_one_bookie_has(
     java: JavaDriver, client: ConnectedBookKeeper, writer: str
 ) -> None:
     """If Apache's client leaves the entry out, it still counts its bytes, from the length in the entry's header.
@@ -199,7 +199,7 @@ async def feed(process: Process, first: int, fed: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("ack_quorum", [2, 3])
-async def test_apache_recovers_what_our_killed_process_was_known_to_have_stored(
+async def test_apache_recovers_every_entry_that_our_killed_process_confirmed(
     java: JavaDriver, client: ConnectedBookKeeper, apache_cluster: ApacheCluster, ack_quorum: int
 ) -> None:
     """With an ack quorum of 2, acknowledgements continue while a bookie does not answer; with 3 there are none."""
@@ -255,7 +255,7 @@ async def write_until_killed(handle: JavaHandle) -> None:
 
 
 @pytest.mark.parametrize(("ack_quorum", "wire"), [(2, "v2"), (3, "v3")])
-async def test_we_recover_what_apaches_killed_process_said_was_acknowledged(
+async def test_we_recover_every_entry_that_apaches_killed_process_acknowledged(
     java: JavaDriver,
     client: ConnectedBookKeeper,
     apache_cluster: ApacheCluster,

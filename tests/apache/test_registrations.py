@@ -30,7 +30,9 @@ from tests.sessions import LONG_SESSION_S
 pytestmark = pytest.mark.apache
 
 
-async def test_the_root_that_apaches_shell_made(apache_store: ZooKeeperStore, apache_metadata: Cluster) -> None:
+async def test_a_root_created_by_apaches_shell_is_decoded(
+    apache_store: ZooKeeperStore, apache_metadata: Cluster
+) -> None:
     layout = (await apache_store.get(f"{apache_metadata.root}/LAYOUT")).data
     assert encode_layout(decode_layout(layout, apache_metadata.root)) == layout
     instance_id = (await apache_store.get(f"{apache_metadata.root}/INSTANCEID")).data.decode()
@@ -38,7 +40,7 @@ async def test_the_root_that_apaches_shell_made(apache_store: ZooKeeperStore, ap
     assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", instance_id)
 
 
-async def test_cookies_and_registrations_of_apaches_bookies(
+async def test_cookies_and_registrations_of_apaches_bookies_are_decoded(
     apache_store: ZooKeeperStore, apache_metadata: Cluster, apache_cluster: ApacheCluster
 ) -> None:
     registrations = Registrations(apache_store, apache_metadata)
@@ -61,7 +63,7 @@ async def test_cookies_and_registrations_of_apaches_bookies(
     assert (await CookieStore(apache_store, apache_metadata).read(apache_cluster.bookies[0].bookie_id)) is not None
 
 
-async def test_apache_reads_what_a_bookie_of_ours_says_of_itself(
+async def test_apache_reads_the_service_info_of_our_bookie(
     java: JavaDriver, apache_store: ZooKeeperStore, apache_metadata: Cluster
 ) -> None:
     """Apache uses the address of the Apache endpoint, at any position in the list, and keeps the rest."""
@@ -87,7 +89,7 @@ async def test_apache_reads_what_a_bookie_of_ours_says_of_itself(
         await apache_store.delete(path)
 
 
-async def test_apaches_programs_work_on_a_root_that_we_made(own_cluster: OwnCluster) -> None:
+async def test_apaches_programs_work_with_a_root_that_we_created(own_cluster: OwnCluster) -> None:
     cluster, java = await own_cluster(bookies=1, is_formatted_by_apache=False)
     handle = await java.create(1, 1, 1)
     await handle.write(3)
@@ -96,7 +98,7 @@ async def test_apaches_programs_work_on_a_root_that_we_made(own_cluster: OwnClus
     assert "127.0.0.1" in await cluster.shell("listbookies", "-rw")
 
 
-async def test_a_bookie_that_turns_read_only_is_seen_as_such(lent: ApacheWorld) -> None:
+async def test_both_clients_see_that_a_bookie_is_read_only(lent: ApacheWorld) -> None:
     cluster, java = lent.cluster, lent.java
     store = await ZooKeeperStore.connect(cluster.zookeeper.connect_string, session_timeout_s=LONG_SESSION_S)
     try:

@@ -79,7 +79,7 @@ async def endings(uri: str, directory: Path) -> dict[int, str]:
     return {event["ledger_id"]: event["ending"] for event in replicator.events() if "ending" in event}
 
 
-async def test_a_bookie_under_another_port_is_found_again_and_filled_up_in_place(
+async def test_a_bookie_that_returns_on_another_port_is_found_and_completed_in_place(
     here: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     java, moved = here.java, here.bookie("bk_2")
@@ -125,7 +125,7 @@ async def lose_disks(client: ConnectedBookKeeper, bookie: ApacheBookie) -> None:
     await bookie.start()
 
 
-async def test_a_bookie_without_its_cookie_and_its_disks_is_filled_up_in_place(
+async def test_a_bookie_that_lost_its_cookie_and_its_disks_is_completed_in_place(
     here: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     java, wiped = here.java, here.bookie(NAMES[2])
@@ -150,7 +150,7 @@ async def test_a_bookie_without_its_cookie_and_its_disks_is_filled_up_in_place(
     await all_is_well(java, ledgers)
 
 
-async def test_a_bookie_that_loses_its_disks_after_its_answer_is_asked_again(
+async def test_a_bookie_that_loses_its_disks_after_its_answer_is_queried_again(
     here: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     java, (asked, silent) = here.java, sorted(map(here.bookie, NAMES[:2]), key=lambda bookie: bookie.bookie_id)
@@ -204,7 +204,7 @@ async def state_of(java: JavaDriver, ledger: Ledger) -> str:
     return str((await java.call("metadata", ledger=ledger.ledger_id))["state"])
 
 
-async def test_recoveries_that_got_stuck_are_parked_and_finished_when_the_bookies_are_back(
+async def test_unfinished_recoveries_are_parked_and_completed_after_the_bookies_return(
     here: ApacheWorld, client: ConnectedBookKeeper, apache_jvm: ApacheJvm, java_classes: Path, tmp_path: Path
 ) -> None:
     java, away = here.java, here.cluster.bookies[1:]

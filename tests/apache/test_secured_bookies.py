@@ -197,7 +197,7 @@ async def test_our_client_logs_in_and_reads_and_writes(secured: Secured, tmp_pat
         assert read == expected(contents)
 
 
-async def test_a_login_that_is_wrong_missing_or_of_another_kind_is_told_in_one_sentence(secured: Secured) -> None:
+async def test_a_wrong_missing_or_unsupported_login_is_reported_in_one_line(secured: Secured) -> None:
     """Apache's bookies offer only DIGEST-MD5, and none of these uses TLS."""
     where, ledger = secured.directory, secured.ledgers[0]
     before = await unchanged(secured)
@@ -221,7 +221,7 @@ async def test_a_login_that_is_wrong_missing_or_of_another_kind_is_told_in_one_s
 
 
 @pytest.mark.usefixtures("quick_spark")
-async def test_a_replicas_check_that_may_not_ask_says_why_and_calls_nothing_missing(
+async def test_a_replicas_check_without_a_login_gives_the_reason_and_reports_nothing_missing(
     secured: Secured, tmp_path: Path
 ) -> None:
     before = await unchanged(secured)
@@ -253,7 +253,7 @@ async def failures(replicator: Replicator) -> list[str]:
     return [event["detail"] for event in replicator.events() if event.get("ending") == "failed"]
 
 
-async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_heals(
+async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_repairs(
     secured: Secured, audit: Audit, tmp_path: Path
 ) -> None:
     here = secured.world
@@ -285,7 +285,9 @@ async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_
     await all_is_well(here.java, secured.ledgers, (f"{CLIENT}-v2", CLIENT))
 
 
-async def test_tls_with_a_login_inside_and_every_way_to_get_it_wrong(secured: Secured, tmp_path: Path) -> None:
+async def test_tls_with_a_login_inside_works_and_each_wrong_setting_is_refused(
+    secured: Secured, tmp_path: Path
+) -> None:
     """From here on, the bookies use TLS and require certificates; that of the last bookie is for another host."""
     here, where = secured.world, secured.directory
     *others, impostor = (bookie.bookie_id for bookie in here.running)
@@ -322,7 +324,7 @@ async def test_tls_with_a_login_inside_and_every_way_to_get_it_wrong(secured: Se
     assert await unchanged(secured) == before
 
 
-async def test_bookies_that_know_clients_by_their_certificates_say_so_to_those_without(secured: Secured) -> None:
+async def test_bookies_that_require_certificates_report_this_to_clients_without_one(secured: Secured) -> None:
     """From here on, two bookies require no login, but a certificate with a role, and so TLS."""
     here, where, ledger = secured.world, secured.directory, secured.ledgers[0]
     make_role(where, "keeper", role="keeper")

@@ -32,7 +32,7 @@ class LockedCluster(ApacheCluster):
         return path
 
 
-def test_apaches_nodes_and_ours_are_of_one_creator_and_each_works_with_those_of_the_other(
+def test_apaches_nodes_and_ours_have_one_creator_and_each_side_can_use_the_others(
     quick_spark: None, apache_jvm: ApacheJvm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     security = make_security(tmp_path / "certificates")

@@ -52,7 +52,7 @@ async def is_refused(uri: str, security: BookieSecurity, ledger_id: int) -> None
 
 
 @pytest.mark.needs("openssl")
-async def test_tls_with_certificates_on_both_sides(own_cluster: OwnCluster, tmp_path: Path) -> None:
+async def test_connections_with_tls_certificates_on_both_sides_work(own_cluster: OwnCluster, tmp_path: Path) -> None:
     bookie, client = (certificate(tmp_path, name, "IP:127.0.0.1") for name in ("bookie", "client"))
     assert bookie.cert
     assert bookie.key
@@ -76,7 +76,7 @@ def client_tls(files: TlsSettings) -> dict[str, str]:
     }
 
 
-async def test_a_login_by_name_and_password(own_cluster: OwnCluster) -> None:
+async def test_a_login_with_name_and_password_works(own_cluster: OwnCluster) -> None:
     cluster, java = await own_cluster(bookies=2, options=ApacheOptions(sasl=SASL))
     for name, is_v2 in (("login-v3", False), ("login-v2", True)):
         await java.new_client(name, v2=is_v2, settings=SASL.settings())

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.apache
 LEDGERS = 4
 
 
-async def test_both_auditors_find_the_same_and_a_task_that_was_taken_away_is_told(
+async def test_both_auditors_find_the_same_and_a_deleted_task_is_reported(
     lent: ApacheWorld, shadow: Comparison, tmp_path: Path
 ) -> None:
     """Every bookie has a copy of every ledger, so Apache's worker cannot repair while one is stopped."""

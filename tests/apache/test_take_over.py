@@ -51,7 +51,7 @@ async def stops_in_the_middle(here: ApacheWorld, ledger_id: int, spare: ApacheBo
     assert ours.repaired == []
 
 
-async def test_each_part_is_given_back_by_stopping_ours(
+async def test_stopping_our_processes_gives_each_part_back_to_apache(
     lent: ApacheWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     here, cluster, victim = lent, lent.cluster, lent.cluster.bookies[0]

@@ -45,7 +45,7 @@ async def other(java: JavaDriver) -> AsyncIterator[str]:
     await java.drop_client("worker")
 
 
-async def test_apache_lists_what_we_mark_and_we_what_it_marks(
+async def test_apache_lists_our_marks_and_we_list_apaches(
     java: JavaDriver, tasks: UnderReplication, apache_store: ZooKeeperStore, apache_metadata: Cluster
 ) -> None:
     await tasks.marking.mark_many([(LedgerId(70), [A]), (LedgerId(1 << 40), [B, A]), (LedgerId(71), [])])
@@ -67,7 +67,7 @@ async def test_apache_lists_what_we_mark_and_we_what_it_marks(
     assert (await java.call("tasks"))["tasks"] == []
 
 
-async def test_a_lock_of_ours_keeps_apache_away(java: JavaDriver, tasks: UnderReplication, other: str) -> None:
+async def test_our_lock_keeps_apache_from_a_ledger(java: JavaDriver, tasks: UnderReplication, other: str) -> None:
     await tasks.marking.mark(LedgerId(5), [A])
     held = await tasks.locks.lock(LedgerId(5), "our-host")
     assert held is not None
@@ -85,7 +85,7 @@ async def test_a_lock_of_ours_keeps_apache_away(java: JavaDriver, tasks: UnderRe
     assert await tasks.locks.locked() == frozenset()
 
 
-async def test_a_lock_of_apache_keeps_us_away_until_its_session_ends(
+async def test_apaches_lock_keeps_us_from_a_ledger_until_its_session_ends(
     java: JavaDriver, tasks: UnderReplication, other: str, apache_store: ZooKeeperStore, apache_metadata: Cluster
 ) -> None:
     await java.call("mark", ledger=6, missing=[A])
@@ -100,7 +100,7 @@ async def test_a_lock_of_apache_keeps_us_away_until_its_session_ends(
     assert await tasks.locks.complete(held)
 
 
-async def test_we_withdraw_what_apache_marked_for_ledgers_that_are_gone_and_leave_what_its_worker_has_taken(
+async def test_we_withdraw_apaches_marks_of_deleted_ledgers_except_those_its_worker_has_locked(
     java: JavaDriver, tasks: UnderReplication, other: str, apache_store: ZooKeeperStore, apache_metadata: Cluster
 ) -> None:
     async def staying() -> frozenset[BookieId]:
@@ -122,7 +122,7 @@ async def test_we_withdraw_what_apache_marked_for_ledgers_that_are_gone_and_leav
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-async def test_a_mark_that_came_during_a_repair_outlives_it(
+async def test_a_mark_added_during_a_repair_is_kept_after_it(
     java: JavaDriver, tasks: UnderReplication, other: str, is_ours: bool
 ) -> None:
     """Test both repairers, each with both programs that mark again during the repair."""
@@ -157,7 +157,7 @@ async def test_completed_tasks_leave_no_folders_behind(
     assert (await apache_store.children(tasks_path(apache_metadata.root))).names == ()
 
 
-async def test_switches_and_times_are_shared(
+async def test_switches_and_check_times_are_shared_with_apache(
     java: JavaDriver, tasks: UnderReplication, apache_store: ZooKeeperStore, apache_metadata: Cluster
 ) -> None:
     await tasks.switches.disable()
@@ -219,7 +219,7 @@ async def test_apaches_shell_names_our_auditor_and_lists_our_tasks(
     assert await tasks.locks.complete(held)
 
 
-async def test_what_apaches_auditor_writes_is_read_by_us(lent: ApacheWorld) -> None:
+async def test_we_can_read_what_apaches_auditor_writes(lent: ApacheWorld) -> None:
     """A bookie stops, and Apache's auditor marks. No worker can repair, as every other bookie has a copy already."""
     cluster, java = lent.cluster, lent.java
     handle = await java.create(4, 4, 4)

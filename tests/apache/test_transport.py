@@ -142,7 +142,7 @@ async def bookie(
     await java.call("delete", ledger=ledger_id)
 
 
-async def test_a_ledger_that_the_bookie_never_heard_of(bookie: OneBookie) -> None:
+async def test_requests_for_an_unknown_ledger_return_no_ledger(bookie: OneBookie) -> None:
     reply = await bookie.read([0, 5])
     assert (reply.status, [result.status for result in reply.results]) == (Status.OK, [Status.NO_LEDGER] * 2)
     assert (await bookie.last()).status is Status.NO_LEDGER
@@ -152,7 +152,7 @@ async def test_a_ledger_that_the_bookie_never_heard_of(bookie: OneBookie) -> Non
     assert {result.status for result in (await bookie.read(range(20))).results} == {Status.NO_LEDGER}
 
 
-async def test_another_master_key_neither_adds_nor_fences_nor_tells(bookie: OneBookie) -> None:
+async def test_a_wrong_master_key_can_neither_add_nor_fence_nor_read(bookie: OneBookie) -> None:
     assert await bookie.add(0, 1) is Status.OK
     assert await bookie.write_lac(0) is Status.OK
     assert await bookie.add(2, key=WRONG_KEY) is Status.UNAUTHORIZED
@@ -166,7 +166,7 @@ async def test_another_master_key_neither_adds_nor_fences_nor_tells(bookie: OneB
     assert await bookie.add(2) is Status.OK  # the ledger was not fenced
 
 
-async def test_a_fence_stops_all_but_recovery(bookie: OneBookie) -> None:
+async def test_a_fence_stops_all_adds_but_recovery(bookie: OneBookie) -> None:
     assert await bookie.add(0, 1) is Status.OK
     assert await bookie.fence() == FenceReply(Status.OK, bookie.found([1])[0])
     assert await bookie.add(2) is Status.FENCED
@@ -178,7 +178,7 @@ async def test_a_fence_stops_all_but_recovery(bookie: OneBookie) -> None:
     assert await bookie.last() == bookie.found([4])[0]
 
 
-async def test_a_fence_reaches_a_bookie_before_the_first_entry_does(bookie: OneBookie) -> None:
+async def test_a_fence_before_the_first_entry_stops_adds(bookie: OneBookie) -> None:
     assert await bookie.fence() == FenceReply(Status.OK, None)
     assert await bookie.add(0) is Status.FENCED
     assert (await bookie.last()).status is Status.NO_ENTRY
@@ -194,7 +194,7 @@ async def test_an_explicit_lac_is_read_as_it_was_written(bookie: OneBookie) -> N
     assert (reply.explicit, reply.last_entry) == (bookie.lac(1), bookie.found([1])[0])
 
 
-async def test_a_long_poll_waits_until_an_explicit_lac_wakes_it(bookie: OneBookie) -> None:
+async def test_a_long_poll_waits_until_an_explicit_lac_is_written(bookie: OneBookie) -> None:
     assert await bookie.add(0, 1) is Status.OK
     assert await bookie.write_lac(1) is Status.OK
     async with bookie.polling(beyond=1) as poll:
@@ -214,7 +214,7 @@ async def test_a_long_poll_waits_until_an_entry_confirms_the_one_before(bookie: 
         assert reply.entry == bookie.found([1])[0]
 
 
-async def test_a_long_poll_ends_with_what_is_known(bookie: OneBookie) -> None:
+async def test_a_long_poll_returns_the_current_state_at_its_end(bookie: OneBookie) -> None:
     assert await bookie.add(0, 1) is Status.OK
     async with bookie.polling(beyond=5):
         reply = await bookie.transport.ask(BOOKIE, WaitLac(bookie.ledger_id, EntryId(5), SOON_S), STATE_S)
@@ -222,7 +222,7 @@ async def test_a_long_poll_ends_with_what_is_known(bookie: OneBookie) -> None:
         assert (reply.last_entry, reply.entry) == (bookie.found([1])[0], None)
 
 
-async def test_info_list_and_force(bookie: OneBookie) -> None:
+async def test_info_list_and_force_work(bookie: OneBookie) -> None:
     info = (await bookie.transport.ask(BOOKIE, Info(), STATE_S)).info
     assert info is not None
     assert 0 < info.disk_free_bytes <= info.disk_total_bytes
@@ -235,7 +235,7 @@ async def test_info_list_and_force(bookie: OneBookie) -> None:
         assert listed.status is Status.UNSUPPORTED
 
 
-async def test_copies_in_bulk_travel_by_version_2_and_are_the_same_bytes(bookie: OneBookie, java: JavaDriver) -> None:
+async def test_bulk_copies_use_version_2_and_contain_the_same_bytes(bookie: OneBookie, java: JavaDriver) -> None:
     """The reads are for more than one answer of a batch read, then for scattered entries, then for missing ones."""
     packets = [bookie.entry(each, 120_000) for each in range(60)]
     for first in range(0, 60, 8):

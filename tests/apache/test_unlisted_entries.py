@@ -36,7 +36,7 @@ async def client(apache_cluster: ApacheCluster) -> AsyncIterator[ConnectedBookKe
         yield client
 
 
-async def test_what_a_bookie_without_lists_holds_is_found_by_reading(
+async def test_the_entries_of_a_bookie_without_lists_are_found_by_reading(
     apache_cluster: ApacheCluster, java: JavaDriver, client: ConnectedBookKeeper
 ) -> None:
     handle = await java.create(5, 2, 2)
@@ -56,7 +56,7 @@ async def test_what_a_bookie_without_lists_holds_is_found_by_reading(
         assert (await transport.ask(bookie.bookie_id, ListEntries(NO_SUCH_LEDGER), 10.0)).status is Status.NO_LEDGER
 
 
-async def test_a_loss_among_bookies_without_lists_is_healed_and_checked_by_sample(
+async def test_a_loss_among_bookies_without_lists_is_repaired_and_checked_by_sample(
     own_cluster: OwnCluster, audit: Audit, tmp_path: Path
 ) -> None:
     cluster, java = await own_cluster(bookies=6, options=ApacheOptions(storage=ApacheStorage.DB))

@@ -109,7 +109,7 @@ async def test_copies_that_a_bookie_cannot_read_are_found_and_replaced(
 
 @pytest.mark.long
 @pytest.mark.parametrize("storage", [ApacheStorage.SORTED, ApacheStorage.DB])
-async def test_copies_of_a_named_bookie_with_wrong_bytes_are_replaced(
+async def test_wrong_copies_of_a_named_bookie_are_replaced(
     own_cluster: OwnCluster, tmp_path: Path, storage: ApacheStorage
 ) -> None:
     """The bookie serves them, because it does not verify the digest.

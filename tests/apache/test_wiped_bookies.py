@@ -49,7 +49,7 @@ async def an_open_ledger(java: JavaDriver, shape: tuple[int, int, int], victim: 
     return handle
 
 
-async def test_what_others_have_is_copied_back_and_the_writers_go_on(lent: ApacheWorld, tmp_path: Path) -> None:
+async def test_a_wiped_bookie_gets_its_entries_back_and_writers_continue(lent: ApacheWorld, tmp_path: Path) -> None:
     cluster, java = lent.cluster, lent.java
     victim = cluster.bookies[1]
     left = [await an_open_ledger(java, shape, victim) for shape in ((3, 3, 2), (3, 2, 2))]

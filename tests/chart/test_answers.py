@@ -44,25 +44,25 @@ def ask(url: str, *paths: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
 
 
-def test_a_process_that_answers() -> None:
+def test_a_process_that_answers_passes() -> None:
     with serving({"/livez": "ok", "/metrics": METRICS}, token="t") as url:
         assert ask(url, "/livez", "/metrics", TOKEN="t").returncode == 0
 
 
-def test_a_process_that_is_not_ready() -> None:
+def test_a_process_that_is_not_ready_fails() -> None:
     with serving({"/livez": "ok"}) as url:
         done = ask(url, "/livez", "/readyz")
     assert done.returncode != 0
     assert "503" in done.stderr
 
 
-def test_metrics_without_the_series() -> None:
+def test_metrics_without_the_expected_series_fail() -> None:
     with serving({"/metrics": "up 1\n"}) as url:
         done = ask(url, "/metrics")
     assert done.returncode != 0
     assert "has no bkheal_build_info" in done.stderr
 
 
-def test_a_token_that_is_refused() -> None:
+def test_a_refused_token_fails() -> None:
     with serving({"/metrics": METRICS}, token="t") as url:
         assert ask(url, "/metrics", TOKEN="other").returncode != 0

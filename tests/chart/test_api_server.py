@@ -81,7 +81,7 @@ def apply(server: ApiServer, text: str, *options: str) -> str:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_the_server_takes_everything_without_a_warning(server: ApiServer, name: str) -> None:
+def test_the_server_accepts_everything_without_a_warning(server: ApiServer, name: str) -> None:
     namespace = f"ns-{name}"
     server.kubectl("create", "-f", "-", text=NAMESPACE.format(name=namespace))
     server.kubectl("-n", namespace, "create", "serviceaccount", "shared")
@@ -92,7 +92,7 @@ def test_the_server_takes_everything_without_a_warning(server: ApiServer, name: 
 
 
 @pytest.mark.parametrize(("release", "name"), [(release, name) for release, sets in RELEASES.items() for name in sets])
-def test_the_server_takes_an_upgrade_from_an_earlier_release(
+def test_the_server_accepts_an_upgrade_from_an_earlier_release(
     server: ApiServer, release: str, name: str, tmp_path: Path
 ) -> None:
     """Every object of the earlier release is changed in place. Hooks are left out: Helm recreates them each time."""
@@ -122,19 +122,19 @@ def identities(server: ApiServer, namespace: str) -> dict[str, str]:
     return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["uid"] for item in items}
 
 
-def test_the_server_is_strict(server: ApiServer) -> None:
+def test_the_server_refuses_unknown_fields(server: ApiServer) -> None:
     text = manifests("service-minimal").replace('"replicas"', '"replica"')
     with pytest.raises(KubectlError, match=r"unknown field|not declared in schema"):
         apply(server, text, "--dry-run=server")
 
 
-def test_the_namespace_is_restricted(server: ApiServer) -> None:
+def test_the_namespace_enforces_the_restricted_profile(server: ApiServer) -> None:
     text = manifests("service-minimal").replace('"runAsNonRoot": true', '"runAsNonRoot": false')
     with pytest.raises(KubectlError, match="would violate PodSecurity"):
         apply(server, text, "--dry-run=server")
 
 
-def test_the_driver_may_do_what_it_needs_and_no_more(server: ApiServer, tmp_path: Path) -> None:
+def test_the_driver_has_exactly_the_permissions_that_it_needs(server: ApiServer, tmp_path: Path) -> None:
     """The chart's own test of rights, run against this server with the driver's token, and with another token."""
     namespace = "rights"
     server.kubectl("create", "-f", "-", text=NAMESPACE.format(name=namespace))
@@ -145,7 +145,7 @@ def test_the_driver_may_do_what_it_needs_and_no_more(server: ApiServer, tmp_path
     assert "may not create pods" in other.stderr
 
 
-def test_spark_starts_executors_that_the_server_takes(server: ApiServer, tmp_path: Path) -> None:
+def test_spark_starts_executors_that_the_server_accepts(server: ApiServer, tmp_path: Path) -> None:
     """A Spark driver with the chart's settings and the driver's token requests pods; they conform to the profile."""
     namespace = "executors"
     server.kubectl("create", "-f", "-", text=NAMESPACE.format(name=namespace))

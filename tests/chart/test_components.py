@@ -111,7 +111,7 @@ def test_a_minimal_release_audits_daily_without_tokens_or_triggers_in_the_ui() -
         ),
     ],
 )
-def test_links_to_reports_name_an_address_that_browsers_can_use(values: dict[str, Any], expected: str) -> None:
+def test_links_to_reports_use_an_address_that_browsers_can_reach(values: dict[str, Any], expected: str) -> None:
     rules = {"enabled": True, "thresholds": {"runbook_base": "https://runbooks.example"}}
     made = render({"bookkeeper": URI, "metrics": {"prometheusRule": rules}, **values})
     assert settings(made, "auditor")["public_url"] == expected
@@ -151,7 +151,7 @@ def test_monitors_scrape_each_auditor_once() -> None:
     assert named == ["demo-bkheal-auditor"]
 
 
-def test_buttons_for_anybody_on_the_leader_are_not_shown_to_other_machines() -> None:
+def test_anonymous_buttons_of_the_leader_are_not_served_to_other_machines() -> None:
     made = render({"bookkeeper": URI, "config": {"auditor": {"ui_allow_anonymous": True, "ui_host": "127.0.0.1"}}})
     assert "leader_ui_port" not in settings(made, "auditor")
     leader = made.one("Service", "demo-bkheal-leader")["spec"]
@@ -174,7 +174,7 @@ def test_a_proxy_that_authenticates_is_the_only_way_to_the_ui() -> None:
     assert "does not authenticate" not in made.notes
 
 
-def test_an_ingress_leads_to_the_leader() -> None:
+def test_an_ingress_routes_to_the_leader() -> None:
     [ingress] = release("service-ui").of("Ingress")
     paths = [path["backend"]["service"] for rule in ingress["spec"]["rules"] for path in rule["http"]["paths"]]
     assert {path["name"] for path in paths} == {"demo-bkheal-leader"}
@@ -182,7 +182,7 @@ def test_an_ingress_leads_to_the_leader() -> None:
     assert {path["port"]["name"] for path in paths} == {"leader-http", "leader-ui"} <= served
 
 
-def test_policies_let_auditors_reach_the_leader() -> None:
+def test_network_policies_allow_auditors_to_reach_the_leader() -> None:
     policy = release("service-secured").one("NetworkPolicy", "demo-bkheal-auditor")["spec"]
     own = release("service-secured").one("Deployment", "demo-bkheal-auditor")["spec"]["selector"]
     for rules, side in ((policy["ingress"], "from"), (policy["egress"], "to")):
@@ -205,7 +205,7 @@ def report_links(made: Release) -> list[str]:
     return [rule["annotations"]["report_url"] for rule in rules if "report_url" in rule.get("annotations", {})]
 
 
-def test_tokens_and_certificates_are_files_of_secrets() -> None:
+def test_tokens_and_certificates_are_mounted_from_secrets() -> None:
     made = release("service-secured")
     auditor = settings(made, "auditor")
     [pod] = [pod for pod in pods(made) if pod.owner["metadata"]["name"] == "demo-bkheal-auditor"]
@@ -224,7 +224,7 @@ def test_tokens_and_certificates_are_files_of_secrets() -> None:
     assert endpoint["authorization"] == {"credentials": {"name": "bkheal-tokens", "key": "metrics"}}
 
 
-def test_kubelets_show_no_certificate_so_probes_only_connect() -> None:
+def test_with_client_certificates_probes_only_open_a_connection() -> None:
     made = release("service-client-certificates")
     assert settings(made, "auditor")["tls_client_ca"] == "/etc/bkheal-tls/client-ca.crt"
     assert main_container(made, "auditor")["livenessProbe"]["tcpSocket"] == {"port": "http"}
@@ -238,7 +238,7 @@ def test_kubelets_show_no_certificate_so_probes_only_connect() -> None:
         ({"tag": "2", "digest": "sha256:" + "a" * 64}, "bkheal@sha256:" + "a" * 64),
     ],
 )
-def test_image(image: dict[str, str], expected: str) -> None:
+def test_every_container_uses_the_configured_image(image: dict[str, str], expected: str) -> None:
     made = render({"bookkeeper": URI, "image": image})
     assert {container["image"] for pod in pods(made) for container in pod.containers} == {expected}
 
@@ -255,7 +255,7 @@ def test_a_parent_chart_sets_registry_and_credentials_of_all_charts() -> None:
     assert spark["spark.kubernetes.container.image.pullSecrets"] == "mirror,other,own"
 
 
-def test_the_chart_says_which_image_it_is_for() -> None:
+def test_the_chart_names_the_image_it_is_for() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     [image] = yaml.safe_load(chart["annotations"]["artifacthub.io/images"])
     [rendered] = {container["image"] for pod in pods(release("service-minimal")) for container in pod.containers}
@@ -264,7 +264,7 @@ def test_the_chart_says_which_image_it_is_for() -> None:
     assert chart["icon"].startswith("data:image/svg+xml;base64,")
 
 
-def test_an_http_route_leads_to_the_leader() -> None:
+def test_an_http_route_routes_to_the_leader() -> None:
     route = {
         "enabled": True,
         "parentRefs": [{"name": "internal"}],
@@ -282,7 +282,7 @@ def test_an_http_route_leads_to_the_leader() -> None:
     assert settings(made, "auditor")["public_url"] == "https://bkheal.example.org"
 
 
-def test_executors_come_and_go() -> None:
+def test_executors_are_allocated_dynamically() -> None:
     spark = spark_defaults(release("cron-k8s-client"))
     assert "spark.executor.instances" not in spark
     dynamic = {
@@ -319,12 +319,12 @@ def test_executors_have_a_limit_on_local_disk() -> None:
         ({"release": "my-pulsar", "metadataPrefix": "/x"}, "zk+hierarchical://my-pulsar-zookeeper:2181/x/ledgers"),
     ],
 )
-def test_the_address_is_that_of_the_pulsar_chart(pulsar: dict[str, str], expected: str) -> None:
+def test_the_metadata_uri_is_derived_from_the_pulsar_chart(pulsar: dict[str, str], expected: str) -> None:
     made = render({"bookkeeper": {"pulsar": pulsar}})
     assert environment(main_container(made, "auditor"))["BKHEAL_METADATA_URI"] == expected
 
 
-def test_the_uri_may_be_in_a_config_map() -> None:
+def test_the_metadata_uri_may_come_from_a_config_map() -> None:
     [pod] = [pod for pod in pods(release("cron-report-only")) if pod.owner["metadata"]["name"].endswith("-bookies")]
     uri = environment(pod.spec["containers"][0])["BKHEAL_METADATA_URI"]
     assert uri == {"configMapKeyRef": {"name": "cluster-settings", "key": "uri"}}
@@ -380,7 +380,7 @@ def test_an_existing_claim_is_used_for_reports() -> None:
     assert {reports_claim(pod.spec) for pod in pods(made) if pod.owner["kind"] == "CronJob"} == {"shared"}
 
 
-def test_comparisons_under_pulsar_see_the_reports_of_earlier_ones() -> None:
+def test_comparisons_with_pulsar_keep_their_reports_on_one_volume() -> None:
     document = (ROOT / "docs" / "pulsar.md").read_text()
     [values] = re.findall(r"```yaml\n# bkheal-values.yaml\n(mode: cron\n.*?)```", document, re.DOTALL)
     made = render(yaml.safe_load(values), name="bkheal")
@@ -398,7 +398,7 @@ def test_the_audit_of_the_chart_uses_one_core() -> None:
     assert words[words.index("--master") + 1] == "local[1]"
 
 
-def test_a_cron_job_for_each_kind_that_is_on() -> None:
+def test_each_enabled_kind_has_a_cron_job() -> None:
     made = cron_jobs(release("cron-local"))
     assert made.keys() == {"bookies", "placement"}
     for kind, spec in made.items():
@@ -413,7 +413,7 @@ def test_a_cron_job_for_each_kind_that_is_on() -> None:
     assert cron_jobs(release("cron-report-only")).keys() == {"bookies", "placement", "replicas"}
 
 
-def test_what_would_happen_again_is_not_repeated() -> None:
+def test_failures_that_would_happen_again_are_not_retried() -> None:
     job = cron_jobs(release("cron-local"))["bookies"]["jobTemplate"]["spec"]
     drained, again = job["podFailurePolicy"]["rules"]
     assert drained == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
@@ -423,7 +423,7 @@ def test_what_would_happen_again_is_not_repeated() -> None:
     assert strict["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"] == [1, 2, 7, 78]
 
 
-def test_a_lock_that_another_run_holds_is_success() -> None:
+def test_a_lock_held_by_another_run_counts_as_success() -> None:
     [audit] = cron_jobs(release("cron-local"))["bookies"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     assert audit["command"] == ["tini", "-e", "75", "--", "bkheal"]
     [audit] = cron_jobs(release("cron-report-only"))["bookies"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
@@ -450,7 +450,7 @@ def test_executors_are_as_restricted_as_all_others() -> None:
     assert arguments.endswith(" pyspark-shell")
 
 
-def test_the_address_of_the_image_and_its_credentials_reach_auditors_jobs_and_executors() -> None:
+def test_the_image_address_and_its_credentials_are_given_to_auditors_jobs_and_executors() -> None:
     credentials = [{"secretRef": {"name": "image-store"}}]
     endpoint = [{"name": "AWS_ENDPOINT_URL", "value": "https://minio:9000"}]
     values = k8s_client()
@@ -477,7 +477,7 @@ def test_the_address_of_the_image_and_its_credentials_reach_auditors_jobs_and_ex
     assert "image_dir" not in settings(release("service-k8s-client"), "auditor")
 
 
-def test_local_mode_needs_no_rights() -> None:
+def test_local_mode_needs_no_permissions() -> None:
     made = release("cron-local")
     assert made.of("Role") == made.of("RoleBinding") == []
     assert executor_template(made) is None
@@ -526,14 +526,14 @@ def test_replicators_scale_on_the_backlog() -> None:
     )
 
 
-def test_without_a_name_of_the_cluster_replicators_scale_on_that_of_their_namespace() -> None:
+def test_without_a_cluster_name_replicators_scale_on_the_backlog_of_their_namespace() -> None:
     scaling = {"autoscaling": {"enabled": True, "prometheusAddress": "http://prometheus:9090"}}
     [scaled] = render({"bookkeeper": URI, "replicator": scaling}).of("ScaledObject")
     query = scaled["spec"]["triggers"][0]["metadata"]["query"]
     assert query.count('namespace="bk"') == query.count("bkheal_") == 2
 
 
-def test_replicators_scale_on_moves_only_if_that_is_asked_for() -> None:
+def test_replicators_scale_on_moves_only_on_request() -> None:
     def query(**more: Any) -> str:
         scaling = {"autoscaling": {"enabled": True, "prometheusAddress": "http://prometheus:9090", **more}}
         [scaled] = render({"bookkeeper": URI, "replicator": scaling}).of("ScaledObject")
@@ -580,7 +580,7 @@ def test_bookies_with_several_volumes_have_a_directory_on_each() -> None:
     assert [mounts[directory.removesuffix("/data")] for directory in directories] == list(claims)
 
 
-def test_bookies_with_certificates() -> None:
+def test_bookies_can_use_certificates() -> None:
     config = settings(release("bookies-tls"), "bookie")
     assert "plaintext" not in config
     assert config["tls_ca"] == "/etc/bkheal-tls/ca.crt"
@@ -589,7 +589,7 @@ def test_bookies_with_certificates() -> None:
     }
 
 
-def test_bookies_speak_to_clients_of_apache_where_they_have_a_port_for_it() -> None:
+def test_bookies_with_an_apache_port_serve_apaches_clients() -> None:
     made = release("bookies-apache")
     assert settings(made, "bookie")["apache_port"] == 3182
     container = main_container(made, "bookie")
@@ -602,7 +602,7 @@ def test_bookies_speak_to_clients_of_apache_where_they_have_a_port_for_it() -> N
     assert clients["from"][0] == {"podSelector": {"matchLabels": {"app": "pulsar"}}}
 
 
-def test_without_a_port_for_it_bookies_speak_their_own_protocol_alone() -> None:
+def test_bookies_without_an_apache_port_serve_only_their_own_protocol() -> None:
     made = release("own-cluster")
     assert "apache_port" not in settings(made, "bookie")
     assert [port["name"] for port in main_container(made, "bookie")["ports"]] == ["bookie", "http"]
@@ -628,7 +628,7 @@ def client_certificates(spec: dict[str, Any]) -> dict[str, str]:
         ("cron-tls", "audit", "audit.run", "tls"),
     ],
 )
-def test_who_calls_bookies_has_a_certificate(name: str, component: str, table: str, prefix: str) -> None:
+def test_clients_of_bookies_get_a_certificate(name: str, component: str, table: str, prefix: str) -> None:
     made = release(name)
     given = load_values(name)["bookkeeper"]["clientTls"]
     config = settings(made, table)
@@ -658,7 +658,7 @@ def password_file(spec: dict[str, Any]) -> tuple[str, str, str]:
         ("cron-apache-login", "audit", "audit.run", "sasl"),
     ],
 )
-def test_who_calls_bookies_logs_in(name: str, component: str, table: str, prefix: str) -> None:
+def test_clients_of_bookies_get_a_login(name: str, component: str, table: str, prefix: str) -> None:
     made = release(name)
     given = load_values(name)["bookkeeper"]["clientSasl"]
     config = settings(made, table)
@@ -671,7 +671,7 @@ def test_who_calls_bookies_logs_in(name: str, component: str, table: str, prefix
         assert password_file(pod.spec) == expected
 
 
-def test_executors_log_in_as_their_driver_does() -> None:
+def test_executors_have_the_login_of_their_driver() -> None:
     made = release("service-apache-login")
     template = executor_template(made)
     assert template is not None
@@ -679,7 +679,7 @@ def test_executors_log_in_as_their_driver_does() -> None:
     assert password_file(template["spec"]) == ("bookkeeper-login", "bkheal.password", path)
 
 
-def test_without_a_name_nobody_logs_in() -> None:
+def test_without_a_user_name_no_process_logs_in() -> None:
     made = release("cron-tls")
     assert [key for table in ("audit.run", "replicator") for key in settings(made, table) if "sasl" in key] == []
     assert {volume["name"] for pod in pods(made) for volume in pod.spec["volumes"]} & {"client-sasl"} == set()
@@ -697,7 +697,7 @@ def inventory_token_file(spec: dict[str, Any]) -> str | None:
 
 
 @pytest.mark.parametrize("mode", ["service", "cron"])
-def test_audits_and_their_executors_have_the_token_for_inventories_and_no_other_process(mode: str) -> None:
+def test_only_audits_and_their_executors_have_the_token_for_inventories(mode: str) -> None:
     bookkeeper = {
         "metadataServiceUri": "zk://zookeeper:2181/ledgers",
         "clientTls": {"existingSecret": "tls"},
@@ -722,7 +722,7 @@ def test_audits_and_their_executors_have_the_token_for_inventories_and_no_other_
 
 
 @pytest.mark.parametrize("component", ["auditor", "replicator"])
-def test_commands_that_people_run_in_a_pod_reach_bookies_as_its_process_does(component: str) -> None:
+def test_commands_in_a_pod_connect_to_bookies_like_its_process(component: str) -> None:
     made = release("service-apache-login")
     told = environment(main_container(made, component))
     by_variable = {
@@ -737,19 +737,19 @@ def test_commands_that_people_run_in_a_pod_reach_bookies_as_its_process_does(com
     assert len(of_process) == 6
 
 
-def test_bookies_need_nothing_to_call_bookies_with() -> None:
+def test_bookies_need_no_credentials_to_connect_to_bookies() -> None:
     container = main_container(release("everything"), "bookie")
     assert [name for name in environment(container) if name.startswith(("BKHEAL_TLS_", "BKHEAL_SASL_"))] == []
 
 
-def test_executors_call_bookies_as_their_driver_does() -> None:
+def test_executors_have_the_certificates_of_their_driver() -> None:
     made = release("everything")
     template = executor_template(made)
     assert template is not None
     assert client_certificates(template["spec"])["ca.crt"] == settings(made, "auditor")["bookie_tls_ca"]
 
 
-def test_without_a_secret_bookies_are_called_plain() -> None:
+def test_without_a_secret_connections_to_bookies_are_not_encrypted() -> None:
     made = release("service-minimal")
     assert [key for table in ("auditor", "replicator") for key in settings(made, table) if "tls" in key] == []
 
@@ -758,7 +758,7 @@ def test_without_a_secret_bookies_are_called_plain() -> None:
     ("is_enabled", "named", "expected"),
     [(True, [3181], [3181, 4181]), (True, [4181], [4181]), (False, [3181], [3181])],
 )
-def test_the_port_of_the_bookies_of_the_release_is_reached(
+def test_network_policies_allow_the_port_of_the_releases_bookies(
     is_enabled: bool, named: list[int], expected: list[int]
 ) -> None:
     bookies = {"enabled": is_enabled, "ports": {"bookie": 4181}}
@@ -805,7 +805,7 @@ def test_results_of_cron_jobs_are_pushed() -> None:
     assert not {"pushgateway", "cluster_name"} & settings(release("cron-local"), "audit.run").keys()
 
 
-def test_runs_of_cron_jobs_are_scraped_while_they_last() -> None:
+def test_runs_of_cron_jobs_are_scraped_while_they_run() -> None:
     made = release("cron-scraped")
     config = settings(made, "audit.run")
     assert (config["http_host"], config["http_port"]) == ("0.0.0.0", 8002)
@@ -822,14 +822,14 @@ def test_runs_of_cron_jobs_are_scraped_while_they_last() -> None:
     assert {item["metadata"]["name"] for item in made.of("Service")} == {"demo-bkheal-exporter"}
 
 
-def test_who_may_scrape_runs_of_cron_jobs_is_told_to_their_policy() -> None:
+def test_network_policies_of_cron_jobs_allow_scrapers() -> None:
     scraped, spark = release("cron-scraped").one("NetworkPolicy", "demo-bkheal-audit")["spec"]["ingress"]
     assert scraped["ports"] == [{"port": 8002, "protocol": "TCP"}]
     assert scraped["from"][0] == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     assert "ports" not in spark
 
 
-def test_without_a_port_runs_of_cron_jobs_are_scraped_by_nobody() -> None:
+def test_runs_of_cron_jobs_without_a_port_are_not_scraped() -> None:
     metrics = {"annotations": True, "podMonitor": {"enabled": True}, "vmPodScrape": {"enabled": True}}
     made = render({**load_values("cron-local"), "metrics": metrics})
     assert "http_port" not in settings(made, "audit.run")
@@ -840,7 +840,7 @@ def test_without_a_port_runs_of_cron_jobs_are_scraped_by_nobody() -> None:
         assert "prometheus.io/port" not in template["metadata"]["annotations"]
 
 
-def test_reports_of_cron_jobs_do_not_fill_their_volume() -> None:
+def test_the_number_of_reports_of_cron_jobs_is_limited() -> None:
     assert settings(release("cron-local"), "audit.run")["reports_kept"] == 50
     assert settings(release("cron-report-only"), "audit.run")["reports_kept"] == 500
 
@@ -851,7 +851,7 @@ def test_strict_placement_is_the_same_for_all() -> None:
     assert settings(release("cron-local"), "audit.run")["strict_placement"] is False
 
 
-def test_graces_are_longer_than_what_processes_take() -> None:
+def test_grace_periods_are_longer_than_processes_need() -> None:
     from bookie.server.settings import BookieSettings
     from replicator.settings import ReplicatorSettings
 
@@ -865,7 +865,7 @@ def long_running() -> list[Any]:
     return [pod for pod in pods(release("own-cluster")) if pod.is_long_running]
 
 
-def test_own_settings_win_also_when_they_are_false() -> None:
+def test_own_settings_take_precedence_even_if_they_are_false() -> None:
     made = release("hooks")
     assert settings(made, "auditor")["ui_enabled"] is False
     assert settings(made, "auditor")["requests_per_second"] == 5
@@ -885,7 +885,7 @@ def test_a_setting_of_one_process_restarts_no_other() -> None:
     assert {name for name in before if before[name] != after[name]} == {"bkheal-replicator"}
 
 
-def test_a_change_of_the_topology_leaves_the_bookies_alone() -> None:
+def test_a_change_of_the_topology_restarts_no_bookie() -> None:
     def templates(rack: str | None) -> dict[str, str]:
         topology = {} if rack is None else {"bk1:3181": rack}
         made = render({**load_values("own-cluster"), "placement": {"topology": topology}})
@@ -900,7 +900,7 @@ def test_a_change_of_the_topology_leaves_the_bookies_alone() -> None:
     assert all(one[name] != other[name] and "topology.json" in one[name] for name in one if name != "bookie")
 
 
-def test_extra_objects_are_templates() -> None:
+def test_extra_objects_may_be_templates() -> None:
     made = release("hooks")
     assert made.one("ConfigMap", "from-a-map")["data"] == {"release": "demo"}
     assert made.one("ConfigMap", "from-a-text-demo")
@@ -912,7 +912,7 @@ def test_spread_constraints_get_their_selector() -> None:
     assert constraint["labelSelector"]["matchLabels"] == bookies["spec"]["selector"]["matchLabels"]
 
 
-def test_replicator_reaches_no_further_than_it_must() -> None:
+def test_replicators_can_reach_only_what_they_need() -> None:
     policy = release("service-secured").one("NetworkPolicy", "demo-bkheal-replicator")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert [[port["port"] for port in rule["ports"]] for rule in policy["egress"]] == [[53, 53], [2181], [3181]]
@@ -922,7 +922,7 @@ def test_replicator_reaches_no_further_than_it_must() -> None:
     assert chart_test["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
 
 
-def test_bookies_are_called_by_clients_and_scraped_by_others() -> None:
+def test_bookies_accept_clients_and_scrapers_on_different_ports() -> None:
     clients, scrapers = ({"namespaceSelector": {"matchLabels": {"of": who}}} for who in ("clients", "scrapers"))
     policy = {"enabled": True, "clientIngress": [clients], "metricsIngress": [scrapers]}
     bookies = {"enabled": True, "apachePort": 3182}
@@ -954,12 +954,12 @@ def test_pods_of_a_component_avoid_each_others_nodes(preset: str, kind: str) -> 
     }
 
 
-def test_an_audit_is_called_by_nobody() -> None:
+def test_an_audit_accepts_no_connections() -> None:
     policy = render({**load_values("cron-local"), "networkPolicy": {"enabled": True}})
     assert policy.one("NetworkPolicy", "demo-bkheal-audit")["spec"]["ingress"] == []
 
 
-def test_topology_is_a_file_of_every_process_that_places() -> None:
+def test_processes_that_place_copies_get_the_topology_as_a_file() -> None:
     made = release("own-cluster")
     for table in ("auditor", "replicator"):
         assert settings(made, table)["topology_file"] == "/etc/bkheal/topology.json"
@@ -969,7 +969,7 @@ def test_topology_is_a_file_of_every_process_that_places() -> None:
     }
 
 
-def test_an_exporter_has_the_racks_of_the_topology_too() -> None:
+def test_an_exporter_gets_the_topology_too() -> None:
     made = render({"bookkeeper": URI, "mode": "cron", "placement": {"topology": {"bk1": "/r1"}}})
     assert settings(made, "exporter")["topology_file"] == "/etc/bkheal/topology.json"
     [config] = [volume for volume in pod_of(made, "exporter").spec["volumes"] if volume["name"] == "config"]
@@ -1012,12 +1012,12 @@ def test_chart_tests_are_hooks_that_clean_up() -> None:
         ("service-minimal", "port-forward service/demo-bkheal-leader 4040", True),
     ],
 )
-def test_notes_warn(name: str, warning: str, is_there: bool) -> None:
+def test_notes_contain_the_expected_warnings(name: str, warning: str, is_there: bool) -> None:
     assert (warning in release(name).notes) is is_there
 
 
 @pytest.mark.parametrize(("when", "is_there"), [("never", True), ("cron", False), ("always", False)])
-def test_notes_warn_of_alerts_without_figures(when: str, is_there: bool) -> None:
+def test_notes_warn_of_alerts_without_data(when: str, is_there: bool) -> None:
     metrics = {"prometheusRule": {"enabled": True, "thresholds": {"runbook_base": "https://wiki.example.org"}}}
     made = render({**load_values("cron-local"), "metrics": metrics, "exporter": {"when": when}})
     assert ("alerts see neither the cluster" in made.notes) is is_there
@@ -1034,7 +1034,7 @@ def test_notes_warn_of_alerts_without_figures(when: str, is_there: bool) -> None
         ("none", "always", True),
     ],
 )
-def test_an_exporter_runs_where_no_auditor_leads(mode: str, when: str, is_there: bool) -> None:
+def test_an_exporter_runs_if_no_auditor_of_the_release_leads(mode: str, when: str, is_there: bool) -> None:
     values = {"bookkeeper": URI, "mode": mode, "exporter": {"when": when}, "networkPolicy": {"enabled": True}}
     metrics = {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}
     made = render({**values, "metrics": metrics})
@@ -1044,7 +1044,7 @@ def test_an_exporter_runs_where_no_auditor_leads(mode: str, when: str, is_there:
         assert tuple(found & {"demo-bkheal-exporter"}) == name, kind
 
 
-def test_an_exporter_shows_the_brake_of_the_audits_and_asks_no_bookie() -> None:
+def test_an_exporter_has_the_brake_setting_of_the_audits_and_contacts_no_bookie() -> None:
     made = render(
         {**load_values("cron-tls"), "cron": {"missingShareMax": 0.2}, "config": {"exporter": {"session_timeout_s": 20}}}
     )
@@ -1087,7 +1087,7 @@ def test_the_driver_has_its_ipv6_address_in_brackets() -> None:
 
 @pytest.mark.parametrize("kind", ["ServiceMonitor", "PodMonitor", "VMPodScrape"])
 @pytest.mark.parametrize("component", ["auditor", "exporter"])
-def test_monitors_show_a_certificate_where_one_is_asked_for(kind: str, component: str) -> None:
+def test_monitors_present_a_certificate_where_it_is_required(kind: str, component: str) -> None:
     made = release("everything")
     found = made.one(kind, f"everything-with-a-name-that-is-long1-{component}")["spec"]
     [endpoint] = found.get("endpoints") or found["podMetricsEndpoints"]
@@ -1118,7 +1118,7 @@ def test_monitors_check_a_certificate_only_with_a_ca() -> None:
     assert named["tlsConfig"]["serverName"] == "bkheal.example.org"
 
 
-def test_notes_warn_when_nobody_repairs() -> None:
+def test_notes_warn_if_no_process_repairs() -> None:
     pulsar = {"pulsar": {"release": "prod", "autorecoveryDisabled": True}}
     assert "nothing in this namespace repairs" in render({"bookkeeper": pulsar, "replicator": {"enabled": False}}).notes
 

@@ -51,7 +51,7 @@ def problems_here(done: Result) -> list[str]:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_arguments_are_those_of_the_commands(name: str) -> None:
+def test_arguments_exist_in_the_commands(name: str) -> None:
     for pod in pods(release(name)):
         for container in pod.containers:
             words = [*container.get("command", ["bkheal"]), *container.get("args", [])]
@@ -80,7 +80,7 @@ def check_arguments(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in VALUES if load_values(name).get("mode", "service") == "service"])
-def test_the_auditor_takes_its_file(name: str, tmp_path: Path) -> None:
+def test_the_auditor_accepts_its_configuration_file(name: str, tmp_path: Path) -> None:
     """The settings accept every value of the file if the files of secrets exist."""
     from auditor.service.settings import ServiceSettings
 

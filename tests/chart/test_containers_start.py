@@ -57,7 +57,7 @@ def make_root(zookeeper: EmbeddedZooKeeper, root: str) -> None:
     asyncio.run(make())
 
 
-def test_the_root_is_made_once_whoever_comes_first(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
+def test_concurrent_init_containers_create_the_root_once(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
     env = environment(zookeeper, fresh_root)
     both = [subprocess.Popen(init_command(), env=env, stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [process.wait(STATE_S) for process in both] == [0, 0]
@@ -80,7 +80,7 @@ def test_a_container_starts_answers_its_probes_and_stops(
     assert ended == 0, (tmp_path / "log").read_text()[-2000:]
 
 
-def test_a_bookie_with_a_port_for_it_speaks_to_clients_of_apache(
+def test_a_bookie_with_an_apache_port_accepts_apaches_clients(
     zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
 ) -> None:
     env = environment(zookeeper, fresh_root)
@@ -94,7 +94,7 @@ def test_a_bookie_with_a_port_for_it_speaks_to_clients_of_apache(
 
 
 @pytest.mark.needs("openssl")
-def test_auditors_and_replicators_call_bookies_over_tls(
+def test_auditors_and_replicators_connect_to_bookies_over_tls(
     zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
 ) -> None:
     """The auditor's API lists the free space of disks. The auditor requests it from the bookies, which require TLS."""

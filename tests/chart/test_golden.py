@@ -86,7 +86,7 @@ def test_long_running_containers_have_three_probes(name: str) -> None:
 
 
 @EVERY
-def test_liveness_never_asks_for_readiness(name: str) -> None:
+def test_liveness_probes_never_check_readiness(name: str) -> None:
     for pod in pods(release(name)):
         main = pod.spec["containers"][0]
         if "httpGet" in main.get("livenessProbe", {}):
@@ -134,7 +134,7 @@ def test_secrets_are_given_by_reference(name: str) -> None:
     assert {key for key in settings if SECRET_NAME.search(key)} <= FILES_OF_SECRETS
 
 
-def test_everything_that_names_the_cluster_logs_in_at_its_zookeeper() -> None:
+def test_every_container_with_the_metadata_uri_gets_the_login_for_zookeeper() -> None:
     """This includes all containers of each pod, the init containers too, and Helm's tests."""
     seen = 0
     for pod in all_pods("service-locked-zookeeper"):
@@ -234,7 +234,7 @@ def test_ports_of_services_exist(name: str) -> None:
 
 
 @EVERY
-def test_common_labels(name: str) -> None:
+def test_all_objects_have_the_common_labels(name: str) -> None:
     made = release(name)
     for item in made.objects:
         if not item["metadata"]["name"].startswith("from-a-"):
@@ -252,7 +252,7 @@ def test_a_change_of_settings_restarts_pods(name: str) -> None:
 
 
 @EVERY
-def test_changed_files_arrive_while_a_pod_runs(name: str) -> None:
+def test_changes_of_mounted_files_reach_running_pods(name: str) -> None:
     """Kubernetes never updates files that are mounted by subPath."""
     for pod in all_pods(name):
         for container in pod.containers:
@@ -260,7 +260,7 @@ def test_changed_files_arrive_while_a_pod_runs(name: str) -> None:
 
 
 @EVERY
-def test_every_command_knows_its_cluster(name: str) -> None:
+def test_every_command_has_a_metadata_uri(name: str) -> None:
     for pod in pods(release(name)):
         for container in pod.containers:
             if container["image"].rpartition("/")[2].startswith("bkheal"):
@@ -270,7 +270,7 @@ def test_every_command_knows_its_cluster(name: str) -> None:
 
 
 @EVERY
-def test_the_group_of_the_processes_reads_their_secrets(name: str) -> None:
+def test_secrets_are_readable_by_the_group_of_the_processes(name: str) -> None:
     """The files belong to root, and the group is that of the pod."""
     modes = {
         volume["secret"]["defaultMode"]
@@ -282,20 +282,20 @@ def test_the_group_of_the_processes_reads_their_secrets(name: str) -> None:
 
 
 @EVERY
-def test_services_are_no_variables(name: str) -> None:
+def test_services_are_not_passed_as_environment_variables(name: str) -> None:
     """Those of a release `bkheal` would be read as options, for example `BKHEAL_AUDITOR_PORT`."""
     for pod in all_pods(name):
         assert pod.spec["enableServiceLinks"] is False, pod.metadata
 
 
 @EVERY
-def test_an_eviction_takes_one_pod_and_those_that_are_not_ready_at_once(name: str) -> None:
+def test_only_one_ready_pod_is_evicted_at_a_time(name: str) -> None:
     for item in release(name).of("PodDisruptionBudget"):
         assert (item["spec"]["maxUnavailable"], item["spec"]["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
 
 
 @EVERY
-def test_disruption_budgets_only_for_several_pods(name: str) -> None:
+def test_only_components_with_several_pods_have_disruption_budgets(name: str) -> None:
     made = release(name)
     several = {
         item["metadata"]["name"]

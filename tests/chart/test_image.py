@@ -48,7 +48,7 @@ def of(stage: list[tuple[str, str]], name: str) -> list[str]:
     return [rest for each, rest in stage if each == name]
 
 
-def test_everything_that_is_copied_exists_and_is_let_through() -> None:
+def test_every_copied_path_exists_and_is_not_ignored() -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     for rest in (rest for name, rest in instructions() if name == "COPY" and "--from=" not in rest):
         *sources, _ = [word for word in rest.split() if not word.startswith("--")]
@@ -64,7 +64,7 @@ def test_all_packages_of_the_wheel_are_copied() -> None:
     assert packages | {"pyproject.toml", "constraints.txt", project["project"]["readme"]} <= copied
 
 
-def test_it_runs_as_nobody_special() -> None:
+def test_it_runs_as_an_unprivileged_user() -> None:
     assert of(stages()[-1], "USER") == ["185:185"]
     after = [name for name, _ in stages()[-1]]
     assert "RUN" not in after[after.index("USER") :]
@@ -75,7 +75,7 @@ def test_bases_are_the_same_and_pinned_to_a_release() -> None:
     assert bases == {"python:3.11-slim-bookworm"}
 
 
-def test_the_last_stage_fetches_nothing_but_debian_packages() -> None:
+def test_the_last_stage_downloads_only_debian_packages() -> None:
     commands = " ".join(of(stages()[-1], "RUN"))
     assert not re.search(r"\b(curl|wget|git|pip|ADD)\b", commands)
     assert "openjdk-17-jre-headless" in commands
@@ -97,7 +97,7 @@ def test_any_user_id_has_a_name() -> None:
     assert "grep --quiet '^passwd:.* unknown' /etc/nsswitch.conf" in command
 
 
-def test_nothing_is_fetched_when_it_runs() -> None:
+def test_nothing_is_downloaded_at_run_time() -> None:
     assert not re.search(r"\b(curl|wget|pip|apt-get|https?:)\b", ENTRYPOINT.read_text())
     install = of(stages()[0], "RUN")[-1]
     assert "--no-index" in install
@@ -115,7 +115,7 @@ def test_signals_reach_the_process() -> None:
     assert all(line.strip().startswith("exec ") for line in commands)
 
 
-def test_no_health_check_beside_the_probes() -> None:
+def test_the_image_defines_no_health_check() -> None:
     assert of(stages()[-1], "HEALTHCHECK") == ["NONE"]
 
 
@@ -144,7 +144,7 @@ def entry(programs: Path, *arguments: str, **variables: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_arguments_go_to_bkheal(programs: Path) -> None:
+def test_arguments_are_passed_to_bkheal(programs: Path) -> None:
     assert entry(programs, "status", "-o", "json") == ["bkheal", "status", "-o", "json"]
 
 

@@ -94,7 +94,7 @@ def wait_until(what: str, holds: Callable[[], bool]) -> None:
         time.sleep(0.5)
 
 
-def test_it_says_its_version_and_refuses_what_it_does_not_know(machine: Node) -> None:
+def test_it_prints_its_version_and_refuses_unknown_arguments(machine: Node) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     said = machine.run("client", "--version")
     assert said.wait() == 0
@@ -102,14 +102,14 @@ def test_it_says_its_version_and_refuses_what_it_does_not_know(machine: Node) ->
     assert machine.run("client", "no-such-command").wait() == 2
 
 
-def test_a_login_by_kerberos_asks_for_a_ticket(machine: Node) -> None:
+def test_a_kerberos_login_requests_a_ticket(machine: Node) -> None:
     """The image contains the package and its library."""
     said = machine.run("client", "--zk-login", "GSSAPI", "bookies", "--metadata-uri", "zk://127.0.0.1:1/ledgers")
     said.wait()
     assert "no Kerberos ticket for zookeeper/127.0.0.1" in said.log
 
 
-def test_nothing_but_the_mounts_can_be_written_and_nobody_is_root(machine: Node) -> None:
+def test_only_mounts_are_writable_and_no_process_runs_as_root(machine: Node) -> None:
     told = machine.run(
         "client", "-c", "id -u; touch /here 2>/dev/null || touch /tmp/here || echo nowhere", entrypoint="/bin/sh"
     )
@@ -118,7 +118,7 @@ def test_nothing_but_the_mounts_can_be_written_and_nobody_is_root(machine: Node)
     assert (first, last) == ("185", "nowhere")
 
 
-def test_a_session_of_spark_starts_from_the_archive_of_its_classes(machine: Node) -> None:
+def test_a_spark_session_starts_from_its_class_archive(machine: Node) -> None:
     program = (
         "from pathlib import Path; from spark_jobs.session import SessionSettings, java_pid, spark_session\n"
         "with spark_session(SessionSettings()) as spark: print(Path(f'/proc/{java_pid()}/maps').read_text())"
@@ -131,7 +131,7 @@ def test_a_session_of_spark_starts_from_the_archive_of_its_classes(machine: Node
     assert "/opt/bkheal/spark-classes.jsa" in made.output
 
 
-def test_a_session_of_spark_starts_for_a_user_id_that_has_no_entry(machine: Node) -> None:
+def test_a_spark_session_starts_for_an_unknown_user_id(machine: Node) -> None:
     program = (
         "import os; from spark_jobs.session import SessionSettings, spark_session\n"
         "with spark_session(SessionSettings()) as spark: print(os.getuid(), spark.range(3).count())"
@@ -151,7 +151,7 @@ def test_a_session_of_spark_starts_for_a_user_id_that_has_no_entry(machine: Node
     assert made.output.split() == ["1000660000", "3"]
 
 
-def test_an_executor_of_spark_on_kubernetes_starts_and_looks_for_its_driver(machine: Node) -> None:
+def test_a_spark_executor_on_kubernetes_starts_and_tries_to_connect_to_its_driver(machine: Node) -> None:
     variables = {
         "SPARK_EXECUTOR_MEMORY": "256m",
         "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@client:1",
@@ -170,7 +170,7 @@ def test_an_executor_of_spark_on_kubernetes_starts_and_looks_for_its_driver(mach
     assert f"Failed to connect to client/{machine.address('client')}:1" in made.output + made.log
 
 
-def test_a_cluster_of_its_pods_loses_a_bookie_and_is_healed(cluster: Cluster) -> None:
+def test_a_cluster_of_its_pods_repairs_the_loss_of_a_bookie(cluster: Cluster) -> None:
     shape = ("-e", "3", "-w", "3", "-a", "2", "-n", str(ENTRIES), "-o", "json")
     ledgers = [int(json.loads(cluster.bkheal("ledger", "write", *shape))["ledger_id"]) for _ in range(LEDGERS)]
 
@@ -192,14 +192,14 @@ def test_a_cluster_of_its_pods_loses_a_bookie_and_is_healed(cluster: Cluster) ->
         assert len(cluster.bkheal("ledger", "read", str(ledger), "-f", "json").splitlines()) == ENTRIES
 
 
-def test_a_bookie_that_starts_again_on_its_volumes_is_the_same_one(cluster: Cluster) -> None:
+def test_a_bookie_restarted_on_its_volumes_is_the_same_bookie(cluster: Cluster) -> None:
     again = cluster.machine.start(cluster.release, pod_of(cluster.release, "bookie"), BOOKIES[0])
     again.get(8000, "/readyz")
     states = {each["bookie_id"]: each["state"] for each in cluster.api("bookies")["items"]}
     assert states[f"{BOOKIES[0]}:3181"] == "writable"
 
 
-def test_an_audit_of_the_cron_job_finds_nothing_left(cluster: Cluster) -> None:
+def test_an_audit_by_the_cron_job_finds_nothing_after_the_repair(cluster: Cluster) -> None:
     values = load_values("cron-local")
     values["bookkeeper"]["metadataServiceUri"] = URI
     made = render(values)

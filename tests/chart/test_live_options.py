@@ -61,17 +61,17 @@ def options() -> Iterator[tuple[str, str]]:
             yield table, name
 
 
-def test_the_chart_follows_processes_that_follow_their_file() -> None:
+def test_the_chart_has_live_options_exactly_for_processes_that_reload_their_file() -> None:
     assert LIVE.keys() == {(process,) for process in PROCESSES}
 
 
 @pytest.mark.parametrize(("table", "name"), LIVE_OPTIONS)
-def test_what_is_taken_over_live_may_be_set(table: str, name: str) -> None:
+def test_every_live_option_can_be_set(table: str, name: str) -> None:
     assert (table, name) in set(options())
 
 
 @pytest.mark.parametrize(("table", "name"), list(options()))
-def test_an_option_restarts_the_pods_of_its_process_unless_that_takes_it_over(table: str, name: str) -> None:
+def test_an_option_restarts_the_pods_of_its_process_unless_it_is_live(table: str, name: str) -> None:
     now = settings(before(), table).get(name)
     value = another(SCHEMA["properties"]["config"]["properties"][table]["properties"][name], now)
     made = rendered_with(table, {name: value})
@@ -81,7 +81,7 @@ def test_an_option_restarts_the_pods_of_its_process_unless_that_takes_it_over(ta
     assert changed == (set() if name in LIVE[(table,)] else {table})
 
 
-def test_a_copy_limit_of_the_config_table_restarts_nobody() -> None:
+def test_a_copy_limit_in_the_config_table_restarts_no_pod() -> None:
     slow, fast = (rendered_with("replicator", {"bytes_per_second": rate}) for rate in (1000, 2_000_000_000))
     assert settings(slow, "replicator")["bytes_per_second"] == 1000
     assert settings(fast, "replicator")["bytes_per_second"] == 2_000_000_000
@@ -96,13 +96,13 @@ def test_a_copy_limit_of_the_config_table_restarts_nobody() -> None:
         {"auditor": {"requestsPerSecond": 5}},
     ],
 )
-def test_neither_does_a_value_that_sets_a_live_option(values: dict[str, Any]) -> None:
+def test_a_value_that_sets_a_live_option_restarts_no_pod(values: dict[str, Any]) -> None:
     [component] = values
     made = render({**VALUES, component: {**VALUES.get(component, {}), **values[component]}})
     assert templates(made) == templates(before())
 
 
-def test_a_live_option_and_another_restart_as_the_other_alone() -> None:
+def test_a_live_option_with_another_one_restarts_the_same_pods_as_the_other_one() -> None:
     alone = rendered_with("replicator", {"ledgers_in_flight": 3})
     both = rendered_with("replicator", {"ledgers_in_flight": 3, "bytes_per_second": 1000})
     assert templates(alone) == templates(both) != templates(before())

@@ -138,7 +138,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
         ("commonLabels", {"replicas": 3}),
     ],
 )
-def test_the_schema_refuses(path: str, value: Any) -> None:
+def test_the_schema_refuses_invalid_values(path: str, value: Any) -> None:
     from helm_python import HelmError
 
     with pytest.raises(HelmError) as refused:
@@ -267,14 +267,14 @@ def test_the_schema_refuses(path: str, value: Any) -> None:
         ),
     ],
 )
-def test_templates_refuse_what_does_not_go_together(values: dict[str, Any], text: str) -> None:
+def test_templates_refuse_conflicting_values(values: dict[str, Any], text: str) -> None:
     from helm_python import HelmError
 
     with pytest.raises(HelmError, match=text):
         render(values)
 
 
-def test_an_audit_that_asks_no_bookie_needs_no_certificate_for_them() -> None:
+def test_an_audit_that_contacts_no_bookie_needs_no_certificate_for_bookies() -> None:
     tls = {"enabled": True, "existingSecret": "s"}
     kinds = {"everything": {"enabled": True}}
     render(
@@ -300,7 +300,7 @@ def test_an_audit_that_asks_no_bookie_needs_no_certificate_for_them() -> None:
         "metadata-store:zk:zookeeper:2181/prefix",
     ],
 )
-def test_uris_that_processes_take(uri: str) -> None:
+def test_valid_metadata_uris_are_accepted(uri: str) -> None:
     from bookie.metadata.uri import parse_uri
 
     parse_uri(uri)
@@ -310,7 +310,7 @@ def test_uris_that_processes_take(uri: str) -> None:
 @pytest.mark.parametrize(
     "schedule", ["off", "90s", "15m", "24h", "7d", "17 2 * * 0", "*/5 0-6 1,15 1 *", "0 3 * * mon-fri"]
 )
-def test_schedules_that_the_auditor_takes(schedule: str) -> None:
+def test_valid_schedules_are_accepted(schedule: str) -> None:
     from auditor.service.runs.schedule import parse_schedule
 
     parse_schedule(schedule)

@@ -20,7 +20,7 @@ def all_objects() -> list[Object]:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_lint_is_strict_and_silent(name: str) -> None:
+def test_strict_lint_reports_nothing(name: str) -> None:
     from helm_python import lint
 
     found: dict[str, Any] = lint(str(CHART), load_values(name), strict=True, namespace="bk")
@@ -35,17 +35,17 @@ def test_each_object_has_a_name_of_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_objects_fit_kubernetes(version: str) -> None:
+def test_objects_match_the_schemas_of_kubernetes(version: str) -> None:
     assert [problem for item in all_objects() for problem in problems(item, version)] == []
 
 
-def test_the_schemas_are_strict() -> None:
+def test_the_schemas_refuse_unknown_fields() -> None:
     item = release("service-minimal").of("Deployment")[0]
     wrong = {**item, "spec": {**item["spec"], "replica": 3}}
     assert problems(wrong, "1.34")
 
 
-def test_the_sets_cover_every_kind_that_templates_hold() -> None:
+def test_the_test_values_cover_every_kind_in_the_templates() -> None:
     texts = "\n".join(path.read_text() for path in CHART.glob("templates/**/*.yaml"))
     kinds = {line.split()[1] for line in texts.splitlines() if line.startswith("kind: ")}
     made = {item["kind"] for name in VALUES for item in release(name).objects}
@@ -53,7 +53,7 @@ def test_the_sets_cover_every_kind_that_templates_hold() -> None:
     assert set(CUSTOM) <= made
 
 
-def test_the_sets_cover_every_mode() -> None:
+def test_the_test_values_cover_every_mode() -> None:
     values = [load_values(name) for name in VALUES]
     modes = {(each.get("mode", "service"), each.get("spark", {}).get("mode", "local")) for each in values}
     assert modes >= {("service", "local"), ("service", "k8s-client"), ("cron", "local"), ("cron", "k8s-client")}

@@ -229,7 +229,7 @@ def test_replicators_of_a_named_cluster_may_be_in_another_namespace(alert: str, 
     assert content, said
 
 
-def test_only_these_alerts_join_what_replicators_and_another_process_show() -> None:
+def test_only_these_alerts_join_metrics_of_replicators_and_another_process() -> None:
     named = [rule for group in groups(scope="cluster") for rule in group["rules"]]
     changed = {rule.get("alert") or rule["record"] for rule in named if rule not in rules()}
     changed |= {name for name, alert in alerts().items() if recorded_in(alert["expr"]) & changed}
@@ -249,7 +249,7 @@ def test_the_texts_of_an_alert_are_expanded(alert: str, tmp_path: Path) -> None:
     assert not [wrong for wrong in ("error expanding", "<no value>", "{{", "NaN", "%!") if wrong in said], said
 
 
-def test_the_chart_makes_of_the_files_what_the_tests_make() -> None:
+def test_the_chart_renders_the_same_rules_as_the_tests() -> None:
     if importlib.util.find_spec("helm_python") is None:
         missing("helm", "helm-python-sdk is not installed; run pip install -e '.[dev]'")
     rule: dict[str, Any] = {"enabled": True, "thresholds": {"runbook_base": RUNBOOK}}

@@ -77,7 +77,7 @@ def test_a_threshold_without_a_value_is_refused(chart: Path) -> None:
         rendered(chart, thresholds={"backlog_ledgers": 1, "runbook_base": RUNBOOK})
 
 
-def test_a_dashboard_is_copied_as_it_is(chart: Path) -> None:
+def test_a_dashboard_is_copied_unchanged(chart: Path) -> None:
     [board] = [item for item in rendered(chart, thresholds=THRESHOLDS).of("ConfigMap") if "dashboard" in str(item)]
     assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert board["data"] == {"overview.json": '{"title": "{{ x }}"}'}
@@ -96,20 +96,20 @@ def test_boards_link_to_the_reports_of_their_release() -> None:
         assert auditor["query"] == auditor["current"]["value"] == "https://bkheal.example.org"
 
 
-def test_labels_that_the_operator_selects_by(chart: Path) -> None:
+def test_labels_for_the_selector_of_the_operator_are_set(chart: Path) -> None:
     made = rendered(chart, thresholds=THRESHOLDS, additionalLabels={"release": "prometheus"})
     assert made.of("PrometheusRule")[0]["metadata"]["labels"]["release"] == "prometheus"
 
 
 @pytest.mark.parametrize("base", ["", "docs/operations.md", "runbooks.example/x"])
-def test_a_runbook_that_is_not_published_is_refused(chart: Path, base: str) -> None:
+def test_a_runbook_address_that_is_not_a_url_is_refused(chart: Path, base: str) -> None:
     from helm_python import HelmError
 
     with pytest.raises(HelmError, match="runbook_base: the URL at which you publish"):
         rendered(chart, thresholds={**THRESHOLDS, "runbook_base": base})
 
 
-def test_rules_on_what_is_never_scraped_ask_for_this_release_alone() -> None:
+def test_alerts_on_missing_metrics_select_only_this_release() -> None:
     runbook = {"thresholds": {"runbook_base": RUNBOOK}}
     assert 'component=~"auditor|exporter",namespace="bk",' in never_scraped(rendered(CHART, **runbook))
     made = render(
@@ -121,7 +121,7 @@ def test_rules_on_what_is_never_scraped_ask_for_this_release_alone() -> None:
     assert 'component=~"auditor|exporter",cluster="eu1",' in never_scraped(made)
 
 
-def test_a_release_that_shows_no_cluster_does_not_miss_it() -> None:
+def test_a_release_without_cluster_metrics_has_no_alert_on_missing_ones() -> None:
     rule = {"enabled": True, "thresholds": {"runbook_base": RUNBOOK}}
     values = {"bookkeeper": {"metadataServiceUri": "zk://zk/ledgers"}, "metrics": {"prometheusRule": rule}}
     assert never_scraped(render({**values, "mode": "none"})) == ""
@@ -139,7 +139,7 @@ def test_a_release_that_shows_no_cluster_does_not_miss_it() -> None:
         ({"enabled": False, "readOnlyBelowBytes": 5 << 30}, {}, 1 << 30),
     ],
 )
-def test_a_disk_is_soon_full_where_its_bookie_turns_read_only(
+def test_the_threshold_for_a_full_disk_is_where_its_bookie_becomes_read_only(
     bookies: dict[str, object], changed: dict[str, object], expected: int
 ) -> None:
     rule = {"enabled": True, "thresholds": {"runbook_base": RUNBOOK, **changed}}
@@ -148,7 +148,7 @@ def test_a_disk_is_soon_full_where_its_bookie_turns_read_only(
     assert f"< {expected}\n" in expression(made, "BkhealBookieDiskFullSoon")
 
 
-def test_the_chart_knows_the_default_of_the_reserve_of_a_disk() -> None:
+def test_the_chart_uses_the_default_reserve_of_a_disk() -> None:
     default = thresholds()["disk_reserve_bytes"]
     assert f"disk_reserve_bytes) {default})" in (CHART / "templates" / "prometheusrule.yaml").read_text()
 
@@ -165,7 +165,7 @@ def test_the_chart_knows_the_default_of_the_reserve_of_a_disk() -> None:
         ({}, ".+"),
     ],
 )
-def test_successes_are_expected_of_the_kinds_that_have_a_cron_job(values: dict[str, Any], expected: str) -> None:
+def test_successes_are_expected_only_for_kinds_with_a_cron_job(values: dict[str, Any], expected: str) -> None:
     rule = {"enabled": True, "thresholds": {"runbook_base": RUNBOOK}}
     made = render(
         {"bookkeeper": {"metadataServiceUri": "zk://zk/ledgers"}, "metrics": {"prometheusRule": rule}, **values}

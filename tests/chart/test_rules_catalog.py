@@ -30,7 +30,7 @@ def test_every_metric_label_and_value_exists() -> None:
     assert {name: problems for name, problems in found.items() if problems} == {}
 
 
-def test_the_check_knows_what_is_wrong() -> None:
+def test_the_check_finds_wrong_metrics_labels_and_values() -> None:
     assert problems_of("sum(bkheal_no_such_thing)") == ["bkheal_no_such_thing is no metric"]
     assert problems_of('bkheal_bookies{colour="red"}') == ["bkheal_bookies has no label colour"]
     assert problems_of('bkheal_bookies{state=~"lost|found"}') == ["bkheal_bookies: state is never found"]
@@ -39,7 +39,7 @@ def test_the_check_knows_what_is_wrong() -> None:
     assert problems_of("bkheal_audit_duration_seconds") == ["bkheal_audit_duration_seconds is no metric"]
 
 
-def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
+def test_every_alert_has_a_severity_and_a_description() -> None:
     assert len(alerts()) >= 20
     for name, alert in alerts().items():
         assert re.fullmatch(r"Bkheal([A-Z][a-z]+)+", name)
@@ -50,7 +50,7 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
         assert alert["annotations"]["description"].endswith(".")
 
 
-def test_every_alert_has_its_section_of_the_runbook_and_the_other_way_round() -> None:
+def test_alerts_and_sections_of_the_runbook_correspond() -> None:
     sections = dict.fromkeys(re.findall(r"^### (Bkheal\w+)$", TEXT.read_text(), re.M))
     assert list(sections) == list(alerts())
     for name, alert in alerts().items():
@@ -63,7 +63,7 @@ def test_the_table_of_modes_has_every_alert_once() -> None:
     assert sorted(", ".join(rows).split(", ")) == sorted(alerts())
 
 
-def test_every_section_says_what_it_means_and_what_to_do() -> None:
+def test_every_section_explains_the_alert_and_what_to_do() -> None:
     _, *sections = re.split(r"^### (?=Bkheal)", TEXT.read_text(), flags=re.M)
     for section in sections:
         name, _, text = section.partition("\n")
@@ -88,12 +88,12 @@ def test_commands_of_the_runbook_exist() -> None:
         assert not commands[words[0]] or words[1].startswith("--") or words[1] in commands[words[0]], words
 
 
-def test_thresholds_are_those_that_the_rules_use() -> None:
+def test_thresholds_are_exactly_those_used_by_the_rules() -> None:
     used = {name for path in RULE_FILES for name in TOKEN.findall(path.read_text())}
     assert used - {"selector", "scope", "own", "public_url", "cron_kinds"} == thresholds().keys()
 
 
-def test_recorded_names_are_level_metric_operation_and_each_is_recorded_once() -> None:
+def test_recorded_names_have_level_metric_and_operation_and_are_unique() -> None:
     names = [rule["record"] for rule in rules() if "record" in rule]
     assert len(set(names)) == len(names) == len(recorded())
     assert [
@@ -108,7 +108,7 @@ def test_groups_have_names_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("path", RULE_FILES, ids=lambda path: path.stem)
-def test_the_selector_reaches_every_metric(path: object) -> None:
+def test_the_selector_is_applied_to_every_metric(path: object) -> None:
     assert path in RULE_FILES
     text = "\n".join(rule["expr"] for rule in _parsed(path))
     plain = re.sub(r"\w+:bkheal_\w+:\w+", "", text)

@@ -40,11 +40,11 @@ def replaced(expression: str) -> str:
     return expression
 
 
-def test_the_boards_are_there() -> None:
+def test_all_dashboards_exist() -> None:
     assert BOARDS.keys() == {"overview", "run", "replicator", "bookie"}
 
 
-def test_the_files_are_those_of_the_definitions(tmp_path: Path) -> None:
+def test_the_dashboard_files_match_their_definitions(tmp_path: Path) -> None:
     command = [sys.executable, ".ci/generate_dashboards.py", "--out", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=PROGRAM_S)
     made = {path.name: path.read_text() for path in tmp_path.iterdir()}
@@ -52,7 +52,7 @@ def test_the_files_are_those_of_the_definitions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_every_query_is_one_and_uses_what_exists(name: str, tmp_path: Path) -> None:
+def test_every_query_is_valid_and_uses_existing_metrics(name: str, tmp_path: Path) -> None:
     found = list(queries(name))
     assert len(found) > 10
     assert {query: problems_of(query) for query in found if problems_of(query)} == {}
@@ -85,7 +85,7 @@ def test_panels_do_not_overlap_and_have_ids_of_their_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_every_panel_explains_itself(name: str) -> None:
+def test_every_panel_has_a_description_and_a_unit(name: str) -> None:
     for panel in panels(name):
         assert panel["description"].endswith("."), panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"]
@@ -95,7 +95,7 @@ def test_every_panel_explains_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_variables_work_where_series_have_no_such_label(name: str) -> None:
+def test_variables_also_match_series_without_their_label(name: str) -> None:
     board = load(name)
     variables = {variable["name"]: variable for variable in board["templating"]["list"]}
     assert {"datasource", "cluster", "namespace"} <= variables.keys()

@@ -97,13 +97,13 @@ def rendered_with(path: tuple[str, ...], value: Any, table: str) -> Release:
     return render(values)
 
 
-def test_the_schema_is_fresh(tmp_path: Path) -> None:
+def test_the_schema_is_up_to_date(tmp_path: Path) -> None:
     made = tmp_path / "values.schema.json"
     subprocess.run([sys.executable, str(SCRIPT), "--out", str(made)], check=True, timeout=60, cwd=ROOT)
     assert made.read_text() == (CHART / "values.schema.json").read_text(), f"run: python .ci/{SCRIPT.name}"
 
 
-def test_the_base_is_no_part_of_the_chart() -> None:
+def test_the_base_schema_is_not_part_of_the_chart() -> None:
     assert list(CHART.rglob("*schema*")) == [CHART / "values.schema.json"]
 
 
@@ -118,14 +118,14 @@ def test_a_value_with_the_rules_of_an_option_sets_that_option(path: tuple[str, .
     ("path", "option"),
     [pytest.param(path, option, id=name) for name, path, option in SET if name not in NULL_REFUSED],
 )
-def test_a_value_that_is_null_leaves_the_option_out(path: tuple[str, ...], option: str) -> None:
+def test_a_null_value_omits_its_option(path: tuple[str, ...], option: str) -> None:
     """Helm removes such a value before it validates, and TOML has no null."""
     table, _, key = option.rpartition(".")
     assert settings(rendered_with(path, None, table), table).get(key) == NULL_COMPUTED.get(".".join(path))
 
 
 @pytest.mark.parametrize("name", ["cores", "instances", "memory", "memoryOverhead", "requestCores"])
-def test_a_value_that_is_null_leaves_sparks_setting_out(name: str) -> None:
+def test_a_null_value_omits_its_spark_setting(name: str) -> None:
     values = load_values("service-k8s-client")
     values["spark"].setdefault("executor", {})[name] = None
     made = render(values)
@@ -135,7 +135,7 @@ def test_a_value_that_is_null_leaves_sparks_setting_out(name: str) -> None:
 
 
 @pytest.mark.parametrize(("table", "name"), [(table, name) for table, name in TABLES.items()])
-def test_a_table_has_every_option_but_those_that_the_chart_sets_for_other_objects_too(table: str, name: str) -> None:
+def test_a_table_has_every_option_except_those_that_the_chart_also_sets_elsewhere(table: str, name: str) -> None:
     import typer
 
     from auditor.cli.configuration.command import configured
@@ -150,7 +150,7 @@ def test_a_table_has_every_option_but_those_that_the_chart_sets_for_other_object
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_what_the_chart_mounts_is_refused_in_tables(name: str) -> None:
+def test_options_for_mounted_paths_are_refused_in_tables(name: str) -> None:
     made = release(name)
     [config] = [item for item in made.of("ConfigMap") if item["metadata"]["name"].endswith("-config")]
     for file in config["data"]:
@@ -166,7 +166,7 @@ def test_what_the_chart_mounts_is_refused_in_tables(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_what_a_container_is_told_otherwise_is_refused_in_tables_where_it_would_not_count(name: str) -> None:
+def test_options_that_a_flag_or_variable_overrides_are_refused_in_tables(name: str) -> None:
     tables = SCHEMA["properties"]["config"]["properties"]
     for pod in pods(release(name)):
         for container in pod.spec["containers"]:
@@ -198,12 +198,12 @@ def generator() -> ModuleType:
     return module
 
 
-def test_one_value_for_several_options_takes_what_all_of_them_take() -> None:
+def test_one_value_for_several_options_accepts_what_all_of_them_accept() -> None:
     made = generator().made_of({"option": ["a.size", "b.size"], "maximum": 5}, OPTIONS)
     assert made == {"type": "integer", "minimum": 2, "maximum": 5, "description": "Size."}
 
 
-def test_secrets_are_in_no_table() -> None:
+def test_tables_contain_no_secrets() -> None:
     made = generator().made_of({"table": "b", "refused": {"size": "elsewhere"}}, OPTIONS)
     assert made == {"type": "object", "additionalProperties": False, "properties": {"name": OPTIONS["b.name"]}}
 

@@ -15,13 +15,13 @@ SETS = [(name, values) for name, sets in RELEASES.items() for values in sets]
 
 
 @pytest.mark.parametrize(("name", "values"), SETS)
-def test_an_upgrade_is_one_that_kubernetes_takes(name: str, values: str) -> None:
+def test_an_upgrade_changes_no_field_that_kubernetes_does_not_allow_to_change(name: str, values: str) -> None:
     earlier = RELEASES[name][values]
     now = fixed(render(merged(earlier["values"], REQUIRED)))
     assert {key: now.get(key) for key in earlier["fixed"]} == earlier["fixed"]
 
 
-def test_the_stored_releases_have_every_kind_with_fixed_fields() -> None:
+def test_the_stored_releases_contain_every_kind_with_immutable_fields() -> None:
     for sets in RELEASES.values():
         kinds = {key.partition("/")[0] for one in sets.values() for key in one["fixed"]}
         assert kinds == FIXED.keys()

@@ -68,13 +68,13 @@ def test_every_key_of_the_schema_is_in_the_values() -> None:
     assert {path for path in missing - of_tables if path[-1] not in LEFT_TO_USERS} == set()
 
 
-def test_all_our_maps_are_closed() -> None:
+def test_maps_of_the_schema_allow_no_unknown_keys() -> None:
     is_open = [path for path, schema in maps(SCHEMA) if schema.get("additionalProperties") is not False]
     assert is_open == [("global",)]  # parent charts share keys in it
     assert SCHEMA["additionalProperties"] is False
 
 
-def test_the_schema_is_sound_and_uses_all_its_definitions() -> None:
+def test_the_schema_is_valid_and_uses_all_its_definitions() -> None:
     from jsonschema import Draft7Validator
 
     Draft7Validator.check_schema(SCHEMA)
@@ -110,11 +110,11 @@ def test_every_value_is_used_by_a_template() -> None:
     assert unused == set()
 
 
-def test_the_readme_has_the_values_of_today() -> None:
+def test_the_table_of_values_in_the_readme_is_current() -> None:
     assert README.read_text() == with_table(README.read_text()), "run python -m tests.chart.values_table"
 
 
-def test_the_chart_is_of_the_version_of_the_package() -> None:
+def test_the_chart_has_the_version_of_the_package() -> None:
     import tomllib
 
     from tests.chart.rendering import ROOT

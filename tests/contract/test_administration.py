@@ -126,7 +126,7 @@ def test_a_change_needs_a_token_with_the_role_and_is_recorded_by_name(
     assert all(OPERATE.token not in str(record.__dict__) for record in records)
 
 
-def test_without_a_token_changes_are_possible_only_if_the_bookie_admits_them(tmp_path: Path) -> None:
+def test_changes_without_a_token_are_refused_unless_the_bookie_allows_them(tmp_path: Path) -> None:
     with administered(tmp_path, allow_anonymous_write=True) as bookie:
         state = call(bookie, lambda client: client.set_read_only(pb.SetReadOnlyRequest(action="SET")), None)
         assert (state.is_read_only, state.asked_by) == (True, "anonymous at 127.0.0.1")
@@ -136,13 +136,13 @@ def test_without_a_token_changes_are_possible_only_if_the_bookie_admits_them(tmp
         assert call(bookie, lambda client: client.status(), READ.token).bookie_id == US
 
 
-def test_a_token_never_passes_a_network_in_the_clear() -> None:
+def test_a_token_is_never_sent_over_an_unencrypted_network() -> None:
     with pytest.raises(PlaintextTokenError, match="in the clear"):
         Administration(BookieAddress("bk1.example.org", 3181), PLAINTEXT, "secret")
 
 
 @pytest.mark.needs("openssl")
-def test_with_tls_a_client_needs_a_certificate_and_for_changes_a_token(
+def test_with_tls_a_client_needs_a_certificate_and_a_token_for_changes(
     tmp_path: Path, certificates: dict[str, TlsSettings]
 ) -> None:
     mine = certificates["client"]
@@ -177,13 +177,13 @@ def test_a_wrong_request_changes_nothing(
     assert (node.read_only.wish, node.collector.is_pending, node.service.is_read_only) == (None, False, False)
 
 
-def test_before_the_bookie_has_started_calls_may_be_repeated(bookie: Administered) -> None:
+def test_calls_before_the_bookie_has_started_may_be_repeated(bookie: Administered) -> None:
     bookie.servicer.node = None
     with pytest.raises(AdministrationUnavailableError, match="still starting"):
         call(bookie, lambda client: client.status())
 
 
-def test_the_status_shows_queues_disks_and_what_runs(bookie: Administered) -> None:
+def test_the_status_shows_queues_disks_and_running_work(bookie: Administered) -> None:
     assert add(bookie, L1, *range(10)) is Status.OK
     found = call(bookie, lambda client: client.status(), None)
     assert (found.bookie_id, found.incarnation, found.ledgers) == (US, "uuid", 1)
@@ -217,7 +217,7 @@ def test_force_moves_everything_to_the_entry_logs(bookie: Administered) -> None:
     assert reply.results[0].status is Status.CORRUPT
 
 
-def test_a_force_beside_another_one_moves_what_was_added_after_the_other_began(
+def test_a_second_force_moves_what_was_added_after_the_first_began(
     bookie: Administered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage, first_is_done, may_end = bookie.node.storage, asyncio.Event(), asyncio.Event()
@@ -243,7 +243,7 @@ def test_a_force_beside_another_one_moves_what_was_added_after_the_other_began(
     assert storage.memory.cache_bytes == 0
 
 
-def test_a_force_that_is_not_done_in_time_goes_on_and_is_recorded(
+def test_a_force_that_exceeds_its_deadline_continues_and_is_recorded(
     bookie: Administered, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage, may_end = bookie.node.storage, asyncio.Event()
@@ -295,7 +295,7 @@ def test_an_inventory_has_every_ledger_with_its_entries(bookie: Administered) ->
     assert (row.is_known, len(runs)) == (False, 0)
 
 
-def test_a_long_list_comes_in_pieces_and_keeps_no_ledger_from_being_collected(bookie: Administered) -> None:
+def test_a_long_list_is_sent_in_pieces_and_does_not_prevent_collection(bookie: Administered) -> None:
     entry_ids = [n * n for n in range(6_000)]  # no two distances are equal, so each entry is in a separate group
 
     async def pieces() -> tuple[list[pb.InventoryLedger], bool]:
@@ -383,7 +383,7 @@ def test_an_earlier_version_sends_lists_instead_of_ends(bookie: Administered, mo
         ),
     ],
 )
-def test_an_answer_that_no_bookie_gives_is_an_error_and_ends(
+def test_an_impossible_answer_is_an_error_and_ends_the_call(
     bookie: Administered, monkeypatch: pytest.MonkeyPatch, batch: pb.InventoryBatch, why: str
 ) -> None:
     answering(bookie, monkeypatch, batch)
@@ -391,7 +391,7 @@ def test_an_answer_that_no_bookie_gives_is_an_error_and_ends(
         ends(bookie)
 
 
-def test_an_inventory_is_refused_if_it_asks_for_too_much_or_others_are_under_way(bookie: Administered) -> None:
+def test_an_inventory_is_refused_if_it_is_too_large_or_too_many_are_running(bookie: Administered) -> None:
     async def ask(request: pb.InventoryRequest) -> list[pb.InventoryBatch]:
         return [batch async for batch in bookie.node.inventory(request)]
 
@@ -414,7 +414,7 @@ def test_an_inventory_is_refused_if_it_asks_for_too_much_or_others_are_under_way
     assert inventory(bookie) == {}
 
 
-def test_read_only_is_kept_over_a_restart_and_ended_by_an_operator(bookie: Administered) -> None:
+def test_read_only_mode_survives_a_restart_and_is_ended_by_an_operator(bookie: Administered) -> None:
     state = call(bookie, lambda client: client.set_read_only(pb.SetReadOnlyRequest(action="SET")))
     assert (state.is_read_only, list(state.reasons), state.asked_by) == (True, ["operator"], "olga")
     assert (add(bookie, L1, 0), add(bookie, L1, 0, is_recovery=True)) == (Status.READ_ONLY, Status.OK)
@@ -428,7 +428,7 @@ def test_read_only_is_kept_over_a_restart_and_ended_by_an_operator(bookie: Admin
     assert bookie.thread.run(read_wish(bookie.node.disks["ledgers"])) is None
 
 
-def test_a_scrub_starts_on_demand_and_lists_what_is_damaged_until_it_is_stored_again(bookie: Administered) -> None:
+def test_a_scrub_starts_on_demand_and_lists_damage_until_it_is_repaired(bookie: Administered) -> None:
     assert add(bookie, L1, *range(20)) is Status.OK
     call(bookie, lambda client: client.force())
     read = Read(L1, list(map(EntryId, range(20))))
@@ -542,7 +542,7 @@ def test_the_commands_change_a_running_bookie(bookie: Administered) -> None:
         ("readonly", "perhaps", "--at", "h:1"),
     ],
 )
-def test_wrong_usage_ends_with_2(words: tuple[str, ...]) -> None:
+def test_wrong_usage_exits_with_code_2(words: tuple[str, ...]) -> None:
     assert CliRunner().invoke(app, ["bookie", *words]).exit_code == ExitCode.USAGE
 
 
@@ -557,7 +557,7 @@ def test_a_bookie_that_does_not_answer_is_unavailable() -> None:
     assert exit_code_of(raised.value) is ExitCode.UNAVAILABLE
 
 
-def test_a_change_that_has_begun_is_finished_without_its_caller(
+def test_a_change_that_has_begun_is_finished_after_its_caller_left(
     bookie: Administered, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Otherwise the next checkpoint could overtake one that was cancelled during a write to the index."""

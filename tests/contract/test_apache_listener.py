@@ -26,7 +26,7 @@ def numbered(message: pb.Request, txn: int) -> pb.Request:
     return message
 
 
-async def test_pipelined_requests_are_all_answered_and_adds_of_one_ledger_travel_together() -> None:
+async def test_pipelined_requests_are_all_answered_and_adds_of_one_ledger_are_batched() -> None:
     count = 2000
     async with listening() as world:
         client = await world.connect()
@@ -39,7 +39,7 @@ async def test_pipelined_requests_are_all_answered_and_adds_of_one_ledger_travel
         assert found == {number: entry(number) for number in range(count)}
 
 
-async def test_adds_are_handed_over_in_their_order() -> None:
+async def test_adds_are_passed_on_in_order() -> None:
     async with listening() as world:
         client = await world.connect()
         for number in range(50):
@@ -59,7 +59,7 @@ async def test_a_request_may_come_byte_by_byte() -> None:
         assert (await client.answer()).status == pb.EOK
 
 
-async def test_each_connection_finds_its_version_and_keeps_version_2_for_good() -> None:
+async def test_the_version_is_detected_for_each_connection_and_version_2_is_permanent() -> None:
     async with listening() as world:
         client = await world.connect()
         assert (await client.ask(add(entry(0)))).status == pb.EOK
@@ -82,7 +82,7 @@ async def test_each_connection_finds_its_version_and_keeps_version_2_for_good() 
         (framed(bytes.fromhex("02010000") + KEY), "opcode 1"),
     ],
 )
-async def test_what_is_malformed_closes_its_connection_alone_with_one_line(
+async def test_a_malformed_request_closes_only_its_connection_and_logs_one_line(
     sent: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with listening() as world:
@@ -95,7 +95,7 @@ async def test_what_is_malformed_closes_its_connection_alone_with_one_line(
     assert "127.0.0.1" in line.__dict__["peer"]
 
 
-async def test_half_a_frame_ends_with_its_connection(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_incomplete_frame_ends_with_its_connection(caplog: pytest.LogCaptureFixture) -> None:
     async with listening() as world:
         client = await world.connect()
         client.writer.write(framed(add(entry(0)).SerializeToString())[:-5])
@@ -107,19 +107,19 @@ async def test_half_a_frame_ends_with_its_connection(caplog: pytest.LogCaptureFi
     ]
 
 
-async def test_who_says_nothing_is_closed_in_the_end() -> None:
+async def test_idle_connections_are_closed() -> None:
     async with listening(ListenerLimits(silent_s=0.05)) as world:
         assert await (await world.connect()).is_closed()
 
 
-async def test_who_may_ask_for_anything_may_be_silent_for_longer_than_a_handshake() -> None:
+async def test_a_client_that_needs_no_handshake_may_stay_idle_longer() -> None:
     async with listening(ListenerLimits(first_request_s=0.0)) as world:
         early, other = await world.connect(), await world.connect()
         assert (await other.ask(read(0))).status == pb.ENOLEDGER
         assert (await early.ask(read(0))).status == pb.ENOLEDGER
 
 
-async def test_connections_are_bounded_and_room_comes_back() -> None:
+async def test_connections_are_bounded_and_a_closed_one_makes_room() -> None:
     async with listening(ListenerLimits(connections_max=2)) as world:
         one, _ = await world.connect(), await world.connect()
         assert await (await world.connect()).is_closed()
@@ -132,7 +132,7 @@ async def test_connections_are_bounded_and_room_comes_back() -> None:
                     break
 
 
-async def test_what_is_in_flight_is_bounded_and_goes_on_when_there_is_room() -> None:
+async def test_requests_in_flight_are_bounded_and_continue_when_there_is_room() -> None:
     count = 400
     async with listening(ListenerLimits(add_bytes_max=64 << 10)) as world:
         world.service.may_go.clear()
@@ -147,7 +147,7 @@ async def test_what_is_in_flight_is_bounded_and_goes_on_when_there_is_room() -> 
         assert {answer.header.txnId for answer in await client.answers(count)} == set(range(count))
 
 
-async def test_a_client_that_fetches_no_answers_is_held_back_and_harms_nobody() -> None:
+async def test_a_client_that_reads_no_answers_is_slowed_down_and_does_no_harm() -> None:
     count, size = 128, 256 << 10
     async with listening(ListenerLimits(unsent_bytes_max=64 << 10, reads_max=1)) as world:
         writer = await world.connect()
@@ -168,7 +168,7 @@ def drained(slow: socket.socket, wanted: int) -> int:
     return received
 
 
-async def test_a_long_poll_holds_nothing_else_up_and_ends_with_its_client() -> None:
+async def test_a_long_poll_blocks_no_other_request_and_ends_with_its_client() -> None:
     async with listening(ListenerLimits(reads_max=1)) as world:
         client = await world.connect()
         client.send(numbered(long_poll(0, 20_000), 1), numbered(add(entry(0)), 2), numbered(read(0), 3))
@@ -179,7 +179,7 @@ async def test_a_long_poll_holds_nothing_else_up_and_ends_with_its_client() -> N
         leaving.close()
 
 
-async def test_more_long_polls_than_may_wait_are_answered_at_once() -> None:
+async def test_long_polls_beyond_the_bound_are_answered_at_once() -> None:
     async with listening(ListenerLimits(polls_max=2, reads_max=1)) as world:
         client = await world.connect()
         assert (await client.ask(add(entry(0)))).status == pb.EOK
@@ -189,7 +189,7 @@ async def test_more_long_polls_than_may_wait_are_answered_at_once() -> None:
         assert {answer.header.txnId for answer in await client.answers(3)} == {1, 2, 5}
 
 
-async def test_the_end_sends_what_is_due_and_closes() -> None:
+async def test_stop_sends_pending_answers_and_closes() -> None:
     async with listening() as world:
         world.service.may_go.clear()
         client, idle = await world.connect(), await world.connect()
@@ -208,7 +208,7 @@ async def test_the_end_sends_what_is_due_and_closes() -> None:
         await world.listener.stop()
 
 
-async def test_the_end_does_not_wait_for_who_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stop_does_not_wait_for_a_client_that_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "_FLUSH_DEADLINE_S", 0.05)
     size, count = 1 << 20, 64
     async with listening(ListenerLimits(unsent_bytes_max=64 << 10)) as world:
@@ -225,7 +225,7 @@ async def test_the_end_does_not_wait_for_who_never_reads(monkeypatch: pytest.Mon
             await asyncio.open_connection("127.0.0.1", world.port)
 
 
-async def test_a_taken_port_is_refused_with_the_option_to_change() -> None:
+async def test_a_port_in_use_is_an_error_that_names_the_option_to_change() -> None:
     async with listening() as world:
         with pytest.raises(AddressInUseError, match="--apache-port"):
             ApacheListener().bind("127.0.0.1", world.port, None)
@@ -252,7 +252,7 @@ _FRAMES = st.one_of(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(chunks=st.lists(_FRAMES, max_size=8))
-def test_no_bytes_whatsoever_harm_the_bookie(chunks: list[bytes]) -> None:
+def test_arbitrary_bytes_do_not_harm_the_bookie(chunks: list[bytes]) -> None:
     async def scenario() -> None:
         async with listening() as world:
             client = await world.connect()

@@ -31,7 +31,7 @@ def page(url: str) -> str:
         return str(answer.read().decode())
 
 
-async def test_a_bookie_process_speaks_apaches_protocol_beside_its_own(tmp_path: Path) -> None:
+async def test_a_bookie_process_serves_apaches_protocol_and_its_own(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"is_zookeeper_durable": False, "session_timeout_s": LONG_SESSION_S}
     async with await EmbeddedCluster.start(
         tmp_path, bookies=1, serves_metrics=True, speaks_apache=True, **settings

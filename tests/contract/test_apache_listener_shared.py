@@ -47,7 +47,7 @@ def half(client: Client) -> None:
 
 
 @pytest.mark.parametrize("size", [5, 4096])
-async def test_adds_of_many_connections_are_held_within_one_bound_and_all_answered(size: int) -> None:
+async def test_adds_of_many_connections_share_one_memory_bound_and_are_all_answered(size: int) -> None:
     connections, count, bound = 40, 60, 64 << 10
     async with listening(ListenerLimits(all_add_bytes_max=bound)) as world:
         world.service.may_go.clear()
@@ -66,7 +66,7 @@ async def test_adds_of_many_connections_are_held_within_one_bound_and_all_answer
             assert {answer.header.txnId: answer.status for answer in answers} == dict.fromkeys(range(count), pb.EOK)
 
 
-async def test_a_connection_that_floods_does_not_keep_another_from_its_turn() -> None:
+async def test_a_flooding_connection_does_not_block_others() -> None:
     async with listening(ListenerLimits(all_add_bytes_max=1)) as world:
         world.service.may_go.clear()
         flooding, modest = await world.connect(), await world.connect()
@@ -82,7 +82,7 @@ async def test_a_connection_that_floods_does_not_keep_another_from_its_turn() ->
         assert order.index(LedgerId(1000)) == 2  # the next request of the flood was queued before it
 
 
-async def test_a_connection_that_ends_while_it_waits_keeps_nobody_from_the_turn() -> None:
+async def test_a_connection_that_ends_while_waiting_does_not_block_others() -> None:
     async with listening(ListenerLimits(all_add_bytes_max=1)) as world:
         world.service.may_go.clear()
         first, leaving, last = [await world.connect() for _ in range(3)]
@@ -99,7 +99,7 @@ async def test_a_connection_that_ends_while_it_waits_keeps_nobody_from_the_turn(
         assert (await last.ask(add(entry(1, ledger=3)))).status == pb.EOK
 
 
-async def test_who_fetches_no_answers_holds_nobody_back() -> None:
+async def test_a_client_that_reads_no_answers_does_not_block_others() -> None:
     size, count = 1 << 20, 64
     limits = ListenerLimits(unsent_bytes_max=64 << 10, all_answer_bytes_max=64 << 20, unfetched_s=3600.0)
     async with listening(limits) as world:
@@ -115,7 +115,7 @@ async def test_who_fetches_no_answers_holds_nobody_back() -> None:
         assert len(await stuck.answers(count)) == count
 
 
-async def test_those_who_hold_all_the_room_and_fetch_nothing_are_closed_when_others_wait(
+async def test_clients_that_fill_the_answer_buffer_and_read_nothing_are_closed_if_others_wait(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A test on virtual time shows that the others stay open. Here a stalled machine could make a client look slow."""
@@ -146,7 +146,7 @@ def closed_peers(caplog: pytest.LogCaptureFixture) -> set[str]:
     return {warning["peer"] for warning in warnings if "did not read" in warning["reason"]}
 
 
-async def test_who_is_slow_while_nobody_waits_keeps_its_connection() -> None:
+async def test_a_slow_client_keeps_its_connection_if_no_other_client_waits() -> None:
     limits = ListenerLimits(unsent_bytes_max=64 << 10, unfetched_s=0.01)
     async with listening(limits) as world:
         await stored(world, 4 << 20)
@@ -159,7 +159,7 @@ async def test_who_is_slow_while_nobody_waits_keeps_its_connection() -> None:
         assert {answer.status for answer in await slow.answers(8)} == {pb.EOK}
 
 
-async def test_large_frames_wait_for_room_until_those_before_them_have_come() -> None:
+async def test_large_frames_wait_for_room_until_earlier_ones_have_arrived() -> None:
     limits = ListenerLimits(all_frame_bytes_max=LARGE + 1000)
     async with listening(limits) as world:
         first, second, small = [await world.connect() for _ in range(3)]
@@ -178,7 +178,7 @@ async def test_large_frames_wait_for_room_until_those_before_them_have_come() ->
             assert (await second.ask(add(entry(number, size=LARGE)))).status == pb.EOK
 
 
-async def test_a_large_frame_that_does_not_come_is_given_up_when_others_wait(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_incomplete_large_frame_is_given_up_if_others_wait(caplog: pytest.LogCaptureFixture) -> None:
     limits = ListenerLimits(all_frame_bytes_max=LARGE + 1000, frame_s=0.05)
     async with listening(limits) as world:
         dawdling, next_one = await world.connect(), await world.connect()
@@ -198,7 +198,7 @@ def one_and_a_half(first: int, size: int = 5) -> tuple[bytes, bytes]:
     return frames[0] + frames[1][:-3], frames[1][-3:]
 
 
-async def test_adds_wait_for_one_that_is_just_coming_so_that_they_share_a_commit() -> None:
+async def test_an_add_waits_for_one_that_is_still_arriving_to_share_a_commit() -> None:
     async with listening(ListenerLimits(gather_s=3600.0)) as world:
         client = await world.connect()
         begin, rest = one_and_a_half(0)
@@ -209,7 +209,7 @@ async def test_adds_wait_for_one_that_is_just_coming_so_that_they_share_a_commit
         assert {answer.header.txnId for answer in await client.answers(2)} == {0, 1}
 
 
-async def test_adds_wait_neither_for_long_nor_for_much() -> None:
+async def test_adds_wait_for_others_only_briefly_and_only_for_small_ones() -> None:
     async with listening(ListenerLimits(gather_s=0.001)) as world:
         client = await world.connect()
         client.writer.write(one_and_a_half(0)[0])
@@ -220,7 +220,7 @@ async def test_adds_wait_neither_for_long_nor_for_much() -> None:
         assert (await client.answer()).header.txnId == 0
 
 
-async def test_the_end_does_not_wait_for_what_is_just_coming() -> None:
+async def test_stop_does_not_wait_for_an_add_that_is_still_arriving() -> None:
     async with listening(ListenerLimits(gather_s=3600.0)) as world:
         client = await world.connect()
         client.writer.write(one_and_a_half(0)[0])

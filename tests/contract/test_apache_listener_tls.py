@@ -43,7 +43,7 @@ async def encrypted(world: Listening, tls: ssl.SSLContext) -> Client:
     return client
 
 
-async def test_both_versions_are_served_inside_tls(certificates: dict[str, TlsSettings]) -> None:
+async def test_both_versions_are_served_over_tls(certificates: dict[str, TlsSettings]) -> None:
     async with listening(tls=certificates["bookie"]) as world:
         client = await encrypted(world, context(certificates["client"]))
         assert (await client.ask(add(entry(0, size=100_000)))).status == pb.EOK
@@ -54,7 +54,7 @@ async def test_both_versions_are_served_inside_tls(certificates: dict[str, TlsSe
         assert v2.decode_response(await client.body()) == v2.EntryV2(2, LEDGER, 1)
 
 
-async def test_nothing_is_served_in_the_clear(certificates: dict[str, TlsSettings]) -> None:
+async def test_nothing_is_served_without_tls(certificates: dict[str, TlsSettings]) -> None:
     async with listening(tls=certificates["bookie"]) as world:
         client = await world.connect()
         assert (await client.ask(add(entry(0)))).status == pb.EUA
@@ -91,7 +91,7 @@ async def everything_asked(transport: ApacheTransport) -> list[tuple[Status, str
     ],
     ids=["no login", "a login that was not requested"],
 )
-async def test_our_client_without_tls_is_told_so_and_stores_nothing(
+async def test_our_client_without_tls_gets_a_clear_error_and_stores_nothing(
     certificates: dict[str, TlsSettings], security: BookieSecurity, told: str
 ) -> None:
     """The bookie counts as unreachable: its refusal says nothing about the ledger, its password or its entries."""
@@ -107,7 +107,7 @@ async def test_our_client_without_tls_is_told_so_and_stores_nothing(
         await transport.close()
 
 
-async def test_what_was_refused_in_the_clear_is_asked_once(certificates: dict[str, TlsSettings]) -> None:
+async def test_a_request_refused_for_lack_of_tls_is_not_repeated(certificates: dict[str, TlsSettings]) -> None:
     async with listening(tls=certificates["bookie"]) as world, RecordingProxy(world.port) as proxy:
         transport = ApacheTransport(Directory(proxy.port))
         assert (await transport.add(BOOKIE, batch(0), DEADLINE_S)).status is Status.UNREACHABLE
@@ -117,7 +117,7 @@ async def test_what_was_refused_in_the_clear_is_asked_once(certificates: dict[st
         assert asked == [pb.ADD_ENTRY, pb.GET_BOOKIE_INFO]
 
 
-async def test_nobody_comes_in_without_a_certificate_of_our_authority(
+async def test_clients_without_a_certificate_of_our_authority_are_refused(
     certificates: dict[str, TlsSettings], caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = certificates["client"].ca
@@ -136,7 +136,7 @@ async def test_nobody_comes_in_without_a_certificate_of_our_authority(
     assert [record.__dict__["reason"].startswith("no TLS: ") for record in caplog.records] == [True, True]
 
 
-async def test_bytes_behind_start_tls_in_the_clear_are_never_taken_for_encrypted_ones(
+async def test_plain_bytes_after_start_tls_are_never_taken_for_encrypted_ones(
     certificates: dict[str, TlsSettings],
 ) -> None:
     async with listening(tls=certificates["bookie"]) as world:
@@ -150,7 +150,7 @@ async def test_bytes_behind_start_tls_in_the_clear_are_never_taken_for_encrypted
         assert world.service.batches == []
 
 
-async def test_answers_in_the_clear_leave_before_the_consent_to_tls(certificates: dict[str, TlsSettings]) -> None:
+async def test_plain_answers_are_sent_before_the_consent_to_tls(certificates: dict[str, TlsSettings]) -> None:
     async with listening(tls=certificates["bookie"]) as world:
         client = await world.connect()
         client.send(read(0), request(pb.START_TLS))
@@ -159,14 +159,16 @@ async def test_answers_in_the_clear_leave_before_the_consent_to_tls(certificates
         assert (await client.ask(read(0))).status == pb.ENOLEDGER
 
 
-async def test_who_shook_hands_may_be_silent_for_longer_than_who_did_not(certificates: dict[str, TlsSettings]) -> None:
+async def test_a_client_after_the_tls_handshake_may_stay_idle_longer_than_one_before_it(
+    certificates: dict[str, TlsSettings],
+) -> None:
     async with listening(ListenerLimits(first_request_s=1.0), certificates["bookie"]) as world:
         early = await encrypted(world, context(certificates["client"]))
         assert await (await world.connect()).is_closed()  # it connected later, and sent no request
         assert (await early.ask(read(0))).status == pb.ENOLEDGER
 
 
-async def test_a_handshake_that_does_not_come_is_not_waited_for(certificates: dict[str, TlsSettings]) -> None:
+async def test_a_client_that_starts_no_tls_handshake_is_closed(certificates: dict[str, TlsSettings]) -> None:
     async with listening(ListenerLimits(handshake_s=0.05), certificates["bookie"]) as world:
         silent = await world.connect()
         assert (await silent.ask(request(pb.START_TLS))).status == pb.EOK
@@ -200,7 +202,7 @@ async def test_a_renewed_certificate_is_used_for_new_connections_without_a_resta
             assert (await client.ask(add(entry(0)))).status == pb.EOK
 
 
-def test_incomplete_files_are_refused_with_their_names(certificates: dict[str, TlsSettings], tmp_path: Path) -> None:
+def test_incomplete_files_are_refused_by_name(certificates: dict[str, TlsSettings], tmp_path: Path) -> None:
     ca = certificates["bookie"].ca
     with pytest.raises(TlsFilesError, match="key"):
         ApacheListener().bind("127.0.0.1", 0, TlsSettings(ca))

@@ -66,7 +66,7 @@ def found(*entry_ids: int) -> tuple[EntryResult, ...]:
     return tuple(EntryResult(EntryId(entry_id), Status.OK, entry(entry_id)) for entry_id in entry_ids)
 
 
-async def test_entries_come_in_the_order_asked_whatever_the_order_of_the_answers(
+async def test_entries_are_returned_in_the_requested_order_whatever_the_order_of_the_answers(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     call = reading(transport, 1, 2, 3)
@@ -87,7 +87,7 @@ async def test_entries_come_in_the_order_asked_whatever_the_order_of_the_answers
         (pb.EIO, Status.IO_ERROR),
     ],
 )
-async def test_what_is_wrong_with_one_entry_leaves_the_others(
+async def test_a_fault_of_one_entry_does_not_affect_the_others(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, code: int, status: Status
 ) -> None:
     call = reading(transport, 1, 2, 3)
@@ -104,7 +104,7 @@ async def test_what_is_wrong_with_one_entry_leaves_the_others(
 @pytest.mark.parametrize(
     ("code", "status"), [(pb.ETOOMANYREQUESTS, Status.TOO_MANY_REQUESTS), (pb.EUA, Status.UNAUTHORIZED)]
 )
-async def test_a_refusal_is_of_the_whole_read_after_what_came_before(
+async def test_a_refusal_ends_the_read_after_the_entries_before_it(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, code: int, status: Status
 ) -> None:
     call = reading(transport, 1, 2, 3)
@@ -124,7 +124,7 @@ async def test_a_refusal_is_of_the_whole_read_after_what_came_before(
     ],
     ids=["another entry", "another ledger", "no header", "nothing"],
 )
-async def test_bytes_of_something_else_are_corruption(
+async def test_bytes_of_another_entry_are_corruption(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, body: bytes, status: Status
 ) -> None:
     call = reading(transport, 1)
@@ -132,7 +132,7 @@ async def test_bytes_of_something_else_are_corruption(
     assert await call == ReadReply(Status.OK, (EntryResult(EntryId(1), status),))
 
 
-async def test_an_ok_without_bytes_is_no_entry_and_not_absent(
+async def test_an_ok_without_bytes_is_an_error_and_not_absence(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     call = reading(transport, 1)
@@ -140,7 +140,7 @@ async def test_an_ok_without_bytes_is_no_entry_and_not_absent(
     assert [result.status for result in (await call).results] == [Status.IO_ERROR]
 
 
-async def test_many_entries_are_read_without_asking_for_all_at_once(
+async def test_many_entries_are_read_with_a_bounded_number_of_requests_in_flight(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     unanswered: list[Received] = []
@@ -163,7 +163,7 @@ async def test_many_entries_are_read_without_asking_for_all_at_once(
     assert most <= 64
 
 
-async def test_a_read_ends_where_its_bytes_do_and_asks_for_little_more(
+async def test_a_read_ends_at_its_byte_limit_and_requests_little_more(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     payload, asked = bytes(1 << 20), 0
@@ -181,7 +181,7 @@ async def test_a_read_ends_where_its_bytes_do_and_asks_for_little_more(
     assert asked <= 24
 
 
-async def test_small_entries_at_the_start_promise_nothing_of_those_behind_them(
+async def test_small_entries_at_the_start_do_not_raise_the_number_of_later_requests(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     asked: list[int] = []
@@ -199,7 +199,9 @@ async def test_small_entries_at_the_start_promise_nothing_of_those_behind_them(
     assert len(asked) <= 20  # each entry may be as large as a frame
 
 
-async def test_a_deadline_leaves_what_came_before_it(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
+async def test_entries_received_before_the_deadline_are_returned(
+    transport: ApacheTransport, bookie: ScriptedApacheBookie
+) -> None:
     call = asyncio.create_task(transport.ask(BOOKIE, Read(LEDGER, [EntryId(1), EntryId(2)]), AFTER_AN_ANSWER_S))
     (await bookie.next(pb.READ_ENTRY)).answer(body=entry(1))
     reply = await call
@@ -223,7 +225,7 @@ async def test_a_fencing_read_fences_first_and_reads_as_recovery_does(
 
 
 @pytest.mark.parametrize("code", [pb.EUA, pb.EIO, pb.ETOOMANYREQUESTS, pb.EBADREQ])
-async def test_where_the_fence_fails_nothing_is_read(
+async def test_nothing_is_read_if_the_fence_fails(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, code: int
 ) -> None:
     call = reading(transport, 1, fence_key=KEY)
@@ -234,7 +236,7 @@ async def test_where_the_fence_fails_nothing_is_read(
     assert bookie.requests.empty()
 
 
-async def test_a_fence_tells_the_true_id_of_the_last_entry(
+async def test_a_fence_returns_the_true_id_of_the_last_entry(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     call = asyncio.create_task(transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S))
@@ -249,7 +251,7 @@ async def test_a_fence_tells_the_true_id_of_the_last_entry(
 
 @pytest.mark.parametrize("code", [pb.ENOENTRY, pb.ENOLEDGER, pb.EUNKNOWNLEDGERSTATE])
 @pytest.mark.parametrize("forced", [pb.EOK, pb.EIO, pb.EBADREQ])
-async def test_a_fence_that_found_no_entry_counts_once_the_journal_was_forced(
+async def test_a_fence_that_found_no_entry_succeeds_only_after_the_journal_was_forced(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, code: int, forced: int
 ) -> None:
     call = asyncio.create_task(transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S))
@@ -268,7 +270,7 @@ async def test_a_fence_that_found_no_entry_counts_once_the_journal_was_forced(
         assert reply == FenceReply(Status.OK, None)
 
 
-async def test_a_fence_whose_last_entry_is_another_ledgers_is_corrupt_there(
+async def test_a_fence_that_returns_another_ledgers_entry_is_corrupt(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     call = asyncio.create_task(transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S))
@@ -286,7 +288,7 @@ async def test_a_fence_whose_last_entry_is_another_ledgers_is_corrupt_there(
         (pb.EIO, None, ReadReply(Status.IO_ERROR)),
     ],
 )
-async def test_the_last_entry_is_named_by_its_own_header(
+async def test_the_id_of_the_last_entry_is_read_from_its_own_header(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, code: int, body: bytes | None, expected: ReadReply
 ) -> None:
     call = asyncio.create_task(transport.ask(BOOKIE, ReadLast(LEDGER), DEADLINE_S))
@@ -294,7 +296,7 @@ async def test_the_last_entry_is_named_by_its_own_header(
     assert await call == expected
 
 
-async def test_lacs_come_as_they_are(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
+async def test_lacs_are_returned_unchanged(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
     call = asyncio.create_task(transport.ask(BOOKIE, ReadLac(LEDGER), DEADLINE_S))
     (await bookie.next(pb.READ_LAC)).answer(lacBody=EXPLICIT, lastEntryBody=entry(7))
     assert await call == LacReply(Status.OK, EXPLICIT, found(7)[0])
@@ -313,7 +315,7 @@ async def test_lacs_come_as_they_are(transport: ApacheTransport, bookie: Scripte
         (pb.ETOOMANYREQUESTS, Status.TOO_MANY_REQUESTS),
     ],
 )
-async def test_without_a_last_entry_a_plain_read_tells_unknown_empty_and_limbo_apart(
+async def test_without_a_last_entry_a_plain_read_distinguishes_unknown_empty_and_limbo(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, code: int, explicit: bytes, last: int, status: Status
 ) -> None:
     call = asyncio.create_task(transport.ask(BOOKIE, ReadLac(LEDGER), DEADLINE_S))
@@ -325,7 +327,7 @@ async def test_without_a_last_entry_a_plain_read_tells_unknown_empty_and_limbo_a
 
 
 @pytest.mark.parametrize("is_with_entry", [True, False])
-async def test_the_last_entry_of_a_ledger_in_limbo_is_known_to_be_uncertain(
+async def test_the_last_entry_of_a_ledger_in_limbo_is_reported_as_uncertain(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, *, is_with_entry: bool
 ) -> None:
     call = asyncio.create_task(transport.ask(BOOKIE, ReadLac(LEDGER), DEADLINE_S))
@@ -338,7 +340,7 @@ async def test_the_last_entry_of_a_ledger_in_limbo_is_known_to_be_uncertain(
     assert await call == LacReply(Status.LIMBO, b"", found(7)[0])
 
 
-async def test_an_entry_that_comes_between_the_two_questions_is_found(
+async def test_an_entry_that_arrives_between_the_two_requests_is_found(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     call = asyncio.create_task(transport.ask(BOOKIE, ReadLac(LEDGER), DEADLINE_S))
@@ -359,7 +361,7 @@ async def test_an_entry_that_comes_between_the_two_questions_is_found(
     ],
     ids=["along", "striped away", "nothing new", "another entry", "another ledger", "unreadable"],
 )
-async def test_a_long_poll_is_followed_by_what_proves_it(
+async def test_a_long_poll_is_followed_by_a_read_of_the_lac(
     transport: ApacheTransport,
     bookie: ScriptedApacheBookie,
     code: int,
@@ -380,7 +382,7 @@ async def test_a_long_poll_is_followed_by_what_proves_it(
 @pytest.mark.parametrize(
     ("wait_s", "asked_ms"), [(0.0, None), (-1.0, None), (0.25, 250), (float("inf"), 3_600_000), (1e300, 3_600_000)]
 )
-async def test_waits_are_bounded_and_none_is_no_wait(
+async def test_long_waits_are_bounded_and_a_wait_of_zero_sends_no_timeout(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, wait_s: float, asked_ms: int | None
 ) -> None:
     call = asyncio.create_task(transport.ask(BOOKIE, WaitLac(LEDGER, NO_ENTRY, wait_s), DEADLINE_S))
@@ -389,7 +391,7 @@ async def test_waits_are_bounded_and_none_is_no_wait(
     call.cancel()
 
 
-async def test_a_long_poll_for_an_unknown_ledger_says_so(
+async def test_a_long_poll_for_an_unknown_ledger_reports_it_as_unknown(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     call = asyncio.create_task(transport.ask(BOOKIE, WaitLac(LEDGER, NO_ENTRY, 1.0), DEADLINE_S))
@@ -399,7 +401,7 @@ async def test_a_long_poll_for_an_unknown_ledger_says_so(
     assert await call == LacReply(Status.NO_LEDGER)
 
 
-async def test_an_explicit_lac_travels_with_its_number(
+async def test_an_explicit_lac_is_sent_with_its_number(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     call = asyncio.create_task(transport.ask(BOOKIE, WriteLac(LEDGER, KEY, EXPLICIT), DEADLINE_S))
@@ -410,7 +412,9 @@ async def test_an_explicit_lac_travels_with_its_number(
     assert await call == AddReply(Status.OK)
 
 
-async def test_forcing_answers_what_the_bookie_did(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
+async def test_a_force_returns_the_result_of_the_bookie(
+    transport: ApacheTransport, bookie: ScriptedApacheBookie
+) -> None:
     for code, status in ((pb.EOK, Status.OK), (pb.EIO, Status.IO_ERROR)):
         call = asyncio.create_task(transport.force(BOOKIE, LEDGER, DEADLINE_S))
         (await bookie.next(pb.FORCE_LEDGER)).answer(code)
@@ -427,7 +431,7 @@ async def test_forcing_answers_what_the_bookie_did(transport: ApacheTransport, b
         (pb.EIO, b"", Status.IO_ERROR),
     ],
 )
-async def test_listings_are_whole_or_no_listings(
+async def test_an_incomplete_list_is_an_error(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, code: int, data: bytes, status: Status
 ) -> None:
     call = asyncio.create_task(transport.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S))
@@ -437,7 +441,7 @@ async def test_listings_are_whole_or_no_listings(
     assert list(reply.entries) == ([0, 1, 2, 3, 7] if status is Status.OK else [])
 
 
-async def test_the_info_of_a_bookie_contains_only_its_disks(
+async def test_the_info_of_a_bookie_contains_only_its_disk_space(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     call = asyncio.create_task(transport.ask(BOOKIE, Info(), DEADLINE_S))
@@ -448,7 +452,7 @@ async def test_the_info_of_a_bookie_contains_only_its_disks(
 
 
 @pytest.mark.parametrize("entry_ids", [[], [-1], [1, 1], [2, 1], [1 << 63], list(range(READ_ENTRIES_MAX + 1))])
-async def test_impossible_reads_are_not_sent(
+async def test_invalid_reads_are_not_sent(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, entry_ids: list[int]
 ) -> None:
     for fence_key in (None, KEY):

@@ -170,20 +170,20 @@ def found(entry_ids: Iterable[int]) -> tuple[EntryResult, ...]:
     return tuple(EntryResult(EntryId(each), Status.OK, STORED[each]) for each in entry_ids)
 
 
-async def test_a_run_of_entries_comes_in_one_answer(bookie: Bookie, transport: ApacheTransport) -> None:
+async def test_consecutive_entries_are_read_in_one_answer(bookie: Bookie, transport: ApacheTransport) -> None:
     assert await read(transport, range(100)) == ReadReply(Status.OK, found(range(100)))
     assert bookie.kinds == ["BatchReadV2"]
     assert bookie.asked_v3 == []
 
 
-async def test_scattered_entries_come_one_by_one(bookie: Bookie, transport: ApacheTransport) -> None:
+async def test_scattered_entries_are_read_one_by_one(bookie: Bookie, transport: ApacheTransport) -> None:
     wanted = range(0, 100, 3)
     assert await read(transport, wanted) == ReadReply(Status.OK, found(wanted))
     assert bookie.kinds == ["ReadV2"] * len(wanted)
     assert bookie.asked_v3 == []
 
 
-async def test_what_is_missing_is_told_by_version_3(bookie: Bookie, transport: ApacheTransport) -> None:
+async def test_a_missing_entry_is_determined_over_version_3(bookie: Bookie, transport: ApacheTransport) -> None:
     del bookie.entries[40]
     expected = (*found(range(40)), EntryResult(EntryId(40), Status.NO_ENTRY), *found(range(41, 100)))
     assert await read(transport, range(100)) == ReadReply(Status.OK, expected)
@@ -191,7 +191,7 @@ async def test_what_is_missing_is_told_by_version_3(bookie: Bookie, transport: A
 
 
 @pytest.mark.parametrize("wanted", [range(30), range(0, 60, 2)])
-async def test_an_entry_that_is_too_long_is_told_by_version_3_and_bulk_goes_on(
+async def test_a_too_long_entry_is_reported_over_version_3_and_bulk_reads_continue(
     bookie: Bookie, transport: ApacheTransport, wanted: range
 ) -> None:
     bookie.entries[10] = entry(10, bytes(FRAME_BYTES_MAX))
@@ -218,20 +218,18 @@ async def test_recovery_adds_are_acknowledged_in_bulk(bookie: Bookie, transport:
     assert bookie.asked_v2 == [v2.AddV2(adds.master_key, each, flags) for each in adds.entries]
 
 
-async def test_a_writers_adds_stay_on_version_3_where_they_keep_their_order(
-    bookie: Bookie, transport: ApacheTransport
-) -> None:
+async def test_a_writers_adds_stay_on_version_3_to_keep_their_order(bookie: Bookie, transport: ApacheTransport) -> None:
     assert await transport.add(BOOKIE, batch(*range(200, 300)), DEADLINE_S) == AddReply(Status.OK)
     assert (len(bookie.asked_v2), len(bookie.asked_v3)) == (0, 100)
 
 
-async def test_a_few_entries_are_not_worth_a_second_connection(bookie: Bookie, transport: ApacheTransport) -> None:
+async def test_a_few_entries_do_not_open_a_second_connection(bookie: Bookie, transport: ApacheTransport) -> None:
     assert await read(transport, range(3)) == ReadReply(Status.OK, found(range(3)))
     assert await transport.add(BOOKIE, batch(1, 2, 3, is_recovery=True), DEADLINE_S) == AddReply(Status.OK)
     assert len(bookie.peers) == 1
 
 
-async def test_a_refused_add_is_told_by_version_3(bookie: Bookie, transport: ApacheTransport) -> None:
+async def test_a_refused_add_is_repeated_over_version_3(bookie: Bookie, transport: ApacheTransport) -> None:
     def all_but_one(peer: Peer, request: v2.RequestV2) -> None:
         answer = bookie.answered_v2(request)
         if isinstance(answer, v2.AddedV2) and answer.entry_id == 205:
@@ -245,7 +243,9 @@ async def test_a_refused_add_is_told_by_version_3(bookie: Bookie, transport: Apa
     assert await transport.add(BOOKIE, adds, DEADLINE_S) == AddReply(Status.OK)
 
 
-async def test_a_peer_without_version_2_is_asked_in_it_once(bookie: Bookie, transport: ApacheTransport) -> None:
+async def test_a_bookie_without_version_2_gets_only_one_request_in_it(
+    bookie: Bookie, transport: ApacheTransport
+) -> None:
     bookie.on_v2 = lambda peer, request: peer.transport.abort()
     wanted = range(0, 100, 3)
     assert await read(transport, wanted) == ReadReply(Status.OK, found(wanted))
@@ -255,7 +255,7 @@ async def test_a_peer_without_version_2_is_asked_in_it_once(bookie: Bookie, tran
     assert (len(bookie.asked_v2), len(bookie.peers)) == (asked, 2)
 
 
-async def test_a_bookie_without_batch_reads_reads_one_by_one(bookie: Bookie, transport: ApacheTransport) -> None:
+async def test_a_bookie_without_batch_reads_is_read_entry_by_entry(bookie: Bookie, transport: ApacheTransport) -> None:
     """Before 4.17 a bookie closes the connection after a request it cannot decode."""
 
     def without_batches(peer: Peer, request: v2.RequestV2) -> None:
@@ -273,14 +273,16 @@ async def test_a_bookie_without_batch_reads_reads_one_by_one(bookie: Bookie, tra
 
 
 @pytest.mark.parametrize("wanted", [range(50), range(0, 50, 2)])
-async def test_silence_in_version_2_is_met_once(bookie: Bookie, transport: ApacheTransport, wanted: range) -> None:
+async def test_only_one_request_times_out_if_version_2_gets_no_answer(
+    bookie: Bookie, transport: ApacheTransport, wanted: range
+) -> None:
     bookie.on_v2 = lambda peer, request: None
     assert (await read(transport, wanted, AFTER_AN_ANSWER_S)).status is Status.TIMEOUT
     bookie.on_v2 = bookie.serve
     assert await read(transport, wanted) == ReadReply(Status.OK, found(wanted))
 
 
-async def test_version_2_is_used_again_after_several_silences_if_it_succeeded_before(
+async def test_version_2_is_used_again_after_several_timeouts_if_it_succeeded_before(
     bookie: Bookie, transport: ApacheTransport
 ) -> None:
     wanted = range(0, 40, 2)
@@ -294,7 +296,7 @@ async def test_version_2_is_used_again_after_several_silences_if_it_succeeded_be
     assert [type(request) for peer in bookie.peers[before:] for request in peer.asked] == [v2.ReadV2] * len(wanted)
 
 
-async def test_a_late_answer_is_nobody_elses(bookie: Bookie, transport: ApacheTransport) -> None:
+async def test_a_late_answer_is_not_taken_for_another_one(bookie: Bookie, transport: ApacheTransport) -> None:
     """Without transaction ids, the answer to an abandoned request looks like the answer to the next one."""
     wanted = range(0, 40, 2)
     assert await read(transport, wanted) == ReadReply(Status.OK, found(wanted))
@@ -328,7 +330,7 @@ def sized(bookie: Bookie, size_of: Callable[[int], int]) -> Callable[[Peer, v2.R
     return serve
 
 
-async def test_small_entries_at_the_start_do_not_let_too_many_large_ones_come(
+async def test_small_entries_at_the_start_do_not_lead_to_requests_for_too_many_large_ones(
     bookie: Bookie, transport: ApacheTransport
 ) -> None:
     wanted = range(0, 400, 2)
@@ -338,7 +340,7 @@ async def test_small_entries_at_the_start_do_not_let_too_many_large_ones_come(
     assert len(bookie.asked_v2) == 32
 
 
-async def test_no_more_comes_in_one_round_than_is_held_however_small_the_first_ones_were(
+async def test_the_bytes_of_one_round_are_bounded_even_if_the_first_entries_are_small(
     bookie: Bookie, transport: ApacheTransport
 ) -> None:
     wanted, large = range(0, 512, 2), 256 << 10
@@ -352,7 +354,7 @@ async def test_no_more_comes_in_one_round_than_is_held_however_small_the_first_o
     assert len(bookie.asked_v2) == asked + 30
 
 
-async def test_of_entries_that_are_not_small_no_more_are_on_their_way_than_over_version_3(
+async def test_large_entries_have_no_more_requests_in_flight_than_over_version_3(
     bookie: Bookie, transport: ApacheTransport
 ) -> None:
     serve, waiting, largest = sized(bookie, lambda _: 17 << 10), list[tuple[Peer, v2.RequestV2]](), 0
@@ -374,7 +376,7 @@ async def test_of_entries_that_are_not_small_no_more_are_on_their_way_than_over_
     assert largest <= WINDOW_MAX
 
 
-async def test_any_number_may_wait_for_a_connection_that_cannot_be_had() -> None:
+async def test_any_number_of_callers_may_wait_for_an_impossible_connection() -> None:
     link = BulkLink(BookieAddress("127.0.0.1", 1, APACHE_PROTOCOL), FRAME_BYTES_MAX)
     results: list[EntryResult] = []
     calls = [asyncio.create_task(link.fetch(LEDGER, [EntryId(1)], results))]
@@ -387,7 +389,7 @@ async def test_any_number_may_wait_for_a_connection_that_cannot_be_had() -> None
     assert results == []
 
 
-async def test_that_nothing_goes_in_bulk_any_more_is_said_once(
+async def test_the_end_of_bulk_transfer_is_logged_once(
     bookie: Bookie, transport: ApacheTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -435,7 +437,7 @@ def _an_error(request: v2.RequestV2) -> v2.ResponseV2:
 
 
 @pytest.mark.parametrize("nonsense", [_another_entry, _nothing, _another_version, _an_error])
-async def test_nonsense_in_version_2_does_no_harm(
+async def test_garbage_in_version_2_does_no_harm(
     bookie: Bookie, transport: ApacheTransport, nonsense: Callable[[v2.RequestV2], v2.ResponseV2]
 ) -> None:
     bookie.on_v2 = lambda peer, request: peer.say(nonsense(request))
@@ -444,7 +446,7 @@ async def test_nonsense_in_version_2_does_no_harm(
 
 
 @pytest.mark.parametrize("unasked", [_another_ledger, _an_ack])
-async def test_answers_to_what_nobody_asked_are_dropped(
+async def test_unrequested_answers_are_dropped(
     bookie: Bookie, transport: ApacheTransport, unasked: Callable[[v2.RequestV2], v2.ResponseV2]
 ) -> None:
     bookie.on_v2 = lambda peer, request: peer.say(unasked(request), bookie.answered_v2(request))
@@ -454,7 +456,7 @@ async def test_answers_to_what_nobody_asked_are_dropped(
 
 
 @pytest.mark.parametrize("raw", [b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\0\0\0", b"\0\0\0\x05\x02\x02\0\0\0"])
-async def test_bytes_that_are_no_answers_end_the_second_connection_alone(
+async def test_malformed_answers_end_only_the_second_connection(
     bookie: Bookie, transport: ApacheTransport, raw: bytes
 ) -> None:
     bookie.on_v2 = lambda peer, request: peer.transport.write(raw)
@@ -463,15 +465,13 @@ async def test_bytes_that_are_no_answers_end_the_second_connection_alone(
 
 
 @pytest.mark.parametrize("tail", [b"\0", b"\0\0\0\x50", b"\xff\xff\xff\xff"])
-async def test_a_batch_that_cannot_be_told_apart_brings_nothing(
-    bookie: Bookie, transport: ApacheTransport, tail: bytes
-) -> None:
+async def test_a_malformed_batch_is_discarded(bookie: Bookie, transport: ApacheTransport, tail: bytes) -> None:
     bookie.on_v2 = lambda peer, request: peer.send(v2.encode_response(bookie.answered_v2(request)) + tail)
     assert await read(transport, range(40)) == ReadReply(Status.OK, found(range(40)))
     assert len(bookie.asked_v3) == 40
 
 
-async def test_the_end_of_a_bookie_is_told(bookie: Bookie, transport: ApacheTransport) -> None:
+async def test_a_lost_connection_is_reported_as_unreachable(bookie: Bookie, transport: ApacheTransport) -> None:
     assert (await read(transport, range(40))).status is Status.OK
 
     def die(peer: Peer, request: v2.RequestV2) -> None:
@@ -485,7 +485,7 @@ async def test_the_end_of_a_bookie_is_told(bookie: Bookie, transport: ApacheTran
     assert bookie.asked_v3 == []
 
 
-async def test_who_has_to_log_in_stays_on_version_3(bookie: Bookie) -> None:
+async def test_a_client_that_has_to_log_in_stays_on_version_3(bookie: Bookie) -> None:
     login = SaslCredentials("user", "secret", SaslMechanism.DIGEST_MD5)
     transport = transport_to(bookie, BookieSecurity(sasl=login))
     await read(transport, range(40), SOON_S)

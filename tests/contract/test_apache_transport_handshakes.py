@@ -94,7 +94,7 @@ def answers_everything(received: Received) -> None:
 
 
 @needs_openssl
-async def test_tls_is_asked_for_in_the_clear_and_everything_else_goes_inside(
+async def test_tls_is_requested_in_plain_text_and_everything_else_is_encrypted(
     certificates: dict[str, TlsSettings],
 ) -> None:
     async with scripted_bookie() as bookie:
@@ -106,7 +106,7 @@ async def test_tls_is_asked_for_in_the_clear_and_everything_else_goes_inside(
 
 
 @needs_openssl
-async def test_a_bookie_that_asks_for_certificates_gets_ours(certificates: dict[str, TlsSettings]) -> None:
+async def test_a_bookie_that_requires_certificates_gets_ours(certificates: dict[str, TlsSettings]) -> None:
     client = certificates["client"]
     async with scripted_bookie() as bookie:
         context = server_context(certificates["bookie"], asks_for_certificates=True)
@@ -117,7 +117,7 @@ async def test_a_bookie_that_asks_for_certificates_gets_ours(certificates: dict[
 
 @needs_openssl
 @pytest.mark.parametrize("name", ["elsewhere", "stranger"])
-async def test_a_bookie_that_cannot_prove_its_name_gets_no_request(
+async def test_a_bookie_that_cannot_prove_its_identity_gets_no_request(
     certificates: dict[str, TlsSettings], name: str
 ) -> None:
     async with scripted_bookie() as bookie:
@@ -128,7 +128,7 @@ async def test_a_bookie_that_cannot_prove_its_name_gets_no_request(
 
 
 @needs_openssl
-async def test_a_bookie_without_tls_gets_nothing_in_the_clear(certificates: dict[str, TlsSettings]) -> None:
+async def test_nothing_is_sent_in_plain_text_to_a_bookie_without_tls(certificates: dict[str, TlsSettings]) -> None:
     async with scripted_bookie() as bookie:
         operations = []
 
@@ -144,7 +144,7 @@ async def test_a_bookie_without_tls_gets_nothing_in_the_clear(certificates: dict
 
 
 @needs_openssl
-async def test_bytes_smuggled_in_before_tls_end_the_connection(certificates: dict[str, TlsSettings]) -> None:
+async def test_plain_bytes_injected_before_tls_end_the_connection(certificates: dict[str, TlsSettings]) -> None:
     async with scripted_bookie() as bookie:
 
         def react(received: Received) -> None:
@@ -181,7 +181,7 @@ async def test_a_bookie_may_refuse_a_client_after_the_handshake(certificates: di
 @pytest.mark.parametrize(
     ("sasl", "told"), [(None, TLS_OR_LOGIN_DEMANDED), (DIGEST_MD5.sasl, "demands TLS (--tls-ca)")], ids=["none", "sasl"]
 )
-async def test_tls_is_named_as_what_is_missing_where_there_is_none(
+async def test_a_refused_client_without_tls_is_advised_to_use_tls(
     certificates: dict[str, TlsSettings], sasl: SaslCredentials | None, told: str
 ) -> None:
     """A bookie that identifies clients by their certificates refuses unencrypted logins like any other request."""
@@ -198,7 +198,7 @@ async def test_tls_is_named_as_what_is_missing_where_there_is_none(
 
 
 @needs_openssl
-async def test_a_login_may_follow_where_the_certificate_was_not_enough(certificates: dict[str, TlsSettings]) -> None:
+async def test_a_login_is_sent_if_the_certificate_was_not_sufficient(certificates: dict[str, TlsSettings]) -> None:
     async with scripted_bookie() as bookie:
         peer = DigestMd5Bookie()
 
@@ -226,7 +226,7 @@ async def test_a_handshake_that_hangs_is_a_timeout(certificates: dict[str, TlsSe
 
 
 @needs_openssl
-async def test_the_login_comes_inside_tls(certificates: dict[str, TlsSettings]) -> None:
+async def test_the_login_is_sent_inside_tls(certificates: dict[str, TlsSettings]) -> None:
     async with scripted_bookie() as bookie:
         bookie.react = with_tls(server_context(certificates["bookie"]), DigestMd5Bookie().react)
         both = BookieSecurity(certificates["client"], DIGEST_MD5.sasl)
@@ -234,7 +234,7 @@ async def test_the_login_comes_inside_tls(certificates: dict[str, TlsSettings]) 
 
 
 @needs_openssl
-def test_incomplete_files_are_refused_with_their_names(certificates: dict[str, TlsSettings], tmp_path: Path) -> None:
+def test_incomplete_files_are_refused_by_name(certificates: dict[str, TlsSettings], tmp_path: Path) -> None:
     client = certificates["client"]
     (tmp_path / "empty.pem").write_text("")
     for tls, match in (
@@ -291,7 +291,7 @@ def say(received: Received, token: bytes, plugin: str = "sasl") -> None:
     received.client.send(response.SerializeToString())
 
 
-async def test_a_login_by_digest_opens_the_connection() -> None:
+async def test_a_login_with_digest_md5_opens_the_connection() -> None:
     async with scripted_bookie() as bookie:
         bookie.react = DigestMd5Bookie().react
         async with reached(bookie, DIGEST_MD5) as transport:
@@ -299,7 +299,7 @@ async def test_a_login_by_digest_opens_the_connection() -> None:
             assert [reply.status for reply in await asyncio.gather(*calls)] == [Status.OK] * 3
 
 
-async def test_a_plain_login_is_one_token() -> None:
+async def test_a_plain_login_consists_of_one_token() -> None:
     async with scripted_bookie() as bookie:
 
         def react(received: Received) -> None:
@@ -313,7 +313,7 @@ async def test_a_plain_login_is_one_token() -> None:
         assert (await info(bookie, PLAIN)).status is Status.OK
 
 
-async def test_a_bookie_without_logins_takes_us_as_we_are() -> None:
+async def test_a_bookie_without_logins_accepts_our_connection() -> None:
     async with scripted_bookie() as bookie:
         bookie.react = lambda received: (
             say(received, b"", "AuthDisabledPlugin") if received.operation == pb.AUTH else received.answer()
@@ -323,7 +323,7 @@ async def test_a_bookie_without_logins_takes_us_as_we_are() -> None:
 
 
 @pytest.mark.parametrize("is_silent", [False, True], ids=["said", "kept quiet as Apache's do"])
-async def test_a_refused_login_is_no_verdict_on_a_ledgers_password(
+async def test_a_refused_login_is_not_reported_as_a_wrong_ledger_password(
     caplog: pytest.LogCaptureFixture, is_silent: bool
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -337,7 +337,7 @@ async def test_a_refused_login_is_no_verdict_on_a_ledgers_password(
 
 
 @pytest.mark.parametrize("security", [PLAINTEXT, PLAIN], ids=["no login", "another mechanism"])
-async def test_a_bookie_that_wants_another_login_is_unreachable(security: BookieSecurity) -> None:
+async def test_a_bookie_that_requires_another_login_is_unreachable(security: BookieSecurity) -> None:
     async with scripted_bookie() as bookie:
         bookie.react = DigestMd5Bookie().react
         async with reached(bookie, security) as transport:
@@ -346,7 +346,7 @@ async def test_a_bookie_that_wants_another_login_is_unreachable(security: Bookie
             assert "login" in reply.detail
 
 
-async def test_a_bookie_that_does_not_know_the_password_is_not_believed() -> None:
+async def test_a_bookie_that_does_not_prove_that_it_has_the_password_is_rejected() -> None:
     async with scripted_bookie() as bookie:
         liar = DigestMd5Bookie()
         liar.proof = "0" * 32
@@ -376,7 +376,7 @@ def _endless(received: Received) -> None:
     ],
     ids=["no content", "wrong proof", "other plugin", "no token", "large token", "hangs up"],
 )
-async def test_logins_that_lead_nowhere_end(react: Callable[[Received], None]) -> None:
+async def test_logins_without_progress_end(react: Callable[[Received], None]) -> None:
     async with scripted_bookie() as bookie:
         bookie.react = react
         assert (await info(bookie, DIGEST_MD5)).status is Status.UNREACHABLE
@@ -396,7 +396,7 @@ async def test_a_connection_that_is_never_ready_is_given_up(monkeypatch: pytest.
         await bookie.clients[0].is_lost.wait()
 
 
-async def test_the_next_call_after_a_failed_login_tries_again() -> None:
+async def test_the_next_call_after_a_failed_login_retries_it() -> None:
     async with scripted_bookie() as bookie, reached(bookie, DIGEST_MD5) as transport:
         bookie.react = lambda received: received.refuse(pb.EUA)
         assert (await transport.ask(BOOKIE, Info(), DEADLINE_S)).status is Status.UNREACHABLE
@@ -404,7 +404,7 @@ async def test_the_next_call_after_a_failed_login_tries_again() -> None:
         assert (await transport.ask(BOOKIE, Info(), DEADLINE_S)).status is Status.OK
 
 
-async def test_closing_gives_up_a_handshake() -> None:
+async def test_closing_cancels_a_handshake() -> None:
     async with scripted_bookie() as bookie, reached(bookie, DIGEST_MD5) as transport:
         call = asyncio.create_task(transport.ask(BOOKIE, Info(), DEADLINE_S))
         await bookie.next(pb.AUTH)
@@ -413,7 +413,7 @@ async def test_closing_gives_up_a_handshake() -> None:
         await bookie.clients[0].is_lost.wait()
 
 
-async def test_a_caller_that_gives_up_leaves_the_handshake_to_the_others() -> None:
+async def test_a_cancelled_caller_does_not_end_the_handshake_for_others() -> None:
     async with scripted_bookie() as bookie, reached(bookie, DIGEST_MD5) as transport:
         impatient = asyncio.create_task(transport.ask(BOOKIE, Info(), DEADLINE_S))
         first = await bookie.next(pb.AUTH)

@@ -74,7 +74,7 @@ async def unlisted(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> 
         (pb.ETOOMANYREQUESTS, Status.TOO_MANY_REQUESTS),
     ],
 )
-async def test_a_bookie_that_answers_all_but_lists_is_judged_by_its_last_entry(
+async def test_a_bookie_that_answers_everything_but_lists_is_detected_by_its_last_entry(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, code: int, status: Status
 ) -> None:
     for _ in range(2):
@@ -91,7 +91,7 @@ async def test_a_bookie_that_answers_all_but_lists_is_judged_by_its_last_entry(
         assert (reply.status, reply.entries) == (status, EntryRuns(()))
 
 
-async def test_a_bookie_once_found_without_lists_is_not_asked_for_one_again(
+async def test_a_bookie_without_support_for_lists_is_not_sent_a_list_request_again(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     await unlisted(transport, bookie)
@@ -111,7 +111,7 @@ async def test_a_busy_bookie_is_not_remembered_as_one_without_lists(
     await listed(transport, bookie)
 
 
-async def test_over_a_new_connection_the_bookie_is_asked_anew(
+async def test_a_new_connection_sends_a_list_request_again(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     await unlisted(transport, bookie)
@@ -122,7 +122,7 @@ async def test_over_a_new_connection_the_bookie_is_asked_anew(
     await listed(transport, bookie)
 
 
-async def test_a_list_that_comes_before_the_last_entry_counts(
+async def test_a_list_that_arrives_before_the_last_entry_is_used(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     call = listing(transport)
@@ -132,7 +132,7 @@ async def test_a_list_that_comes_before_the_last_entry_counts(
     assert await call == ListReply(Status.OK, LISTED)
 
 
-async def test_a_list_that_comes_late_shows_that_the_bookie_lists(
+async def test_a_late_list_shows_that_the_bookie_supports_lists(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     call = listing(transport)
@@ -146,7 +146,7 @@ async def test_a_list_that_comes_late_shows_that_the_bookie_lists(
     await listed(transport, bookie)
 
 
-async def test_a_bookie_that_answers_nothing_is_silent_and_nothing_else(
+async def test_a_bookie_that_answers_nothing_is_reported_as_a_timeout(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     await connect(transport, bookie)
@@ -158,7 +158,7 @@ async def test_a_bookie_that_answers_nothing_is_silent_and_nothing_else(
     assert (await call).status is Status.TIMEOUT
 
 
-async def test_an_answer_to_another_ledger_s_request_proves_nothing(
+async def test_an_answer_for_another_ledger_is_not_evidence(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     call = listing(transport, AFTER_AN_ANSWER_S)

@@ -94,7 +94,7 @@ async def test_acks_in_any_order_reach_the_right_callers(
     assert [(await call).status for call in calls] == [Status.OK, Status.READ_ONLY, Status.FENCED]
 
 
-async def test_a_batch_is_one_request_for_each_entry_in_their_order(
+async def test_a_batch_is_sent_as_one_request_for_each_entry_in_order(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     call = adding(transport, batch(3, 1, 2))
@@ -119,7 +119,7 @@ async def test_a_batch_is_one_request_for_each_entry_in_their_order(
         ((pb.EBADVERSION, pb.EOK), Status.BAD_REQUEST),
     ],
 )
-async def test_a_batch_is_ok_if_all_of_it_is_and_else_its_most_telling_failure(
+async def test_a_batch_succeeds_if_all_its_adds_do_and_else_has_the_most_specific_failure(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, codes: tuple[int, int], status: Status
 ) -> None:
     call = adding(transport, batch(0, 1))
@@ -128,7 +128,7 @@ async def test_a_batch_is_ok_if_all_of_it_is_and_else_its_most_telling_failure(
     assert (await call).status is status
 
 
-async def test_what_is_known_of_a_batch_survives_its_deadline_and_its_connection(
+async def test_the_known_result_of_a_batch_survives_its_deadline_and_its_connection(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     call = adding(transport, batch(0, 1), AFTER_AN_ANSWER_S)
@@ -205,7 +205,7 @@ NONSENSE: dict[str, Callable[[Received], bytes]] = {
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE.keys())
-async def test_an_answer_that_is_no_message_ends_the_connection(
+async def test_a_malformed_answer_ends_the_connection(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, nonsense: Callable[[Received], bytes]
 ) -> None:
     calls = [adding(transport, batch(n)) for n in range(2)]
@@ -250,7 +250,7 @@ async def in_pieces(received: Received, frame: bytes) -> None:
     received.client.send_raw(frame[80:])
 
 
-async def test_an_entry_that_is_too_long_is_an_io_error_of_its_own(
+async def test_a_too_long_entry_is_an_io_error_of_that_entry_only(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     add = adding(transport, batch(0))
@@ -268,7 +268,7 @@ async def test_an_entry_that_is_too_long_is_an_io_error_of_its_own(
     assert len(bookie.clients) == 1
 
 
-async def test_whoever_asks_for_a_last_entry_that_is_too_long_hears_it(
+async def test_a_too_long_last_entry_is_reported_to_the_caller(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     def react(received: Received) -> None:
@@ -291,7 +291,7 @@ async def test_whoever_asks_for_a_last_entry_that_is_too_long_hears_it(
 @pytest.mark.parametrize(
     "head", [bytes(64), b"\x0a" + bytes(63), b"\x0a\x7f" + bytes(62), b"\x0a\x02\x08\x03" + bytes(60)]
 )
-async def test_a_long_frame_that_begins_with_no_header_ends_the_connection(
+async def test_a_long_frame_without_a_valid_header_ends_the_connection(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, head: bytes
 ) -> None:
     call = adding(transport, batch(0))
@@ -301,7 +301,7 @@ async def test_a_long_frame_that_begins_with_no_header_ends_the_connection(
     await is_reachable_again(transport, bookie)
 
 
-async def test_a_long_answer_to_nobody_is_passed_over(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
+async def test_a_long_answer_to_no_request_is_skipped(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
     call = adding(transport, batch(0))
     received = await bookie.next(pb.ADD_ENTRY)
     for other in (received.response(txn_id=99), received.response(operation=pb.READ_ENTRY)):
@@ -324,7 +324,7 @@ async def check_it_passes(transport: Transport, bookie: ScriptedApacheBookie, pa
     assert (await read).results[0].packet == packet
 
 
-async def test_longer_frames_are_taken_where_they_are_allowed(
+async def test_longer_frames_are_accepted_if_the_limit_allows_them(
     directory: Directory, bookie: ScriptedApacheBookie
 ) -> None:
     transport = open_transport(directory, BookieSecurity(frame_bytes_max=3 * FRAME_BYTES_MAX))
@@ -332,7 +332,7 @@ async def test_longer_frames_are_taken_where_they_are_allowed(
     await transport.close()
 
 
-async def test_requests_on_a_broken_connection_are_unreachable_and_the_next_one_connects_again(
+async def test_requests_on_a_broken_connection_are_unreachable_and_the_next_one_reconnects(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     calls = [adding(transport, batch(n)) for n in range(2)]
@@ -344,7 +344,7 @@ async def test_requests_on_a_broken_connection_are_unreachable_and_the_next_one_
     await is_reachable_again(transport, bookie)
 
 
-async def test_adds_wait_for_room_in_their_order(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
+async def test_adds_wait_for_room_in_order(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
     large, blocked, small = (adding(transport, batch(n, payload=bytes(size))) for n, size in enumerate((600, 600, 1)))
     first = await bookie.next(pb.ADD_ENTRY)
     await connect(transport, bookie)  # after this round trip, everything sent before has arrived
@@ -366,7 +366,7 @@ async def test_an_add_that_waits_for_room_times_out(transport: ApacheTransport, 
     assert bookie.requests.empty()
 
 
-async def test_cancelled_adds_give_their_room_back(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
+async def test_cancelled_adds_release_their_room(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
     for n in range(3):
         call = adding(transport, batch(n, payload=bytes(900)))
         await bookie.next(pb.ADD_ENTRY)
@@ -388,7 +388,7 @@ async def test_a_bookie_that_does_not_read_makes_adds_wait_and_time_out(
     await transport.close()
 
 
-async def test_an_entry_that_no_frame_holds_is_refused_before_it_breaks_the_connection(
+async def test_an_entry_too_large_for_any_frame_is_refused_before_it_breaks_the_connection(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     call = adding(transport, batch(0))
@@ -399,13 +399,15 @@ async def test_an_entry_that_no_frame_holds_is_refused_before_it_breaks_the_conn
     assert (await call).status is Status.OK
 
 
-async def test_the_largest_entry_passes_in_both_directions(directory: Directory, bookie: ScriptedApacheBookie) -> None:
+async def test_the_largest_entry_can_be_sent_in_both_directions(
+    directory: Directory, bookie: ScriptedApacheBookie
+) -> None:
     transport = ApacheTransport(directory)
     await check_it_passes(transport, bookie, entry(0, bytes(FRAME_BYTES_MAX - 200)))
     await transport.close()
 
 
-async def test_another_port_means_another_connection(
+async def test_a_changed_port_causes_a_new_connection(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, directory: Directory, start: Start
 ) -> None:
     old = adding(transport, batch(0))
@@ -418,7 +420,7 @@ async def test_another_port_means_another_connection(
     assert (await old).status is Status.UNREACHABLE
 
 
-async def test_batches_for_certain_disks_are_refused_where_nothing_says_that_they_are_there(
+async def test_batches_for_an_incarnation_are_refused_if_it_is_not_the_registered_one(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, directory: Directory
 ) -> None:
     pinned = AddBatch(LEDGER, KEY, [entry(0)], incarnation="these")
@@ -448,11 +450,11 @@ async def test_bookies_without_an_address_of_this_protocol_are_unresolved(
     assert all(BOOKIE in detail for _, detail in replies)
 
 
-async def test_silence_is_a_timeout(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
+async def test_a_missing_answer_is_a_timeout(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
     assert {status for status, _ in await every_request(transport, SOON_S)} == {Status.TIMEOUT}
 
 
-async def test_closing_answers_what_is_in_flight_and_what_comes_later(
+async def test_closing_answers_requests_in_flight_and_later_ones(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     adds = [adding(transport, batch(n, payload=bytes(900))) for n in range(2)]  # the second one waits for space
@@ -467,7 +469,7 @@ async def test_closing_answers_what_is_in_flight_and_what_comes_later(
     await transport.close()
 
 
-async def test_a_bookie_that_nobody_runs_is_unreachable_at_once(
+async def test_a_bookie_that_is_not_running_is_unreachable_at_once(
     transport: ApacheTransport, directory: Directory
 ) -> None:
     directory.address = BookieAddress("127.0.0.1", 1, APACHE_PROTOCOL)
@@ -488,7 +490,7 @@ async def test_a_bookie_that_nobody_runs_is_unreachable_at_once(
         ("localhost", -1),
     ],
 )
-async def test_an_address_that_is_none_is_unreachable(
+async def test_an_invalid_address_is_unreachable(
     transport: ApacheTransport, directory: Directory, host: str, port: int
 ) -> None:
     directory.address = BookieAddress(host, port, APACHE_PROTOCOL)
@@ -498,7 +500,7 @@ async def test_an_address_that_is_none_is_unreachable(
     assert "4464" not in reply.detail
 
 
-async def test_a_refusal_without_content_is_one_of_the_request(
+async def test_a_refusal_without_content_refuses_the_request(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     bookie.react = lambda received: received.refuse(pb.EBADREQ)
@@ -506,7 +508,7 @@ async def test_a_refusal_without_content_is_one_of_the_request(
     assert len(bookie.clients) == 1
 
 
-async def test_a_bookie_that_demands_a_login_says_nothing_of_the_ledgers_password(
+async def test_a_bookie_that_requires_a_login_is_not_reported_as_a_wrong_ledger_password(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     bookie.react = lambda received: received.refuse(pb.EUA)
@@ -515,7 +517,7 @@ async def test_a_bookie_that_demands_a_login_says_nothing_of_the_ledgers_passwor
     assert all("a login (give --sasl-username" in detail for _, detail in replies)
 
 
-async def test_a_status_that_differs_inside_and_outside_is_neither_a_success_nor_absence(
+async def test_contradictory_statuses_in_an_answer_are_neither_success_nor_absence(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     for inside, outside in ((pb.EOK, pb.EIO), (pb.EIO, pb.EOK), (pb.EOK, pb.ENOENTRY), (pb.ENOLEDGER, pb.EOK)):
@@ -527,7 +529,7 @@ async def test_a_status_that_differs_inside_and_outside_is_neither_a_success_nor
         assert (await call).status is Status.IO_ERROR
 
 
-async def test_calls_for_other_ledgers_need_no_more_connections(
+async def test_calls_for_several_ledgers_share_one_connection(
     transport: ApacheTransport, bookie: ScriptedApacheBookie
 ) -> None:
     bookie.react = lambda received: received.answer()
@@ -536,9 +538,7 @@ async def test_calls_for_other_ledgers_need_no_more_connections(
     assert len(bookie.clients) == 1
 
 
-async def test_the_keys_of_a_ledger_stay_out_of_details(
-    transport: ApacheTransport, bookie: ScriptedApacheBookie
-) -> None:
+async def test_ledger_keys_do_not_appear_in_details(transport: ApacheTransport, bookie: ScriptedApacheBookie) -> None:
     key = b"very-secret-master-k"
     bookie.react = lambda received: received.answer(pb.EUA)
     replies = [

@@ -138,7 +138,7 @@ async def test_a_cluster_without_marks_has_an_empty_page(
         await tasks.initialize()
 
 
-async def test_a_search_that_finds_little_ends_and_can_be_continued(
+async def test_a_search_with_few_results_ends_and_can_be_continued(
     store: MetadataStore,
     cluster: Cluster,
     operations: StoreOperations,
@@ -180,7 +180,7 @@ async def test_every_known_bookie_has_its_state(
     assert len(figures.asked) == 4
 
 
-async def test_bookies_without_a_transport_have_no_figures(
+async def test_bookies_that_cannot_be_queried_have_no_figures(
     store: MetadataStore, cluster: Cluster, clock: ManualClock
 ) -> None:
     await register(store, cluster, A)
@@ -188,7 +188,7 @@ async def test_bookies_without_a_transport_have_no_figures(
     assert (view.host, view.protocol, view.disk_total_bytes) == ("host-a", PROTOCOL_GRPC, None)
 
 
-async def test_switch_is_apaches_and_turning_it_twice_is_well(
+async def test_the_recovery_switch_is_apaches_and_setting_it_twice_is_no_error(
     store: MetadataStore, cluster: Cluster, operations: StoreOperations
 ) -> None:
     assert await operations.is_recovery_enabled()
@@ -198,7 +198,9 @@ async def test_switch_is_apaches_and_turning_it_twice_is_well(
         assert (await store.stat(f"{cluster.root}/underreplication/disable") is None) is is_on
 
 
-async def test_delay_is_apaches(store: MetadataStore, cluster: Cluster, operations: StoreOperations) -> None:
+async def test_the_lost_bookie_delay_is_apaches(
+    store: MetadataStore, cluster: Cluster, operations: StoreOperations
+) -> None:
     assert await operations.lost_bookie_delay_s() == 0
     await operations.set_lost_bookie_delay_s(90)
     assert await operations.lost_bookie_delay_s() == 90
@@ -207,7 +209,7 @@ async def test_delay_is_apaches(store: MetadataStore, cluster: Cluster, operatio
         await operations.set_lost_bookie_delay_s(-1)
 
 
-def test_worst_fragment_decides() -> None:
+def test_the_worst_fragment_determines_the_severity() -> None:
     fragments = (Fragment(EntryId(0), (A, B, C)), Fragment(EntryId(5), (A, C, D)))
     metadata = LedgerMetadata(3, 3, 2, fragments).closed(EntryId(9), 1)
     worst = worst_fragment(metadata, Bookies(frozenset({A, B}), frozenset()))

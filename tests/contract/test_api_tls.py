@@ -136,7 +136,7 @@ async def grpc_on(port: int, folder: Path, client: str | None, ca: str) -> bool:
 
 
 @pytest.mark.parametrize("answers", [http_answers, grpc_answers])
-async def test_server_proves_who_it_is(tmp_path: Path, folder: Path, answers: Any) -> None:
+async def test_the_server_must_prove_its_identity(tmp_path: Path, folder: Path, answers: Any) -> None:
     assert await answers(tmp_path, folder, server_tls(folder), None)
     assert not await answers(tmp_path, folder, server_tls(folder), None, "strange-ca")
     assert not await answers(tmp_path, folder, server_tls(folder, "elsewhere"), None)
@@ -146,7 +146,7 @@ async def test_server_proves_who_it_is(tmp_path: Path, folder: Path, answers: An
 @pytest.mark.parametrize(
     ("client", "is_admitted"), [("client", True), (None, False), ("stranger", False), ("expired", False)]
 )
-async def test_client_authority_admits_its_clients_alone(
+async def test_only_clients_of_the_client_authority_are_admitted(
     tmp_path: Path, folder: Path, answers: Any, client: str | None, is_admitted: bool
 ) -> None:
     assert await answers(tmp_path, folder, server_tls(folder, is_mutual=True), client) is is_admitted
@@ -176,7 +176,7 @@ async def told_to_a_command(
         ("elsewhere", "our-ca", False),
     ],
 )
-async def test_a_command_asks_the_service_that_its_authority_signed_for_this_host(
+async def test_a_command_accepts_only_a_service_with_a_trusted_certificate_for_its_host(
     tmp_path: Path, folder: Path, server: str, ca: str | None, is_answered: bool
 ) -> None:
     told = await told_to_a_command(tmp_path, folder, server, ca)
@@ -184,24 +184,24 @@ async def test_a_command_asks_the_service_that_its_authority_signed_for_this_hos
 
 
 @pytest.mark.parametrize(("client", "is_answered"), [("client", True), (None, False), ("stranger", False)])
-async def test_a_command_shows_its_certificate(
+async def test_a_command_presents_its_certificate(
     tmp_path: Path, folder: Path, client: str | None, is_answered: bool
 ) -> None:
     told = await told_to_a_command(tmp_path, folder, "server", "our-ca", client, is_mutual=True)
     assert told == "ServiceStatus" if is_answered else told.startswith("no answer from URL: ")
 
 
-async def test_plain_request_gets_nothing_from_a_tls_port(tmp_path: Path, folder: Path) -> None:
+async def test_a_plain_request_to_a_tls_port_gets_no_answer(tmp_path: Path, folder: Path) -> None:
     async with running(tmp_path, tls=server_tls(folder)) as world:
         with pytest.raises(aiohttp.ClientError):
             await world.session.get(f"http://127.0.0.1:{world.api.port}/livez")
 
 
-def test_old_tls_is_not_spoken(folder: Path) -> None:
+def test_old_tls_versions_are_refused(folder: Path) -> None:
     assert ReloadingContext(server_tls(folder)).context.minimum_version >= ssl.TLSVersion.TLSv1_2
 
 
-def test_files_that_cannot_be_used_are_named(folder: Path, tmp_path: Path) -> None:
+def test_unusable_files_are_named(folder: Path, tmp_path: Path) -> None:
     wrong_key = ServerTls(folder / "server.pem", folder / "client.key")
     with pytest.raises(TlsFilesError, match=r"client\.key"):
         ReloadingContext(wrong_key)
@@ -222,7 +222,7 @@ def der(path: Path) -> bytes:
     return ssl.PEM_cert_to_DER_cert(path.read_text())
 
 
-async def test_renewed_certificate_is_taken_while_serving(tmp_path: Path, folder: Path) -> None:
+async def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path, folder: Path) -> None:
     cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     tls = ServerTls(cert, key)
 
@@ -258,7 +258,7 @@ async def test_renewed_certificate_is_taken_while_serving(tmp_path: Path, folder
         await api.stop()
 
 
-async def test_http_api_follows_its_certificate(tmp_path: Path, folder: Path) -> None:
+async def test_the_http_api_reloads_its_certificate(tmp_path: Path, folder: Path) -> None:
     cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     shutil.copyfile(folder / "server.pem", cert)
     shutil.copyfile(folder / "server.key", key)
@@ -278,7 +278,7 @@ async def test_http_api_follows_its_certificate(tmp_path: Path, folder: Path) ->
 
 
 @pytest.mark.parametrize(("of_peer", "is_found"), [("server", True), ("renewed", False)])
-async def test_a_report_is_taken_only_from_an_auditor_with_the_same_certificate(
+async def test_a_report_is_fetched_only_from_an_auditor_with_the_same_certificate(
     tmp_path: Path, folder: Path, of_peer: str, is_found: bool
 ) -> None:
     run = tmp_path / "reports" / RUN

@@ -37,7 +37,7 @@ async def fill(store: ZooKeeperStore, cluster: Cluster) -> None:
     await tasks.marking.mark_many([(ledger_id, (BookieId("a:1"),)) for ledger_id in ids])
 
 
-async def test_counting_apart_gives_the_same_figures_and_outlives_a_session(
+async def test_a_separate_count_gives_the_same_figures_and_keeps_its_session(
     zookeeper: EmbeddedZooKeeper, fresh_root: str
 ) -> None:
     opened: list[ZooKeeperStore] = []
@@ -89,7 +89,7 @@ async def test_closing_ends_a_count_under_way(monkeypatch: pytest.MonkeyPatch) -
         await counting
 
 
-async def test_a_store_that_is_away_is_tried_again_with_another_session(
+async def test_an_unavailable_store_is_retried_with_a_new_session(
     zookeeper: EmbeddedZooKeeper, fresh_root: str
 ) -> None:
     attempts = 0

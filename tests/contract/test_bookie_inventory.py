@@ -81,7 +81,7 @@ def raising(error: Exception) -> Callable[..., Coroutine[Any, Any, Any]]:
     return call
 
 
-def test_a_bookie_lists_its_ledgers_and_the_damage_that_it_knows(bookie: Administered) -> None:
+def test_a_bookie_lists_its_ledgers_and_its_known_damage(bookie: Administered) -> None:
     add(bookie, L1, 0, 1, 2)
     add(bookie, L2, 5)
     bookie.thread.run(bookie.node.storage.fence(LedgerId(9), KEY))
@@ -113,20 +113,20 @@ def test_a_bookie_without_an_inventory_is_unknown(bookie: Administered, monkeypa
     assert (rows, answer["state"]) == ([], InventoryState.NOT_OFFERED.value)
 
 
-def test_a_bookie_that_does_not_answer_is_asked_a_few_times(bookie: Administered) -> None:
+def test_a_bookie_that_does_not_answer_is_retried_a_few_times(bookie: Administered) -> None:
     assert asked(bookie, is_found=False)[1]["detail"] == "its address could not be found"
     rows, answer = asked(bookie, BookieAddress("127.0.0.1", free_loopback_port(random.Random())))
     assert (rows, answer["state"], answer["scrub"]) == ([], InventoryState.NO_ANSWER.value, "")
 
 
-def test_a_bookie_that_wants_a_token_is_named(tmp_path: Path) -> None:
+def test_a_bookie_that_requires_a_token_is_named(tmp_path: Path) -> None:
     with administered(tmp_path, allow_anonymous_read=False) as bookie:
         _, answer = asked(bookie)
     assert answer["state"] == InventoryState.REFUSED.value
     assert "inventory_token_file" in answer["detail"]
 
 
-def test_a_token_in_a_file_is_read_each_time_a_bookie_is_asked(tmp_path: Path) -> None:
+def test_a_token_file_is_read_again_for_each_bookie(tmp_path: Path) -> None:
     file, other = tmp_path / "token", make_token("somebody", Role.READ)
     file.write_text(f"{READ.token}\n")
     with administered(tmp_path, allow_anonymous_read=False) as bookie:
@@ -142,7 +142,7 @@ def test_a_token_in_a_file_is_read_each_time_a_bookie_is_asked(tmp_path: Path) -
         assert asked(bookie, token_file=file)[1]["state"] == InventoryState.LISTED.value
 
 
-def test_a_token_that_cannot_be_used_leaves_the_bookie_unasked(tmp_path: Path) -> None:
+def test_an_unusable_token_leaves_the_bookie_uncontacted(tmp_path: Path) -> None:
     """This includes a bookie that would list its ledgers without a token."""
     file = tmp_path / "token"
     with administered(tmp_path) as bookie:
@@ -157,7 +157,7 @@ def test_a_token_that_cannot_be_used_leaves_the_bookie_unasked(tmp_path: Path) -
         assert "in the clear" in answer["detail"]
 
 
-def test_what_spark_sends_contains_the_path_of_the_token_alone(tmp_path: Path) -> None:
+def test_what_is_sent_to_spark_tasks_contains_only_the_path_of_the_token(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(READ.token)
     tasks = InventoryTasks("zk://h:1/ledgers", 15.0, PLAIN_ACCESS, NO_FILES, (US,), file)
@@ -166,13 +166,13 @@ def test_what_spark_sends_contains_the_path_of_the_token_alone(tmp_path: Path) -
     assert READ.token.encode() not in sent
 
 
-def test_files_that_are_not_there_are_named(bookie: Administered) -> None:
+def test_missing_files_are_named(bookie: Administered) -> None:
     _, answer = asked(bookie, files=SecurityFiles(tls_ca=Path("/nowhere/ca.pem")))
     assert answer["state"] == InventoryState.NOT_ASKED.value
     assert "/nowhere/ca.pem" in answer["detail"]
 
 
-def test_a_list_goes_on_where_a_call_ended(bookie: Administered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_resumes_where_a_call_ended(bookie: Administered, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call lists two ledgers and is then refused. Later the bookie refuses every call."""
     for ledger_id in range(1, 6):
         add(bookie, LedgerId(ledger_id), 0)
@@ -205,7 +205,7 @@ def test_a_list_goes_on_where_a_call_ended(bookie: Administered, monkeypatch: py
     assert (rows, len(calls), answer["state"]) == ([], ATTEMPTS_MAX, InventoryState.NO_ANSWER.value)
 
 
-def test_a_list_that_goes_on_may_be_interrupted_any_number_of_times(
+def test_a_list_that_makes_progress_may_be_interrupted_any_number_of_times(
     bookie: Administered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 3 * ATTEMPTS_MAX
@@ -228,7 +228,7 @@ def test_a_list_that_goes_on_may_be_interrupted_any_number_of_times(
     assert (answer["state"], answer["ledgers"]) == (InventoryState.LISTED.value, count)
 
 
-def test_a_bookie_that_does_not_tell_its_damage_is_not_asked_for_its_ledgers(
+def test_a_bookie_that_does_not_report_its_damage_is_not_asked_to_list_ledgers(
     bookie: Administered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its status, the bookie would appear to have no damage."""
@@ -238,7 +238,7 @@ def test_a_bookie_that_does_not_tell_its_damage_is_not_asked_for_its_ledgers(
     assert (rows, answer["state"], answer["detail"]) == ([], InventoryState.NO_ANSWER.value, "too busy")
 
 
-def test_a_list_that_does_not_end_is_left(bookie: Administered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_takes_too_long_is_given_up(bookie: Administered, monkeypatch: pytest.MonkeyPatch) -> None:
     add(bookie, L1, 0)
     add(bookie, L2, 0)
     monkeypatch.setattr(asking, "BOOKIE_S_MAX", 0.0)
@@ -247,9 +247,7 @@ def test_a_list_that_does_not_end_is_left(bookie: Administered, monkeypatch: pyt
     assert (answer["state"], "took longer" in answer["detail"]) == (InventoryState.NO_ANSWER.value, True)
 
 
-def test_a_bad_answer_is_named_and_what_came_before_it_counts(
-    bookie: Administered, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_answer_is_named_and_earlier_ones_are_used(bookie: Administered, monkeypatch: pytest.MonkeyPatch) -> None:
     async def twice(self: Node, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
         ledger = pb.InventoryLedger(ledger_id=7, is_complete=True, first_entry_id=0, last_entry_id=4)
         yield pb.InventoryBatch(ledgers=[ledger, ledger], is_last=True)
@@ -260,7 +258,7 @@ def test_a_bad_answer_is_named_and_what_came_before_it_counts(
     assert (answer["state"], answer["ledgers"]) == (InventoryState.BAD_ANSWER.value, 1)
 
 
-def test_tasks_ask_and_look_again_on_a_real_zookeeper(
+def test_tasks_query_bookies_and_check_again_on_a_real_zookeeper(
     bookie: Administered, zookeeper: EmbeddedZooKeeper, fresh_root: str
 ) -> None:
     """The test calls the two functions that Spark calls, with batches as input and output."""

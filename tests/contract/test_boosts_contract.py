@@ -22,7 +22,7 @@ def boosts(store: MetadataStore, base: str) -> Boosts:
     return Boosts(store, base)
 
 
-async def test_a_boost_is_read_until_its_end_and_then_removed(boosts: Boosts, store: MetadataStore) -> None:
+async def test_a_boost_is_valid_until_its_end_and_then_removed(boosts: Boosts, store: MetadataStore) -> None:
     assert await boosts.active(0) == []
     await boosts.start(boost(7))
     await boosts.start(boost(8, until_ms=5000))
@@ -31,7 +31,7 @@ async def test_a_boost_is_read_until_its_end_and_then_removed(boosts: Boosts, st
     assert await store.stat(boosts.path(LedgerId(7))) is None
 
 
-async def test_a_boost_outlives_its_session_and_its_end_can_be_moved(
+async def test_a_boost_outlives_its_session_and_can_be_extended(
     boosts: Boosts, backend: Backend, store: MetadataStore, base: str
 ) -> None:
     await boosts.start(boost(7))
@@ -44,7 +44,7 @@ async def test_a_boost_outlives_its_session_and_its_end_can_be_moved(
     assert await boosts.active(0) == []
 
 
-async def test_the_number_is_bounded_and_ended_boosts_make_room(
+async def test_the_number_of_boosts_is_bounded_and_ended_ones_make_room(
     boosts: Boosts, backend: Backend, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boosts_module, "BOOSTS_MAX", 2)
@@ -62,7 +62,7 @@ async def test_the_number_is_bounded_and_ended_boosts_make_room(
     assert second.ledger_id != 9
 
 
-async def test_a_damaged_boost_counts_as_none(boosts: Boosts, store: MetadataStore) -> None:
+async def test_a_damaged_boost_is_ignored(boosts: Boosts, store: MetadataStore) -> None:
     await boosts.start(boost(7))
     await store.set(boosts.path(LedgerId(7)), b"nonsense", ANY_VERSION)
     assert await boosts.active(1000) == []

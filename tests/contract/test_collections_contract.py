@@ -18,7 +18,7 @@ def held(store: MetadataStore, base: str) -> HeldCollections:
     return HeldCollections(store, base)
 
 
-async def test_what_is_held_allows_nothing_until_an_operator_does(
+async def test_a_held_collection_deletes_nothing_until_an_operator_allows_it(
     held: HeldCollections, backend: Backend, base: str
 ) -> None:
     assert not (await held.hold(BK1, 60, 100, 1000)).allows(1, 1000)
@@ -34,19 +34,19 @@ async def test_what_is_held_allows_nothing_until_an_operator_does(
     assert await other.all() == [found]
 
 
-async def test_nothing_is_allowed_in_advance(held: HeldCollections, store: MetadataStore) -> None:
+async def test_a_collection_cannot_be_allowed_in_advance(held: HeldCollections, store: MetadataStore) -> None:
     with pytest.raises(NothingHeldError):
         await held.allow(BK1, "me@host", 0, HOUR_MS)
     assert await store.stat(held.path(BK1)) is None
 
 
-async def test_an_allowance_that_is_too_long_allows_nothing(held: HeldCollections) -> None:
+async def test_an_allowance_beyond_the_longest_duration_allows_nothing(held: HeldCollections) -> None:
     await held.hold(BK1, 60, 100, 0)
     allowed = await held.allow(BK1, "me@host", 0, ALLOWED_S_MAX * 1000 + 1, 1000)
     assert not allowed.allows(1, 0)
 
 
-async def test_ending_and_removing_are_idempotent_and_keep_others(held: HeldCollections) -> None:
+async def test_ending_and_removing_are_idempotent_and_do_not_affect_others(held: HeldCollections) -> None:
     for bookie in (BK1, BK2):
         await held.hold(bookie, 60, 100, 0)
     for _ in range(2):

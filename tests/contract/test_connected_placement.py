@@ -56,7 +56,9 @@ async def test_client_follows_the_topology_in_zookeeper(where: tuple[str, str], 
     assert "placement feed" not in names
 
 
-async def test_file_counts_before_zookeeper(where: tuple[str, str], topologies: TopologyStore, tmp_path: Path) -> None:
+async def test_a_topology_file_has_precedence_over_zookeeper(
+    where: tuple[str, str], topologies: TopologyStore, tmp_path: Path
+) -> None:
     uri = "zk+hierarchical://{}{}".format(*where)
     file = tmp_path / "topology.json"
     file.write_text('{"bk1": "/filed"}')
@@ -67,7 +69,7 @@ async def test_file_counts_before_zookeeper(where: tuple[str, str], topologies: 
         await connect(uri, topology_file=tmp_path / "none.json")
 
 
-async def test_only_a_strict_client_does_not_start_on_nonsense(
+async def test_only_a_strict_client_refuses_to_start_with_a_malformed_topology(
     where: tuple[str, str], topologies: TopologyStore
 ) -> None:
     uri = "zk+hierarchical://{}{}".format(*where)
@@ -79,7 +81,7 @@ async def test_only_a_strict_client_does_not_start_on_nonsense(
         assert client.ports.placement.topology.known(BK1) is None
 
 
-async def test_a_client_that_says_where_it_is_reads_near_replicas_first(
+async def test_a_client_with_a_configured_location_reads_near_replicas_first(
     where: tuple[str, str], topologies: TopologyStore
 ) -> None:
     await topologies.write('{"bk1:3181": "/a/1", "bk2:3181": "/b/1"}')

@@ -122,7 +122,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 
 
 @pytest.mark.parametrize("digest_type", [DigestType.CRC32, DigestType.CRC32C, DigestType.HMAC])
-async def test_entries_are_copied_byte_for_byte_and_only_those_asked_for(world: World, digest_type: DigestType) -> None:
+async def test_only_the_requested_entries_are_copied_byte_for_byte(world: World, digest_type: DigestType) -> None:
     packets = make_packets(LEDGER, 20, digest_type=digest_type)
     await world.fill(*packets.values())
     reply = await world.copy(1, 2, 5, digest_type=digest_type)
@@ -140,7 +140,7 @@ async def test_a_repeated_copy_changes_nothing(world: World) -> None:
     assert await world.on_target() == packets
 
 
-async def test_each_entry_that_is_not_there_or_not_whole_is_named_and_the_others_are_copied(world: World) -> None:
+async def test_each_missing_or_damaged_entry_is_named_and_the_others_are_copied(world: World) -> None:
     packets = make_packets(LEDGER, 6)
     packets[EntryId(3)] = packets[EntryId(3)][:-1] + bytes([packets[EntryId(3)][-1] ^ 1])
     await world.fill(*(packet for entry_id, packet in packets.items() if entry_id != 1))
@@ -158,7 +158,7 @@ async def test_a_digest_with_another_key_verifies_nothing(world: World) -> None:
     assert await world.on_target() == {}
 
 
-async def test_what_does_not_fit_into_one_answer_is_asked_for_again(world: World) -> None:
+async def test_what_does_not_fit_into_one_answer_is_requested_again(world: World) -> None:
     packets = make_packets(LEDGER, 4, payload_bytes=PACKET_BYTES_MAX - 100)
     await world.fill(*packets.values())
     waiting, copied_bytes = list(packets), []
@@ -172,7 +172,7 @@ async def test_what_does_not_fit_into_one_answer_is_asked_for_again(world: World
     assert await world.on_target() == packets
 
 
-async def test_a_fenced_or_read_only_target_takes_copies(world: World) -> None:
+async def test_a_fenced_or_read_only_target_accepts_copies(world: World) -> None:
     packets = make_packets(LEDGER, 3)
     await world.fill(*packets.values())
     assert (await world.client.ask(TARGET, Fence(LEDGER, KEY), STATE_S)).status is Status.OK
@@ -180,7 +180,7 @@ async def test_a_fenced_or_read_only_target_takes_copies(world: World) -> None:
     assert (await world.copy(*packets)).stored_count == 3
 
 
-async def test_a_full_target_stores_nothing_and_says_so(world: World) -> None:
+async def test_a_full_target_stores_nothing_and_reports_it(world: World) -> None:
     await world.fill(*make_packets(LEDGER, 3).values())
     world.target.storage.takes_no_adds = True
     reply = await world.copy(0, 1, 2)
@@ -225,7 +225,7 @@ REFUSALS: list[tuple[Callable[[World], Copy], Status]] = [
 
 
 @pytest.mark.parametrize(("refused", "status"), REFUSALS)
-async def test_what_is_refused_stores_nothing(world: World, refused: Callable[[World], Copy], status: Status) -> None:
+async def test_a_refused_request_stores_nothing(world: World, refused: Callable[[World], Copy], status: Status) -> None:
     await world.fill(*make_packets(LEDGER, 3).values())
     await world.target.storage.add(AddBatch(LEDGER, KEY, [make_packets(LEDGER, 10)[EntryId(9)]], is_recovery=True))
     reply = await world.client.ask(TARGET, refused(world), STATE_S)
@@ -233,14 +233,14 @@ async def test_what_is_refused_stores_nothing(world: World, refused: Callable[[W
     assert list(await world.on_target()) == [9]
 
 
-async def test_an_address_is_no_bookie(world: World) -> None:
+async def test_an_address_is_not_accepted_as_a_bookie_id(world: World) -> None:
     """A caller can name only registered bookies. An id that looks like an address is looked up, not connected to."""
     await world.fill(*make_packets(LEDGER, 1).values())
     reply = await world.client.ask(TARGET, of_nobody(world), STATE_S)
     assert (reply.status, reply.source, reply.covered) == (Status.OK, Status.UNRESOLVED, 0)
 
 
-async def test_a_source_that_is_gone_or_speaks_another_protocol_is_silent_and_not_without_entries(
+async def test_a_lost_source_or_one_with_another_protocol_is_not_reported_as_without_entries(
     world: World,
 ) -> None:
     address = world.directory.addresses[SOURCE]
@@ -255,14 +255,14 @@ async def test_a_source_that_is_gone_or_speaks_another_protocol_is_silent_and_no
         assert not reply.source.is_absent
 
 
-async def test_a_bookie_that_does_not_copy_refuses_and_goes_on_serving(world: World) -> None:
+async def test_a_bookie_that_does_not_support_copies_refuses_and_continues_to_serve(world: World) -> None:
     request = replace(copying(0), source=TARGET)
     reply = await world.client.ask(SOURCE, request, STATE_S)
     assert (reply.status, reply.covered) == (Status.BAD_REQUEST, 0)
     assert isinstance(await world.client.ask(SOURCE, Info(), STATE_S), InfoReply)
 
 
-async def test_apache_s_protocol_has_no_copies() -> None:
+async def test_apaches_protocol_has_no_copies() -> None:
     async with a_world("apache") as world:
         reply = await world.transport.ask(BookieId("bookie-1"), copying(0), STATE_S)
         assert reply.status is Status.UNSUPPORTED
@@ -276,7 +276,7 @@ async def test_a_bookie_reads_from_others_with_its_own_certificate(certificates:
         assert (await world.copy(*packets)).stored_count == 3
 
 
-def test_the_digest_key_opens_nothing_but_the_digest() -> None:
+def test_the_digest_key_gives_access_only_to_the_digest() -> None:
     assert digest_key(DigestType.HMAC, PASSWORD) != master_key(PASSWORD)
     assert digest_key(DigestType.CRC32C, PASSWORD) == b""
     assert digest_for(DigestType.HMAC, PASSWORD).size == len(digest_key(DigestType.HMAC, PASSWORD))

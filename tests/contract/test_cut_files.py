@@ -207,7 +207,7 @@ async def check(home: Path, path: Path, name: str, damage: Damage, held: Held = 
     return kind, result
 
 
-async def test_a_cut_or_a_flip_in_each_kind_of_file_ends_as_documented(home: Path) -> None:
+async def test_a_cut_or_a_bit_flip_in_each_kind_of_file_ends_as_documented(home: Path) -> None:
     await filled(home / "filled")
     last = {kind_of(path): path for path in files(home / "filled")}
     rng = random.Random(5)
@@ -220,7 +220,7 @@ async def test_a_cut_or_a_flip_in_each_kind_of_file_ends_as_documented(home: Pat
 
 
 @pytest.mark.parametrize("kind", ["log", "manifest"])
-async def test_a_record_of_the_index_at_which_its_database_would_never_go_on_is_refused(home: Path, kind: str) -> None:
+async def test_an_index_record_on_which_the_database_would_loop_forever_is_refused(home: Path, kind: str) -> None:
     """One flipped bit changes the type of a record to one that occurs only in reused logs."""
     await filled(home / "filled")
     [path] = [path for path in files(home / "filled") if kind_of(path) == kind and path.name != "CURRENT"]
@@ -249,7 +249,7 @@ def second_record(log: Path) -> int:
         ("text", 512, 20, ACKNOWLEDGED),
     ],
 )
-async def test_cuts_of_the_last_bytes_and_flips_end_as_documented(
+async def test_cuts_of_the_last_bytes_and_bit_flips_end_as_documented(
     home: Path, kind: str, tail: int, flip_count: int, held: Held
 ) -> None:
     """The journal, its marks and the entry logs are cut at every byte by the unit tests, on the twins of the disks.

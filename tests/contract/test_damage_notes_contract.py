@@ -59,7 +59,7 @@ async def test_ledgers_are_marked_after_they_are_closed(notes: DamageNotes, ledg
     assert await notes.all() == []
 
 
-async def test_nothing_is_forgotten_while_recovery_is_disabled(notes: DamageNotes, ledgers: LedgerStore) -> None:
+async def test_no_record_is_removed_while_recovery_is_disabled(notes: DamageNotes, ledgers: LedgerStore) -> None:
     marks = Marks()
     marks.is_disabled = True
     await ledgers.create(L1, CLOSED)
@@ -98,7 +98,7 @@ async def test_records_of_deleted_ledgers_and_of_replaced_members_are_deleted(
     assert await notes.all() == []
 
 
-async def test_a_damaged_record_may_name_any_member_and_is_not_replaced(
+async def test_a_damaged_record_counts_for_all_members_and_is_not_replaced(
     store: MetadataStore, notes: DamageNotes, ledgers: LedgerStore
 ) -> None:
     marks = Marks()

@@ -105,7 +105,7 @@ async def world(store: MetadataStore, cluster: Cluster) -> World:
     return world
 
 
-async def test_an_accepted_loss_closes_the_task_and_is_signed(world: World) -> None:
+async def test_an_accepted_loss_closes_the_task_and_records_who_accepted_it(world: World) -> None:
     await world.park(L7, "a b")
     path = world.ports.ledgers.path(L7)
     before = await world.store.get(path)
@@ -128,7 +128,7 @@ async def test_accepting_again_changes_nothing(world: World) -> None:
     assert await world.decisions.get(L7) == signed
 
 
-async def test_a_ledger_parked_again_is_accepted_with_all_that_is_lost_then(world: World) -> None:
+async def test_a_ledger_parked_again_is_accepted_with_all_its_current_losses(world: World) -> None:
     await world.ledger(L8, make_metadata((0, "a b"), (10, "a f"), quorum=(2, 2), last=19))
     await world.register("f")
     await world.park(L8, "a b")
@@ -141,7 +141,7 @@ async def test_a_ledger_parked_again_is_accepted_with_all_that_is_lost_then(worl
     assert (await world.decisions.accepted())[0].reason == "the third disk as well"
 
 
-async def test_the_task_stays_for_what_can_be_repaired(world: World) -> None:
+async def test_the_task_is_kept_for_entries_that_can_be_repaired(world: World) -> None:
     await world.ledger(L8, make_metadata((0, "a b"), (10, "c a"), quorum=(2, 2), last=19))
     await world.park(L8, "a b")
     result = await world.letters.accept(L8, WHY)
@@ -151,7 +151,7 @@ async def test_the_task_stays_for_what_can_be_repaired(world: World) -> None:
     assert len(await world.decisions.accepted()) == 1
 
 
-async def test_what_is_no_dead_letter_is_refused(world: World) -> None:
+async def test_a_ledger_that_is_not_a_dead_letter_is_refused(world: World) -> None:
     actions = (world.letters.check_accept, world.letters.check_drop)
     changes = (lambda i: world.letters.accept(i, WHY), lambda i: world.letters.drop(i, ""))
     for ledger_id in (L8, L7):  # one is not marked, the other is marked but not parked
@@ -173,7 +173,7 @@ async def test_what_is_no_dead_letter_is_refused(world: World) -> None:
         (make_metadata((0, "a b"), quorum=(2, 2), last=-1), "a b", "not certain that anything is lost"),
     ],
 )
-async def test_what_may_still_have_a_copy_is_not_accepted(
+async def test_a_loss_is_not_accepted_if_a_copy_may_still_exist(
     world: World, metadata: LedgerMetadata, missing: str, words: str
 ) -> None:
     await world.ledger(L8, metadata)
@@ -184,7 +184,7 @@ async def test_what_may_still_have_a_copy_is_not_accepted(
     assert (await world.state(L8), await world.decisions.list()) == (UNTOUCHED, [])
 
 
-async def test_nothing_is_accepted_in_an_outage(world: World) -> None:
+async def test_no_loss_is_accepted_during_an_outage(world: World) -> None:
     await world.park(L7, "a b")
     cookies = CookieStore(world.store, world.cluster)
     for name in ("p", "q", "r", "s"):
@@ -204,7 +204,7 @@ async def test_a_deleted_ledger_is_dropped_and_not_accepted(world: World) -> Non
     assert await world.state(L8) == CLOSED
 
 
-async def test_unreadable_metadata_and_tasks_are_left_as_they_are(world: World) -> None:
+async def test_unreadable_metadata_and_tasks_are_not_changed(world: World) -> None:
     await world.park(L7, "a b")
     await world.store.set(world.ports.ledgers.path(L7), b"nonsense", ANY_VERSION)
     result = await world.letters.accept(L7, WHY)
@@ -233,7 +233,7 @@ async def test_the_lock_of_a_worker_is_respected(world: World, backend: Backend)
     assert (await world.letters.drop(L7, "")).outcome is Outcome.DROPPED
 
 
-async def test_a_mark_that_comes_at_the_same_time_keeps_the_task(
+async def test_a_concurrent_mark_keeps_the_task(
     world: World, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.park(L7, "a b")
@@ -252,7 +252,7 @@ async def test_a_mark_that_comes_at_the_same_time_keeps_the_task(
         assert (await world.state(L7), await world.decisions.list()) == (UNTOUCHED, [])
 
 
-async def test_a_change_of_the_ledger_at_the_same_time_keeps_the_task(
+async def test_a_concurrent_change_of_the_ledger_keeps_the_task(
     world: World, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.park(L7, "a b")
@@ -297,7 +297,7 @@ async def test_nothing_is_decided_after_the_lock_was_lost(
     assert await world.state(ledger_id) == (*state[:2], is_taken)
 
 
-async def test_a_dropped_letter_is_removed_noted_and_may_be_marked_again(world: World) -> None:
+async def test_a_dropped_dead_letter_is_removed_recorded_and_may_be_marked_again(world: World) -> None:
     await world.park(L7, "a b")
     assert await world.letters.check_drop(L7) == DeadLetterResult(L7, Outcome.DROPPED)
     assert await world.letters.drop(L7, "to be deleted") == DeadLetterResult(L7, Outcome.DROPPED)
@@ -311,7 +311,7 @@ async def test_a_dropped_letter_is_removed_noted_and_may_be_marked_again(world: 
     assert (await world.letters.accept(L7, WHY)).outcome is Outcome.ACCEPTED
 
 
-async def test_dropping_withdraws_an_accepted_loss(world: World) -> None:
+async def test_dropping_a_dead_letter_withdraws_its_accepted_loss(world: World) -> None:
     await world.park(L7, "a b")
     await world.letters.accept(L7, WHY)
     assert (await world.letters.check_drop(L7)).outcome is Outcome.WITHDRAWN
@@ -366,7 +366,7 @@ async def test_a_damaged_record_accepts_nothing_and_is_replaced(world: World) ->
     assert len(await world.decisions.accepted()) == 1
 
 
-def test_only_positions_of_entries_without_any_copy_are_lost() -> None:
+def test_only_positions_whose_entries_have_no_copy_are_lost() -> None:
     striped = make_metadata((0, "a b c d"), (8, "a c b d"), quorum=(2, 2), last=15)
     assert lost_fragments(striped, names("a b")) == (
         LostFragment(EntryId(0), EntryId(7), (0, 1), names("a b")),  # no write set of the second fragment has both

@@ -54,7 +54,7 @@ async def test_appended_parts_are_read_back_in_order(disk: Disk, directory: str)
     assert await content(disk, "entries/a") == b"onetwothree"
 
 
-async def test_append_and_sync_does_both(disk: Disk, directory: str) -> None:
+async def test_append_and_sync_appends_and_syncs(disk: Disk, directory: str) -> None:
     file = await disk.create("entries/a")
     assert await file.append_and_sync([b"one"]) == 3
     assert await file.append_and_sync([b"two"]) == 6
@@ -79,7 +79,7 @@ async def test_reserved_space_reads_as_zeros_and_changes_nothing_else(disk: Disk
         await file.reserve(100)
 
 
-async def test_more_large_parts_than_the_system_takes_at_once_are_one_append(disk: Disk, directory: str) -> None:
+async def test_more_large_parts_than_one_system_call_accepts_are_one_append(disk: Disk, directory: str) -> None:
     parts = [b"%04d" % number * 1024 for number in range(1030)]
     file = await disk.create("entries/a")
     assert await file.append(parts) == 1030 * 4096
@@ -103,7 +103,7 @@ async def test_read_past_the_end_is_short_not_an_error(disk: Disk, directory: st
     await file.close()
 
 
-async def test_what_a_read_at_once_returns_is_what_a_read_returns(disk: Disk, directory: str) -> None:
+async def test_an_immediate_read_returns_the_same_as_a_read(disk: Disk, directory: str) -> None:
     with deciding_by(lambda name: name == "disk.in_memory"):
         file = await disk.create("entries/a")
         await file.append([b"one", b"two"])
@@ -126,12 +126,12 @@ async def test_file_needs_its_directory(disk: Disk) -> None:
         await disk.create("nowhere/a")
 
 
-async def test_missing_file_is_told_apart_from_a_failure(disk: Disk, directory: str) -> None:
+async def test_a_missing_file_has_its_own_error(disk: Disk, directory: str) -> None:
     with pytest.raises(FileNotFoundError):
         await disk.open("entries/a")
 
 
-async def test_file_opened_for_reading_sees_what_was_appended(disk: Disk, directory: str) -> None:
+async def test_a_file_opened_for_reading_contains_what_was_appended(disk: Disk, directory: str) -> None:
     writer = await disk.create("entries/a")
     reader = await disk.open("entries/a")
     await writer.append([b"abc"])
@@ -164,7 +164,7 @@ async def test_closed_file_refuses_everything(disk: Disk, directory: str) -> Non
             await attempt
 
 
-async def test_replace_makes_and_replaces(disk: Disk, directory: str) -> None:
+async def test_replace_creates_and_replaces(disk: Disk, directory: str) -> None:
     await disk.replace("entries/a", b"first, and longer")
     await disk.replace("entries/a", b"second")
     assert await content(disk, "entries/a") == b"second"
@@ -173,7 +173,7 @@ async def test_replace_makes_and_replaces(disk: Disk, directory: str) -> None:
     assert await content(disk, "entries/empty") == b""
 
 
-async def test_names_are_sorted_and_of_that_directory_only(disk: Disk) -> None:
+async def test_only_names_of_that_directory_are_listed_and_sorted(disk: Disk) -> None:
     await disk.make_directory("entries/deeper")
     await disk.make_directory("e")
     for path in ("entries/b", "entries/a", "entries/deeper/c", "e/x"):
@@ -200,7 +200,7 @@ async def test_removed_file_is_gone_and_removing_again_is_fine(disk: Disk, direc
         await disk.open("entries/a")
 
 
-async def test_removed_file_is_still_readable_by_who_has_it_open(disk: Disk, directory: str) -> None:
+async def test_a_removed_file_is_still_readable_through_an_open_handle(disk: Disk, directory: str) -> None:
     file = await disk.create("entries/a")
     await file.append([b"abc"])
     await disk.unlink("entries/a")
@@ -208,7 +208,7 @@ async def test_removed_file_is_still_readable_by_who_has_it_open(disk: Disk, dir
     await file.close()
 
 
-async def test_reads_run_beside_each_other_and_beside_appends(disk: Disk, directory: str) -> None:
+async def test_reads_run_in_parallel_with_each_other_and_with_appends(disk: Disk, directory: str) -> None:
     file = await disk.create("entries/a")
     await file.append([b"abc"])
     reader = await disk.open("entries/a")

@@ -24,7 +24,7 @@ def drains(store: MetadataStore, base: str) -> Drains:
     return Drains(store, base)
 
 
-async def test_a_drain_is_noted_once_and_withdrawn_once(drains: Drains, backend: Backend, base: str) -> None:
+async def test_a_drain_is_recorded_once_and_withdrawn_once(drains: Drains, backend: Backend, base: str) -> None:
     assert await drains.read() == {}
     assert await drains.start(FIRST)
     other = Drains(await backend.open(), base)
@@ -36,7 +36,7 @@ async def test_a_drain_is_noted_once_and_withdrawn_once(drains: Drains, backend:
     assert list(await drains.read()) == [B]
 
 
-async def test_a_drain_outlives_the_session_that_noted_it(
+async def test_a_drain_outlives_the_session_that_recorded_it(
     drains: Drains, backend: Backend, store: MetadataStore
 ) -> None:
     await drains.start(FIRST)
@@ -44,7 +44,7 @@ async def test_a_drain_outlives_the_session_that_noted_it(
     assert await drains.read() == {A: FIRST}
 
 
-async def test_a_verdict_fails_once_a_drain_has_begun_or_ended(drains: Drains, store: MetadataStore) -> None:
+async def test_a_decision_fails_if_a_drain_has_begun_or_ended_since(drains: Drains, store: MetadataStore) -> None:
     assert (await drains.draining()).check is None
     await drains.start(FIRST)
     seen = await drains.draining()
@@ -90,7 +90,7 @@ async def test_as_many_drains_as_allowed_begin_in_one_step(drains: Drains) -> No
     assert len(await drains.read()) == STARTED_AT_ONCE_MAX
 
 
-async def test_whoever_waits_learns_of_the_first_drain_and_of_every_change(
+async def test_a_waiting_process_notices_the_first_drain_and_every_change(
     drains: Drains, backend: Backend, base: str, soon: Soon
 ) -> None:
     watching = Drains(await backend.open(), base)
@@ -106,7 +106,7 @@ async def test_whoever_waits_learns_of_the_first_drain_and_of_every_change(
     assert (await soon(waiting)).bookies == frozenset()
 
 
-async def test_a_damaged_note_counts(drains: Drains, store: MetadataStore, base: str) -> None:
+async def test_a_damaged_record_counts_as_a_drain(drains: Drains, store: MetadataStore, base: str) -> None:
     await drains.start(FIRST)
     await store.set(f"{own_path('drains', base)}/{A}", b"nonsense", ANY_VERSION)
     assert await drains.read() == {A: Drain(A)}

@@ -55,7 +55,7 @@ async def knows(election: Election, leader: str) -> None:
         await election.wait_changed(election.state)
 
 
-async def test_the_first_leads_and_the_others_know_it(candidates: Candidates, soon: Soon) -> None:
+async def test_the_first_candidate_leads_and_the_others_see_who_leads(candidates: Candidates, soon: Soon) -> None:
     first, store = await candidates.stand("a:1")
     await soon(leads(first))
     second, _ = await candidates.stand("b:1")
@@ -76,7 +76,7 @@ async def test_every_candidate_is_listed_the_leader_first(
     assert await listed(store, candidates.root) == ["a:1", "b:1"]
 
 
-async def test_the_winner_writes_its_text_into_the_root(
+async def test_the_winner_writes_its_id_into_the_election_node(
     candidates: Candidates, store: MetadataStore, soon: Soon
 ) -> None:
     first, _ = await candidates.stand("a:1")
@@ -90,7 +90,7 @@ async def test_the_winner_writes_its_text_into_the_root(
     await soon(written())
 
 
-async def test_a_resigned_leader_is_followed_at_once(candidates: Candidates, soon: Soon) -> None:
+async def test_a_resigned_leader_is_replaced_at_once(candidates: Candidates, soon: Soon) -> None:
     first, store = await candidates.stand("a:1")
     await soon(leads(first))
     second, _ = await candidates.stand("b:1")
@@ -104,7 +104,7 @@ async def test_a_resigned_leader_is_followed_at_once(candidates: Candidates, soo
     assert second.is_leader()
 
 
-async def test_leadership_ends_with_the_session_and_the_next_in_line_takes_over(
+async def test_leadership_ends_with_the_session_and_the_next_candidate_takes_over(
     candidates: Candidates, soon: Soon
 ) -> None:
     first, store = await candidates.stand("a:1")
@@ -132,7 +132,7 @@ async def test_a_lone_candidate_leads_again_in_its_next_session(candidates: Cand
     assert len((await store.children(election_path(candidates.root))).names) == 1
 
 
-async def test_an_interrupted_connection_does_not_cost_the_leadership(candidates: Candidates, soon: Soon) -> None:
+async def test_an_interrupted_connection_does_not_end_the_leadership(candidates: Candidates, soon: Soon) -> None:
     first, store = await candidates.stand("a:1")
     await soon(leads(first))
     await candidates.backend.interrupt(store)
@@ -140,7 +140,9 @@ async def test_an_interrupted_connection_does_not_cost_the_leadership(candidates
     assert first.state.term == 1
 
 
-async def test_votes_of_another_auditor_count(candidates: Candidates, backend: Backend, soon: Soon) -> None:
+async def test_the_vote_of_an_apache_auditor_has_its_place_in_the_order(
+    candidates: Candidates, backend: Backend, soon: Soon
+) -> None:
     """Apache's auditor casts the same kind of vote: the first voter leads."""
     apache = await backend.open()
     path = election_path(candidates.root)
@@ -154,7 +156,7 @@ async def test_votes_of_another_auditor_count(candidates: Candidates, backend: B
     await soon(leads(ours))
 
 
-async def test_while_pulsars_auditor_leads_ours_waits_and_leads_after_it(
+async def test_ours_waits_while_pulsars_auditor_leads_and_leads_after_it(
     candidates: Candidates, backend: Backend, soon: Soon
 ) -> None:
     """Auditors of Pulsar's driver do not read votes (R87). The displayed name is that of Pulsar's auditor."""
@@ -174,7 +176,7 @@ async def test_while_pulsars_auditor_leads_ours_waits_and_leads_after_it(
     assert await current_auditor(store, candidates.root) == "a:1"
 
 
-async def test_while_ours_leads_pulsars_auditor_does_not_begin(candidates: Candidates, soon: Soon) -> None:
+async def test_pulsars_auditor_does_not_start_while_ours_leads(candidates: Candidates, soon: Soon) -> None:
     """Pulsar's auditor finds a JSON string in an ephemeral node, which is not the id of a bookie."""
     ours, store = await candidates.stand("host 1/x:4711")
     await soon(leads(ours))
@@ -186,9 +188,7 @@ async def test_while_ours_leads_pulsars_auditor_does_not_begin(candidates: Candi
     assert await store.stat(leader_path(candidates.root)) is None
 
 
-async def test_an_auditor_of_ours_has_the_same_name_with_its_vote_and_without_it(
-    candidates: Candidates, soon: Soon
-) -> None:
+async def test_our_auditor_has_the_same_name_with_and_without_its_vote(candidates: Candidates, soon: Soon) -> None:
     """A reader that lists the votes just before ours is cast reads our name from Pulsar's node."""
     ours, store = await candidates.stand("a:1")
     await soon(leads(ours))
@@ -198,16 +198,14 @@ async def test_an_auditor_of_ours_has_the_same_name_with_its_vote_and_without_it
     assert await current_auditor(store, candidates.root) == "a:1"
 
 
-async def test_an_auditor_of_pulsars_may_have_a_name_that_begins_as_ours_do(
-    candidates: Candidates, backend: Backend
-) -> None:
+async def test_a_pulsar_auditor_may_have_a_name_with_our_prefix(candidates: Candidates, backend: Backend) -> None:
     pulsars = await backend.open()
     await ensure_path(pulsars, election_path(candidates.root))
     await pulsars.create(leader_path(candidates.root), b'"bkheal-0:3181"', is_ephemeral=True)
     assert await current_auditor(pulsars, candidates.root) == "bkheal-0:3181"
 
 
-async def test_an_auditor_whose_node_is_deleted_leads_no_more_while_pulsars_has_it(
+async def test_an_auditor_whose_node_was_replaced_by_pulsars_stops_leading(
     candidates: Candidates, backend: Backend, soon: Soon
 ) -> None:
     """A closing auditor of Pulsar's driver deletes the node unconditionally; ours never deletes theirs."""
@@ -223,7 +221,7 @@ async def test_an_auditor_whose_node_is_deleted_leads_no_more_while_pulsars_has_
     assert (await store.children(election_path(candidates.root))).names == ()
 
 
-async def test_a_resignation_that_lost_the_node_to_pulsars_auditor_leaves_it(
+async def test_a_resignation_does_not_delete_the_node_of_pulsars_auditor(
     candidates: Candidates, backend: Backend, soon: Soon
 ) -> None:
     ours, store = await candidates.stand("a:1")
@@ -236,7 +234,7 @@ async def test_a_resignation_that_lost_the_node_to_pulsars_auditor_leaves_it(
     assert (await store.children(election_path(candidates.root))).names == ()
 
 
-async def test_a_candidate_whose_vote_was_deleted_gives_pulsars_node_to_the_next(
+async def test_a_candidate_whose_vote_was_deleted_hands_pulsars_node_to_the_next(
     candidates: Candidates, soon: Soon
 ) -> None:
     first, store = await candidates.stand("a:1")
@@ -281,7 +279,7 @@ async def test_no_auditor_leads_while_the_metadata_migrates(candidates: Candidat
     await soon(one_leads())
 
 
-async def test_a_deleted_vote_is_cast_again_behind_the_others(candidates: Candidates, soon: Soon) -> None:
+async def test_a_deleted_vote_is_cast_again_after_the_others(candidates: Candidates, soon: Soon) -> None:
     first, store = await candidates.stand("a:1")
     await soon(leads(first))
     second, _ = await candidates.stand("b:1")
@@ -293,7 +291,7 @@ async def test_a_deleted_vote_is_cast_again_behind_the_others(candidates: Candid
     assert not first.is_leader()
 
 
-async def test_other_nodes_below_the_election_are_no_votes(candidates: Candidates, store: MetadataStore) -> None:
+async def test_other_nodes_below_the_election_node_are_not_votes(candidates: Candidates, store: MetadataStore) -> None:
     path = election_path(candidates.root)
     assert await current_auditor(store, candidates.root) == ""
     await ensure_path(store, path)
@@ -301,7 +299,7 @@ async def test_other_nodes_below_the_election_are_no_votes(candidates: Candidate
     assert await current_auditor(store, candidates.root) == ""
 
 
-def test_the_text_of_a_vote_is_apaches() -> None:
+def test_the_format_of_a_vote_is_apaches() -> None:
     assert encode_vote("bk1.example.com:3181") == b'bookieId: "bk1.example.com:3181"\n'
     assert decode_vote(b'bookieId: "bk1.example.com:3181"\n') == "bk1.example.com:3181"
     assert decode_vote(b"") == ""

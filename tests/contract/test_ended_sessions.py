@@ -53,7 +53,7 @@ def after_get(
     return plan
 
 
-async def test_a_release_leaves_the_lock_of_the_next_owner(
+async def test_a_release_does_not_delete_the_lock_of_the_next_owner(
     backend: Backend,
     store: MetadataStore,
     cluster: Cluster,
@@ -78,7 +78,7 @@ async def test_a_release_leaves_the_lock_of_the_next_owner(
     assert await tasks.locks.owners() == {L7: "them"}
 
 
-async def test_a_completion_beside_a_foreign_node_leaves_the_task_of_the_next_owner(
+async def test_a_completion_with_a_foreign_node_keeps_the_task_of_the_next_owner(
     backend: Backend,
     store: MetadataStore,
     cluster: Cluster,
@@ -109,7 +109,7 @@ async def test_a_completion_beside_a_foreign_node_leaves_the_task_of_the_next_ow
     assert await tasks.read(L7) is not None
 
 
-async def test_the_end_of_a_run_leaves_the_lock_of_the_next_run(
+async def test_the_end_of_a_run_does_not_delete_the_lock_of_the_next_run(
     backend: Backend,
     store: MetadataStore,
     cluster: Cluster,
@@ -125,7 +125,7 @@ async def test_the_end_of_a_run_leaves_the_lock_of_the_next_run(
     assert holder.run_id == "run-2"
 
 
-async def test_a_former_leader_leaves_the_node_of_the_next_one(
+async def test_a_former_leader_does_not_delete_the_node_of_the_next_one(
     backend: Backend,
     store: MetadataStore,
     cluster: Cluster,

@@ -45,7 +45,7 @@ async def fill(index: EntryIndex, *keys: bytes) -> None:
     await index.write([(key, b"value of " + key) for key in keys])
 
 
-async def test_values_come_back_in_the_order_asked(index: EntryIndex) -> None:
+async def test_values_are_returned_in_the_requested_order(index: EntryIndex) -> None:
     await fill(index, b"a", b"b", b"\xff\x00")
     assert await index.get_many([b"\xff\x00", b"nothing", b"a", b"a"]) == [
         b"value of \xff\x00",
@@ -56,7 +56,7 @@ async def test_values_come_back_in_the_order_asked(index: EntryIndex) -> None:
     assert await index.get_many([]) == []
 
 
-async def test_last_put_counts(index: EntryIndex) -> None:
+async def test_the_last_put_wins(index: EntryIndex) -> None:
     await index.write([(b"a", b"1"), (b"a", b"2")])
     assert await index.get_many([b"a"]) == [b"2"]
     await index.write([(b"a", b"")])
@@ -70,7 +70,7 @@ async def test_deleted_keys_are_absent(index: EntryIndex) -> None:
     assert await index.get_many([b"b"]) == [None]
 
 
-async def test_range_is_ascending_first_included_end_excluded(index: EntryIndex) -> None:
+async def test_a_range_is_ascending_and_includes_its_first_key_but_not_its_end(index: EntryIndex) -> None:
     await fill(index, b"c", b"a", b"b", b"ba", b"d")
     assert await index.range(b"b", b"d", 10) == [(key, b"value of " + key) for key in (b"b", b"ba", b"c")]
     assert await index.keys(b"b", b"d", 10) == [b"b", b"ba", b"c"]
@@ -85,7 +85,7 @@ async def test_range_is_bounded_and_can_be_continued(index: EntryIndex) -> None:
     assert await index.range(b"", b"\xff", 0) == []
 
 
-async def test_empty_ranges(index: EntryIndex) -> None:
+async def test_empty_ranges_return_nothing(index: EntryIndex) -> None:
     assert await index.keys(b"a", b"z", 10) == []
     await fill(index, b"m")
     assert await index.keys(b"n", b"z", 10) == []
@@ -101,7 +101,7 @@ async def test_last_is_the_greatest_below_the_end(index: EntryIndex) -> None:
     assert await index.last(b"c", b"cc") == (b"c", b"value of c")
 
 
-async def test_last_of_an_empty_range_does_not_pass_over_deleted_keys_before_it(index: EntryIndex) -> None:
+async def test_last_of_an_empty_range_does_not_scan_deleted_keys_before_it(index: EntryIndex) -> None:
     keys = [b"%08d" % number for number in range(50_000)]
     await fill(index, *keys)
     for start in range(0, len(keys), 5000):
@@ -116,7 +116,7 @@ async def test_last_of_an_empty_range_does_not_pass_over_deleted_keys_before_it(
     )
 
 
-async def test_what_was_written_is_there_after_reopening(opened: tuple[EntryIndex, Reopen]) -> None:
+async def test_written_values_exist_after_reopening(opened: tuple[EntryIndex, Reopen]) -> None:
     index, reopen = opened
     await fill(index, b"a", b"b")
     await index.write([], [b"a"])
@@ -130,7 +130,7 @@ async def test_large_batch_is_applied_as_a_whole(index: EntryIndex) -> None:
     assert await index.keys(b"", b"\xff", 1 << 30) == keys
 
 
-async def test_reads_and_writes_run_beside_each_other(index: EntryIndex) -> None:
+async def test_reads_and_writes_run_concurrently(index: EntryIndex) -> None:
     await fill(index, b"a")
     writes = [fill(index, b"w%02d" % number) for number in range(20)]
     reads = [index.get_many([b"a"]) for _ in range(20)]
@@ -138,7 +138,9 @@ async def test_reads_and_writes_run_beside_each_other(index: EntryIndex) -> None
     assert len(await index.keys(b"w", b"x", 100)) == 20
 
 
-async def test_values_in_memory_come_at_once_and_absence_never_does(opened: tuple[EntryIndex, Reopen]) -> None:
+async def test_values_in_memory_are_returned_immediately_but_absence_never_is(
+    opened: tuple[EntryIndex, Reopen],
+) -> None:
     with deciding_by(lambda name: name == "index.in_memory"):
         index, reopen = opened
         await fill(index, b"a", b"b", b"c")

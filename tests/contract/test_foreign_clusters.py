@@ -63,7 +63,7 @@ def bkheal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"auditor"}))
-def test_the_process_of_a_command_exits_with_the_code_and_the_sentence(command: str, foreign: Foreign) -> None:
+def test_a_command_exits_with_the_documented_code_and_message(command: str, foreign: Foreign) -> None:
     """The auditor's process has a test below."""
     foreign.lock("LAYOUT", owners_alone())
     before = foreign.tree()
@@ -88,7 +88,7 @@ def test_the_process_of_a_command_exits_with_the_code_and_the_sentence(command: 
         ("etcd:http://127.0.0.1:2379/ledgers", "in etcd is not supported"),
     ],
 )
-def test_another_metadata_driver_is_refused_before_anything_is_connected(
+def test_another_metadata_driver_is_refused_before_any_connection(
     command: str, uri: str, says: str, tmp_path: Path, bkheal: Bkheal
 ) -> None:
     code, said = bkheal(command, uri, tmp_path)
@@ -123,9 +123,7 @@ def test_a_metastore_layout_is_refused(command: str, foreign: Foreign, bkheal: B
         (b"", "not one this version reads"),
     ],
 )
-def test_a_layout_that_is_not_known_is_refused_and_named(
-    layout: bytes, says: str, foreign: Foreign, bkheal: Bkheal
-) -> None:
+def test_an_unknown_layout_is_refused_by_name(layout: bytes, says: str, foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.set(f"{foreign.root}/LAYOUT", layout)
     before = foreign.tree()
     code, said = bkheal("audit", foreign.uri, foreign.directory)
@@ -136,7 +134,7 @@ def test_a_layout_that_is_not_known_is_refused_and_named(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_cluster_of_pulsars_driver_is_named_where_the_uri_says_no_layout(
+def test_a_cluster_of_pulsars_driver_is_recognized_if_the_uri_names_no_layout(
     command: str, foreign: Foreign, bkheal: Bkheal
 ) -> None:
     foreign.client.delete(f"{foreign.root}/LAYOUT")
@@ -150,9 +148,7 @@ def test_a_cluster_of_pulsars_driver_is_named_where_the_uri_says_no_layout(
 
 
 @pytest.mark.parametrize("layout", ["longhierarchical", "flat"])
-def test_pulsars_driver_has_one_layout_and_no_other_is_taken_for_it(
-    layout: str, foreign: Foreign, bkheal: Bkheal
-) -> None:
+def test_pulsars_driver_is_opened_only_with_its_one_layout(layout: str, foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.delete(f"{foreign.root}/LAYOUT")
     before = foreign.tree()
     code, said = bkheal("audit", foreign.uri.replace("zk://", f"zk+{layout}://"), foreign.directory)
@@ -162,7 +158,7 @@ def test_pulsars_driver_has_one_layout_and_no_other_is_taken_for_it(
     assert foreign.tree() == before
 
 
-def test_a_cluster_that_lost_its_layout_is_not_taken_for_one_of_pulsars_driver(
+def test_a_cluster_that_lost_its_layout_is_not_opened_as_one_of_pulsars_driver(
     foreign: Foreign, bkheal: Bkheal
 ) -> None:
     foreign.client.delete(f"{foreign.root}/LAYOUT")
@@ -172,7 +168,7 @@ def test_a_cluster_that_lost_its_layout_is_not_taken_for_one_of_pulsars_driver(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_cluster_that_may_not_be_opened_is_refused(command: str, foreign: Foreign, bkheal: Bkheal) -> None:
+def test_a_cluster_without_permission_to_open_it_is_refused(command: str, foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.lock("LAYOUT", owners_alone())
     before = foreign.tree()
     code, said = bkheal(command, foreign.uri, foreign.directory)
@@ -183,7 +179,7 @@ def test_a_cluster_that_may_not_be_opened_is_refused(command: str, foreign: Fore
 
 
 @pytest.mark.parametrize("command", sorted({*COMMANDS, *SERVERS}))
-def test_a_process_with_another_state_root_than_the_cluster_is_refused(
+def test_a_process_with_a_state_root_other_than_the_clusters_is_refused(
     command: str, foreign: Foreign, bkheal: Bkheal
 ) -> None:
     """Rule R90."""
@@ -198,7 +194,7 @@ def test_a_process_with_another_state_root_than_the_cluster_is_refused(
 
 
 @pytest.mark.parametrize("command", sorted({*COMMANDS, *SERVERS}))
-def test_a_state_root_that_was_chosen_too_late_is_refused(
+def test_a_new_state_root_is_refused_if_state_already_exists_elsewhere(
     command: str, foreign: Foreign, bkheal: Bkheal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R90: otherwise the previous state would not be found."""
@@ -227,7 +223,7 @@ def test_the_state_is_moved_by_a_command_and_the_old_root_is_refused(foreign: Fo
     assert (code, '"target": "/elsewhere/moved"' in said) == (1, True), said
 
 
-def test_a_move_that_was_interrupted_is_named_by_every_process(foreign: Foreign, bkheal: Bkheal) -> None:
+def test_every_process_reports_an_interrupted_move(foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.ensure_path(f"{foreign.root}/underreplication")
     record = b'{"format": 1, "state_root": "/elsewhere/moved", "moving_from": "/bkheal"}'
     foreign.client.create(record_path(foreign.root), record)
@@ -241,7 +237,7 @@ def test_a_move_that_was_interrupted_is_named_by_every_process(foreign: Foreign,
 
 @pytest.mark.parametrize("command", sorted({*COMMANDS, *SERVERS}))
 @pytest.mark.parametrize("root", ["bkheal", "/a/../b", "/zookeeper/x", "/a/"])
-def test_a_state_root_that_cannot_be_one_is_refused_before_anything_is_connected(
+def test_an_invalid_state_root_is_refused_before_any_connection(
     command: str, root: str, tmp_path: Path, bkheal: Bkheal
 ) -> None:
     code, said = bkheal(command, "zk://127.0.0.1:1/ledgers", tmp_path, ("--state-root", root))
@@ -249,14 +245,14 @@ def test_a_state_root_that_cannot_be_one_is_refused_before_anything_is_connected
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_ledger_that_may_not_be_read_is_named_by_a_read(foreign: Foreign, bkheal: Bkheal) -> None:
+def test_a_read_names_the_ledger_that_it_has_no_permission_for(foreign: Foreign, bkheal: Bkheal) -> None:
     path = ledger_path(LayoutKind.HIERARCHICAL, foreign.root, 1)
     foreign.client.set_acls(path, owners_alone())
     code, said = bkheal("read", foreign.uri, foreign.directory)
     assert (code, path in said, "world:anyone" in said) == (78, True, True), said
 
 
-def test_a_replicator_that_may_not_lock_is_refused(foreign: Foreign, bkheal: Bkheal) -> None:
+def test_a_replicator_without_permission_to_lock_is_refused(foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.create(f"{foreign.root}/underreplication")
     foreign.lock("underreplication", others_read())
     before = foreign.tree()
@@ -266,7 +262,7 @@ def test_a_replicator_that_may_not_lock_is_refused(foreign: Foreign, bkheal: Bkh
 
 
 @pytest.mark.parametrize("part", ["ledgers", "locks", "ledgers/0000/0000"])
-def test_one_subtree_that_may_not_be_written_is_named_by_doctor(part: str, foreign: Foreign, bkheal: Bkheal) -> None:
+def test_doctor_names_a_subtree_without_write_permission(part: str, foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.ensure_path(f"{foreign.root}/underreplication/{part}")
     foreign.lock(f"underreplication/{part}", others_read())
     before = foreign.tree()
@@ -277,7 +273,7 @@ def test_one_subtree_that_may_not_be_written_is_named_by_doctor(part: str, forei
     assert foreign.tree() == before
 
 
-def test_a_replicator_that_may_not_list_bookies_is_refused_before_it_says_that_it_is_ready(
+def test_a_replicator_without_permission_to_list_bookies_is_refused_before_it_logs_ready(
     foreign: Foreign, bkheal: Bkheal
 ) -> None:
     foreign.client.ensure_path(f"{foreign.root}/available")
@@ -290,7 +286,7 @@ def test_a_replicator_that_may_not_list_bookies_is_refused_before_it_says_that_i
     assert "Traceback" not in said
 
 
-def test_an_auditor_that_may_not_vote_says_so_and_waits(foreign: Foreign, tmp_path: Path) -> None:
+def test_an_auditor_without_permission_to_vote_logs_it_and_waits(foreign: Foreign, tmp_path: Path) -> None:
     foreign.client.create(f"{foreign.root}/underreplication")
     foreign.lock("underreplication", others_read())
     before, log = foreign.tree(), tmp_path / "auditor.log"
@@ -312,7 +308,7 @@ def test_an_auditor_that_may_not_vote_says_so_and_waits(foreign: Foreign, tmp_pa
     assert foreign.tree() == before
 
 
-def test_a_root_of_our_own_that_may_not_be_made_is_named(tmp_path: Path, bkheal: Bkheal) -> None:
+def test_a_missing_permission_to_create_our_own_root_is_named(tmp_path: Path, bkheal: Bkheal) -> None:
     """The test uses a separate ZooKeeper, because all clusters of one server have the same default state root."""
     server = asyncio.run(EmbeddedZooKeeper.start(tmp_path / "zookeeper", is_durable=False))
     try:

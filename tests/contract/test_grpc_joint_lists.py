@@ -107,7 +107,7 @@ async def test_a_bookie_lists_several_ledgers_in_one_answer(world: TransportWorl
     assert [reply.status for reply in others] == [Status.NO_LEDGER, Status.NO_LEDGER, Status.BAD_REQUEST]
 
 
-async def test_requests_that_wait_together_are_one_call_and_a_lone_one_is_sent_alone(
+async def test_concurrent_requests_share_one_call_and_a_single_one_has_its_own(
     transport: GrpcTransport, lister: Lister
 ) -> None:
     assert await statuses([listing(transport, 0)]) == [Status.OK]
@@ -115,14 +115,14 @@ async def test_requests_that_wait_together_are_one_call_and_a_lone_one_is_sent_a
     assert (lister.alone, lister.calls) == ([0], [[0, 1, 2, 3, 4, 5]])
 
 
-async def test_a_call_names_few_ledgers_and_each_once(transport: GrpcTransport, lister: Lister) -> None:
+async def test_a_call_contains_a_bounded_number_of_ledgers_each_once(transport: GrpcTransport, lister: Lister) -> None:
     wanted = [*range(JOINT_LEDGERS_MAX + 2), 3, 3]
     await statuses([listing(transport, n) for n in wanted])
     assert all(len(set(call)) == len(call) <= JOINT_LEDGERS_MAX for call in lister.calls)
     assert sorted([*lister.alone, *itertools.chain(*lister.calls)]) == sorted(wanted)
 
 
-async def test_a_bookie_of_an_earlier_version_is_asked_for_each_ledger_alone(
+async def test_a_bookie_of_an_earlier_version_is_queried_for_one_ledger_at_a_time(
     transport: GrpcTransport, lister: Lister
 ) -> None:
     lister.code = grpc.StatusCode.UNIMPLEMENTED
@@ -131,7 +131,7 @@ async def test_a_bookie_of_an_earlier_version_is_asked_for_each_ledger_alone(
     assert (len(lister.calls), sorted(lister.alone)) == (1, [1, 1, 2, 2, 3, 3])
 
 
-async def test_what_a_broken_call_has_listed_counts_and_the_rest_is_unknown(
+async def test_the_lists_of_a_broken_call_are_used_and_the_rest_is_unknown(
     transport: GrpcTransport, lister: Lister
 ) -> None:
     lister.cut_after = 2
@@ -141,14 +141,12 @@ async def test_what_a_broken_call_has_listed_counts_and_the_rest_is_unknown(
 
 
 @pytest.mark.parametrize("unasked", [9, 2], ids=["another ledger", "a ledger twice"])
-async def test_a_list_that_was_not_asked_for_is_no_answer(
-    transport: GrpcTransport, lister: Lister, unasked: int
-) -> None:
+async def test_an_unrequested_list_is_not_an_answer(transport: GrpcTransport, lister: Lister, unasked: int) -> None:
     lister.stuck, lister.unasked = {4}, {unasked}
     assert await statuses([listing(transport, n) for n in (2, 4)]) == [Status.OK, Status.IO_ERROR]
 
 
-async def test_a_large_ledger_holds_up_no_other(transport: GrpcTransport, lister: Lister) -> None:
+async def test_a_large_ledger_does_not_delay_others(transport: GrpcTransport, lister: Lister) -> None:
     lister.stuck = {100, 101, 102}
     stuck = [listing(transport, n) for n in (100, 2)]
     assert (await stuck[1]).status is Status.OK
@@ -160,14 +158,14 @@ async def test_a_large_ledger_holds_up_no_other(transport: GrpcTransport, lister
     await asyncio.gather(*stuck, return_exceptions=True)
 
 
-async def test_a_call_ends_with_the_last_of_its_callers(transport: GrpcTransport, lister: Lister) -> None:
+async def test_a_call_ends_with_its_last_caller(transport: GrpcTransport, lister: Lister) -> None:
     lister.stuck = {1, 2}
     assert await statuses([listing(transport, n, SOON_S) for n in (1, 2)]) == [Status.TIMEOUT] * 2
     async with asyncio.timeout(DEADLINE_S):
         await lister.has_ended.wait()
 
 
-async def test_a_transport_that_is_closed_answers_those_who_wait(transport: GrpcTransport, lister: Lister) -> None:
+async def test_a_closed_transport_answers_its_waiting_callers(transport: GrpcTransport, lister: Lister) -> None:
     lister.stuck = {1, 2}
     waiting = [listing(transport, n) for n in (1, 2, 4)]
     assert (await waiting[2]).status is Status.OK
@@ -176,7 +174,7 @@ async def test_a_transport_that_is_closed_answers_those_who_wait(transport: Grpc
 
 
 @pytest.mark.parametrize("waiting_count", [1, 5])
-async def test_requests_that_wait_for_a_place_end_with_the_channel(
+async def test_requests_waiting_for_a_slot_end_with_the_channel(
     transport: GrpcTransport, lister: Lister, waiting_count: int
 ) -> None:
     lister.stuck = set(range(4))
@@ -194,7 +192,7 @@ async def test_requests_that_wait_for_a_place_end_with_the_channel(
 
 
 @pytest.mark.parametrize("ledger_ids", [[], [1, 1], list(range(JOINT_LEDGERS_MAX + 1))], ids=["none", "twice", "many"])
-async def test_a_bookie_refuses_a_call_of_another_shape(world: TransportWorld, ledger_ids: list[int]) -> None:
+async def test_a_bookie_refuses_a_malformed_call(world: TransportWorld, ledger_ids: list[int]) -> None:
     assert world.directory.address is not None
     async with grpc.aio.insecure_channel(f"127.0.0.1:{world.directory.address.port}") as channel:
         call = rpc.BookieStub(channel).ListLedgers(pb.ListLedgersRequest(ledger_ids=ledger_ids))  # type: ignore[no-untyped-call]

@@ -118,7 +118,7 @@ async def test_a_bookie_reads_several_ledgers_in_one_answer(world: TransportWorl
     assert (wrong.status, wrong.results) == (Status.BAD_REQUEST, ())
 
 
-async def test_small_reads_that_wait_together_are_one_call(transport: GrpcTransport, shelf: Shelf) -> None:
+async def test_concurrent_small_reads_share_one_call(transport: GrpcTransport, shelf: Shelf) -> None:
     large = Read(LedgerId(1), [EntryId(0)])
     fencing = Read(LedgerId(2), [EntryId(0)], KEY, is_small=True)
     others = [asyncio.create_task(transport.ask(BOOKIE, read, DEADLINE_S)) for read in (large, fencing)]
@@ -128,12 +128,12 @@ async def test_small_reads_that_wait_together_are_one_call(transport: GrpcTransp
     assert shelf.calls == [[0, 1, 2, 3]]
 
 
-async def test_each_ledger_is_named_once(transport: GrpcTransport, shelf: Shelf) -> None:
+async def test_each_ledger_is_sent_once(transport: GrpcTransport, shelf: Shelf) -> None:
     assert await replies(reading(transport, n, n) for n in (5, 6, 5)) == [(Status.OK, [n]) for n in (5, 6, 5)]
     assert all(len(set(call)) == len(call) for call in shelf.calls)
 
 
-async def test_a_bookie_of_an_earlier_version_is_asked_for_each_ledger_alone(
+async def test_a_bookie_of_an_earlier_version_is_read_one_ledger_at_a_time(
     transport: GrpcTransport, shelf: Shelf
 ) -> None:
     shelf.code = OLD
@@ -142,7 +142,7 @@ async def test_a_bookie_of_an_earlier_version_is_asked_for_each_ledger_alone(
     assert (len(shelf.calls), sorted(shelf.alone)) == (1, [1, 1, 2, 2])
 
 
-async def test_what_a_broken_call_has_brought_counts_and_the_rest_is_unknown(
+async def test_the_results_of_a_broken_call_are_used_and_the_rest_is_unknown(
     transport: GrpcTransport, shelf: Shelf
 ) -> None:
     shelf.cut_after, shelf.pieces = 2, {2: [piece([0], is_last=False)]}
@@ -157,7 +157,7 @@ async def test_what_a_broken_call_has_brought_counts_and_the_rest_is_unknown(
     [([9], {}), ([1], {}), ([], {2: [piece([1])]}), ([], {2: [piece([])]})],
     ids=["another ledger", "a ledger twice", "another entry", "no entry"],
 )
-async def test_entries_that_were_not_asked_for_are_no_answer(
+async def test_unrequested_entries_are_not_an_answer(
     transport: GrpcTransport, shelf: Shelf, unasked: list[int], pieces: dict[int, list[pb.EntryBatch]]
 ) -> None:
     shelf.unasked, shelf.pieces, shelf.stuck = unasked, pieces, {3}
@@ -165,7 +165,7 @@ async def test_entries_that_were_not_asked_for_are_no_answer(
     assert await replies([first, second]) == [(Status.OK, [0, 1]), (Status.IO_ERROR, [])]
 
 
-async def test_a_call_that_brings_too_much_ends_and_the_rest_is_read_alone(
+async def test_a_call_with_too_large_an_answer_ends_and_the_rest_is_read_separately(
     transport: GrpcTransport, shelf: Shelf
 ) -> None:
     megabytes = 8
@@ -176,7 +176,7 @@ async def test_a_call_that_brings_too_much_ends_and_the_rest_is_read_alone(
     assert (shelf.calls, shelf.alone) == ([[1, 2]], [1, 2])
 
 
-async def test_a_call_ends_with_the_last_of_its_callers(transport: GrpcTransport, shelf: Shelf) -> None:
+async def test_a_call_ends_with_its_last_caller(transport: GrpcTransport, shelf: Shelf) -> None:
     shelf.stuck = {1, 2}
     found = await replies(reading(transport, n, timeout_s=SOON_S) for n in (1, 2, 3))
     assert found == [(Status.TIMEOUT, []), (Status.TIMEOUT, []), (Status.OK, [0, 1])]
@@ -185,7 +185,7 @@ async def test_a_call_ends_with_the_last_of_its_callers(transport: GrpcTransport
 
 
 @pytest.mark.parametrize("ledger_ids", [[], [1, 1], range(JOINT_LEDGERS_MAX + 1)], ids=["none", "twice", "many"])
-async def test_a_bookie_refuses_a_call_of_another_shape(world: TransportWorld, ledger_ids: Sequence[int]) -> None:
+async def test_a_bookie_refuses_a_malformed_call(world: TransportWorld, ledger_ids: Sequence[int]) -> None:
     assert world.directory.address is not None
     async with grpc.aio.insecure_channel(f"127.0.0.1:{world.directory.address.port}") as channel:
         reads = [pb.LedgerRead(ledger_id=ledger_id, entry_ids=[0]) for ledger_id in ledger_ids]

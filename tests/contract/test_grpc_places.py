@@ -59,7 +59,7 @@ async def streams(served: Served, count: int) -> list[grpc.aio.StreamStreamCall[
     return found
 
 
-async def test_idle_add_streams_take_no_place_of_requests(served: Served) -> None:
+async def test_idle_add_streams_do_not_use_request_slots(served: Served) -> None:
     held = await streams(served, 4 * REQUESTS)
     assert (await served.info()).version
     for stream in held:
@@ -67,7 +67,7 @@ async def test_idle_add_streams_take_no_place_of_requests(served: Served) -> Non
 
 
 @pytest.mark.parametrize("bound", ["ADD_STREAMS_MAX", "_ADD_STREAMS_OF_PEER_MAX"])
-async def test_add_streams_are_bounded_in_all_and_by_connection(
+async def test_add_streams_are_bounded_in_total_and_for_each_connection(
     served: Served, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     monkeypatch.setattr(f"bookie.server.grpc.servicer.{bound}", 3)
@@ -80,7 +80,7 @@ async def test_add_streams_are_bounded_in_all_and_by_connection(
         stream.cancel()
 
 
-async def test_watches_of_health_are_bounded_and_take_no_place_of_requests(
+async def test_health_watches_are_bounded_and_do_not_use_request_slots(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bookie.wire.health.WATCHES_MAX", 4 * REQUESTS)

@@ -56,7 +56,7 @@ async def hesitant(port: int) -> AsyncIterator[int]:
         is_over.set()
 
 
-async def test_a_connection_may_take_longer_than_one_lost_packet_costs(
+async def test_connecting_may_take_longer_than_the_delay_of_one_lost_packet(
     start: Start, directory: Directory, transport: GrpcTransport
 ) -> None:
     there = await start()

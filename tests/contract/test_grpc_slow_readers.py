@@ -97,7 +97,7 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
         yield stack
 
 
-async def test_five_hundred_slow_readers_hold_a_bounded_part_of_their_answers(stack: AsyncExitStack) -> None:
+async def test_the_pending_answers_of_five_hundred_slow_readers_are_bounded(stack: AsyncExitStack) -> None:
     server = Server(stack, LIMITS)
     await server.start()
     readers = [await server.slow_reads(25) for _ in range(20)]
@@ -111,7 +111,7 @@ async def test_five_hundred_slow_readers_hold_a_bounded_part_of_their_answers(st
     assert await server.read() is Status.OK
 
 
-async def test_a_slow_connection_delays_no_other(stack: AsyncExitStack) -> None:
+async def test_a_slow_connection_does_not_delay_others(stack: AsyncExitStack) -> None:
     server = Server(stack, LIMITS)
     await server.start()
     await server.slow_reads(100)
@@ -131,7 +131,7 @@ async def test_answers_about_several_ledgers_are_bounded_as_well(stack: AsyncExi
     await server.until(lambda unsent: unsent == 0)
 
 
-async def test_an_answer_about_several_ledgers_that_is_not_taken_ends(stack: AsyncExitStack) -> None:
+async def test_an_unread_answer_about_several_ledgers_is_dropped_after_its_deadline(stack: AsyncExitStack) -> None:
     server = Server(stack, UnsentLimits(taken_within_s=0.1))
     await server.start()
     await server.slow_reads(1, ledgers=8)
@@ -140,7 +140,7 @@ async def test_an_answer_about_several_ledgers_that_is_not_taken_ends(stack: Asy
     assert await server.read() is Status.OK
 
 
-async def test_an_answer_that_is_not_taken_ends(stack: AsyncExitStack) -> None:
+async def test_an_unread_answer_is_dropped_after_its_deadline(stack: AsyncExitStack) -> None:
     server = Server(stack, UnsentLimits(taken_within_s=0.1))
     await server.start()
     await server.slow_reads(1)

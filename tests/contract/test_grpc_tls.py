@@ -53,13 +53,15 @@ async def info_status(service: BookieService, server_tls: TlsSettings, client_tl
         await server.stop()
 
 
-async def test_both_sides_with_certificates_of_one_authority_talk(
+async def test_both_sides_with_certificates_of_one_authority_can_connect(
     service: BookieService, certificates: dict[str, TlsSettings]
 ) -> None:
     assert await info_status(service, certificates["bookie"], certificates["client"]) is Status.OK
 
 
-async def test_nobody_else_does(service: BookieService, certificates: dict[str, TlsSettings]) -> None:
+async def test_connections_without_certificates_of_the_authority_are_refused(
+    service: BookieService, certificates: dict[str, TlsSettings]
+) -> None:
     bookie, client, stranger = (certificates[name] for name in ("bookie", "client", "stranger"))
     no_certificate = TlsSettings(client.ca)
     stranger_who_trusts_us = TlsSettings(client.ca, stranger.cert, stranger.key)
@@ -102,7 +104,7 @@ async def test_a_renewed_certificate_is_used_for_new_connections_without_a_resta
         await server.stop()
 
 
-def test_incomplete_files_are_refused_with_their_names(certificates: dict[str, TlsSettings], tmp_path: Path) -> None:
+def test_incomplete_files_are_refused_by_name(certificates: dict[str, TlsSettings], tmp_path: Path) -> None:
     client = certificates["client"]
     with pytest.raises(TlsFilesError, match="key"):
         channel_credentials(TlsSettings(client.ca, client.cert))

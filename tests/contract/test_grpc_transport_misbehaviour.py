@@ -229,7 +229,7 @@ async def test_adds_on_a_broken_stream_are_unreachable_and_the_next_add_opens_an
     assert bookie.adds.empty()  # requests in flight were not sent again
 
 
-async def test_adds_wait_for_room_in_their_order(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
+async def test_adds_wait_for_room_in_order(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
     large, blocked, small = (adding(transport, batch(bytes(size))) for size in (600, 600, 1))
     first = await bookie.adds.get()
     await round_trip(transport, bookie)  # everything sent before has arrived
@@ -251,7 +251,7 @@ async def test_an_add_that_waits_for_room_times_out(transport: GrpcTransport, bo
     assert bookie.adds.empty()
 
 
-async def test_cancelled_adds_give_their_room_back(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
+async def test_cancelled_adds_release_their_room(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
     for _ in range(3):
         call = adding(transport, batch(bytes(900)))
         await bookie.adds.get()
@@ -263,7 +263,7 @@ async def test_cancelled_adds_give_their_room_back(transport: GrpcTransport, boo
     assert (await call).status is Status.OK
 
 
-async def test_a_batch_that_no_message_holds_is_refused_before_it_breaks_the_stream(
+async def test_a_batch_too_large_for_a_message_is_refused_before_it_breaks_the_stream(
     transport: GrpcTransport, bookie: ScriptedBookie
 ) -> None:
     call = adding(transport, batch())
@@ -273,7 +273,7 @@ async def test_a_batch_that_no_message_holds_is_refused_before_it_breaks_the_str
     assert (await call).status is Status.OK
 
 
-async def test_another_port_means_another_connection(
+async def test_a_changed_port_causes_a_new_connection(
     transport: GrpcTransport, bookie: ScriptedBookie, directory: Directory, start: Start
 ) -> None:
     old = adding(transport, batch())
@@ -286,7 +286,7 @@ async def test_another_port_means_another_connection(
     assert (await old).status is Status.UNREACHABLE
 
 
-async def test_another_incarnation_means_another_connection_and_travels_with_each_request(
+async def test_a_changed_incarnation_causes_a_new_connection_and_is_sent_with_each_request(
     transport: GrpcTransport, bookie: ScriptedBookie, directory: Directory
 ) -> None:
     old = adding(transport, batch())
@@ -299,7 +299,7 @@ async def test_another_incarnation_means_another_connection_and_travels_with_eac
     assert [(await old).status, (await new).status] == [Status.UNREACHABLE, Status.OK]
 
 
-async def test_a_message_is_meant_for_one_incarnation_and_the_order_stays(
+async def test_a_message_is_for_one_incarnation_and_the_order_of_adds_is_kept(
     transport: GrpcTransport, bookie: ScriptedBookie, directory: Directory
 ) -> None:
     directory.address = BookieAddress("127.0.0.1", bookie.port, incarnation="registered")
@@ -330,11 +330,11 @@ async def test_bookies_without_a_grpc_address_are_unresolved(
     assert all(BOOKIE in detail for _, detail in replies)
 
 
-async def test_silence_is_a_timeout(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
+async def test_a_missing_answer_is_a_timeout(transport: GrpcTransport, bookie: ScriptedBookie) -> None:
     assert {status for status, _ in await every_request(transport, SOON_S)} == {Status.TIMEOUT}
 
 
-async def test_closing_answers_what_is_in_flight_and_what_comes_later(
+async def test_closing_answers_requests_in_flight_and_later_ones(
     transport: GrpcTransport, bookie: ScriptedBookie
 ) -> None:
     adds = [adding(transport, batch()), adding(transport, batch(bytes(1000)))]  # the second one waits for space
@@ -348,7 +348,9 @@ async def test_closing_answers_what_is_in_flight_and_what_comes_later(
     await transport.close()
 
 
-async def test_a_bookie_that_nobody_runs_is_unreachable_at_once(transport: GrpcTransport, directory: Directory) -> None:
+async def test_a_bookie_that_is_not_running_is_unreachable_at_once(
+    transport: GrpcTransport, directory: Directory
+) -> None:
     directory.address = BookieAddress("127.0.0.1", 1)
     assert (await transport.add(BOOKIE, batch(), DEADLINE_S)).status is Status.UNREACHABLE
     assert (await transport.ask(BOOKIE, Info(), DEADLINE_S)).status is Status.UNREACHABLE
@@ -376,7 +378,7 @@ def found(*entry_ids: int) -> tuple[EntryResult, ...]:
         ([pb.EntryBatch(entry_ids=[1], is_last=True)], Status.IO_ERROR, ()),
     ],
 )
-async def test_only_answers_to_the_request_count(
+async def test_only_answers_to_the_request_are_used(
     transport: GrpcTransport,
     bookie: ScriptedBookie,
     pieces: list[pb.EntryBatch],
@@ -395,7 +397,7 @@ async def test_only_answers_to_the_request_count(
         (piece(is_last=True, status=pb.STATUS_NO_LEDGER), ReadReply(Status.NO_LEDGER)),
     ],
 )
-async def test_the_last_entry_is_one_entry(
+async def test_a_read_of_the_last_entry_returns_one_entry(
     transport: GrpcTransport, bookie: ScriptedBookie, last: pb.EntryBatch, expected: ReadReply
 ) -> None:
     bookie.last = last
@@ -403,7 +405,7 @@ async def test_the_last_entry_is_one_entry(
 
 
 @pytest.mark.parametrize("last", [piece(is_last=True), piece(5, 6, is_last=True)])
-async def test_a_last_entry_that_is_none_or_two_is_no_answer(
+async def test_an_answer_with_no_or_two_last_entries_is_an_error(
     transport: GrpcTransport, bookie: ScriptedBookie, last: pb.EntryBatch
 ) -> None:
     bookie.last = last
@@ -411,7 +413,7 @@ async def test_a_last_entry_that_is_none_or_two_is_no_answer(
 
 
 @pytest.mark.parametrize(("entry_id", "status"), [(7, Status.OK), (6, Status.IO_ERROR), (8, Status.IO_ERROR)])
-async def test_only_the_entry_waited_for_may_come_along(
+async def test_only_the_awaited_entry_may_be_included_in_the_answer(
     transport: GrpcTransport, bookie: ScriptedBookie, entry_id: int, status: Status
 ) -> None:
     bookie.lac = pb.LacResponse(entry=pb.OneEntry(entry_id=entry_id, packet=b"p"))
@@ -428,14 +430,14 @@ async def test_only_the_entry_waited_for_may_come_along(
         ([pb.EntryList(availability=bytes(64)), pb.EntryList(is_last=True)], Status.OK),
     ],
 )
-async def test_listings_are_whole_or_no_listings(
+async def test_an_incomplete_list_is_an_error(
     transport: GrpcTransport, bookie: ScriptedBookie, pieces: list[pb.EntryList], status: Status
 ) -> None:
     bookie.pieces = pieces
     assert (await transport.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S)).status is status
 
 
-def test_plaintext_must_be_said_and_excludes_tls(directory: Directory) -> None:
+def test_plaintext_must_be_requested_explicitly_and_excludes_tls(directory: Directory) -> None:
     with pytest.raises(InsecureTransportError):
         GrpcTransport(directory)
     with pytest.raises(InsecureTransportError):

@@ -143,7 +143,7 @@ def named(
     return found.ids.to_pylist()
 
 
-def test_the_ledgers_of_lost_bookies_come_with_the_fewest_copies_first(image: ImageFolder) -> None:
+def test_ledgers_of_lost_bookies_are_listed_with_the_fewest_copies_first(image: ImageFolder) -> None:
     current = written(image)
     assert named(*current, "x:1") == [4, 3, 5, 6]
     assert named(*current, "x:1", "y:1") == [4, 5, 6, 1 << 62, 3]
@@ -151,7 +151,7 @@ def test_the_ledgers_of_lost_bookies_come_with_the_fewest_copies_first(image: Im
     assert named(*current, "new:1") == named(*written(image, (), "20280115T080000Z-000000"), "x:1") == []
 
 
-def test_of_a_bookie_that_is_due_for_critical_ledgers_only_those_are_named(image: ImageFolder) -> None:
+def test_if_a_bookie_is_due_for_critical_ledgers_only_those_are_listed(image: ImageFolder) -> None:
     current = written(image)
     found = suspects(*current, frozenset({"x:1", "y:1"}), NONE, frozenset({"x:1"}))
     assert found.ids.to_pylist() == [4, 5, 6]
@@ -196,7 +196,7 @@ def test_only_the_row_groups_of_the_lost_bookie_are_read(image: ImageFolder, mon
         assert named(directory, manifest, bookie) == [ledger_id for ledger_id, _, those in ledgers if bookie in those]
 
 
-def test_a_changed_byte_names_no_ledger_or_the_same_ones(image: ImageFolder) -> None:
+def test_a_changed_byte_is_refused_or_changes_no_result(image: ImageFolder) -> None:
     directory, manifest = written(image)
     sound = named(directory, manifest, "x:1")
     refused = 0
@@ -236,7 +236,7 @@ def test_the_image_of_another_cluster_or_time_is_not_used(
         check_usable(manifest, CLUSTER, NOW_MS, 100)
 
 
-def test_a_manifest_of_a_newer_release_or_another_document_is_not_read(image: ImageFolder) -> None:
+def test_a_manifest_of_a_newer_release_or_of_another_kind_is_refused(image: ImageFolder) -> None:
     _, manifest = written(image)
     check_usable(manifest, CLUSTER, NOW_MS + 100_000, 100)
     with pytest.raises(ImageError, match="it has version 3, and this release reads version 2"):
@@ -260,7 +260,7 @@ def test_a_manifest_comes_back_as_it_was_written(image: ImageFolder) -> None:
     assert manifest_of(earlier).attendance == replace(then, drains_zxid=0)
 
 
-def test_the_list_of_a_part_is_refused_if_it_was_changed(image: ImageFolder) -> None:
+def test_a_part_whose_file_list_was_changed_is_refused(image: ImageFolder) -> None:
     writing = files.begin(image, CLUSTER, "20280115T080000Z-000000")
     part_of_a_run(writing, NOW_MS)
     (name,) = (name for name in writing.files() if name.endswith(".json"))
@@ -270,7 +270,7 @@ def test_the_list_of_a_part_is_refused_if_it_was_changed(image: ImageFolder) -> 
         part_of(text.replace(str(NOW_MS), str(NOW_MS + 1)))
 
 
-def test_only_a_file_of_the_folder_with_its_size_is_opened(image: ImageFolder) -> None:
+def test_only_a_file_in_the_folder_with_the_recorded_size_is_opened(image: ImageFolder) -> None:
     directory, manifest = written(image)
     file = manifest.index[0]
     directory.opened(file.name, file.bytes).close()
@@ -281,13 +281,13 @@ def test_only_a_file_of_the_folder_with_its_size_is_opened(image: ImageFolder) -
         directory.opened(f"../{directory.name}/{file.name}", file.bytes)
 
 
-def test_values_that_are_out_of_range_name_no_ledger(image: ImageFolder) -> None:
+def test_out_of_range_values_list_no_ledger(image: ImageFolder) -> None:
     current = written(image, [(-1, 3, ("x:1",))])
     with pytest.raises(ImageError, match="ledger_id is out of range"):
         named(*current, "x:1")
 
 
-def test_a_new_generation_replaces_the_current_one_and_two_stay(image: ImageFolder) -> None:
+def test_a_new_generation_replaces_the_current_one_and_two_are_kept(image: ImageFolder) -> None:
     ids = [f"20270115T08000{number}Z-000000" for number in range(4)]
     for run_id in ids:
         written(image, run_id=run_id)
@@ -309,7 +309,7 @@ def test_a_new_generation_replaces_the_current_one_and_two_stay(image: ImageFold
     assert sorted(parent.folders()) == sorted([*ids[2:], of_another_kind.name, next_one.name])
 
 
-def test_generations_of_a_wrong_clock_do_not_stay_the_newest(image: ImageFolder) -> None:
+def test_generations_with_future_timestamps_do_not_stay_the_newest(image: ImageFolder) -> None:
     for run_id in ("20280115T080000Z-000000", "20280115T080001Z-000000"):
         written(image, run_id=run_id)
     written(image, run_id="20270115T080000Z-000000")
@@ -346,7 +346,7 @@ def test_files_of_a_task_that_spark_repeated_are_removed(image: ImageFolder) -> 
     )
 
 
-def test_a_directory_that_cannot_be_written_is_a_problem_and_no_error(tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_a_problem_and_not_an_error(tmp_path: Path) -> None:
     part = ImagePart(LocalImageFolder(tmp_path / "missing"))
     part.add(1, 3, 1, 1, 1, ("a:1",))
     made = part.finish()
@@ -354,7 +354,7 @@ def test_a_directory_that_cannot_be_written_is_a_problem_and_no_error(tmp_path: 
     assert "cannot write to" in made["problem"]
 
 
-def test_without_an_image_there_is_a_reason(image: ImageFolder) -> None:
+def test_a_missing_image_is_reported_with_a_reason(image: ImageFolder) -> None:
     with pytest.raises(ImageError, match="there is none in"):
         files.newest(image, CLUSTER)
     if isinstance(image, LocalImageFolder):
@@ -371,7 +371,7 @@ def part_of_a_run(writing: ImageFolder, read_from_ms: int, ledger_id: int = 1) -
     assert part.finish()["problem"] == ""
 
 
-def test_what_a_run_read_that_ended_early_counts_only_if_it_is_of_the_same_reading(image: ImageFolder) -> None:
+def test_results_of_an_interrupted_run_are_used_only_if_they_are_of_the_same_scan(image: ImageFolder) -> None:
     manifest = Manifest("20280115T080000Z-000000", "1b2c", "/ledgers", "hierarchical", NOW_MS, 0, (), ())
     writing = files.begin(image, CLUSTER, manifest.run_id)
     files.note_beginning(writing, manifest)
@@ -384,11 +384,11 @@ def test_what_a_run_read_that_ended_early_counts_only_if_it_is_of_the_same_readi
     assert [record.read_from_ms for record in leaves_of(left, found)] == [NOW_MS]
 
 
-def test_the_folder_of_a_cluster_is_in_that_of_all_clusters(image: ImageFolder) -> None:
+def test_the_folder_of_a_cluster_is_inside_the_folder_of_all_clusters(image: ImageFolder) -> None:
     assert files.cluster_folder(image, replace(CLUSTER, instance_id="../a/b-1")).parent == image
 
 
-def test_two_runs_at_once_do_not_mix(image: ImageFolder) -> None:
+def test_two_concurrent_runs_do_not_mix_their_files(image: ImageFolder) -> None:
     """The lock of their kind did not exclude them, so the second run removes the files of the first one."""
     ids = ("20280115T080000Z-000000", "20280115T080001Z-000000")
     first = files.begin(image, CLUSTER, ids[0])
@@ -406,7 +406,7 @@ def test_two_runs_at_once_do_not_mix(image: ImageFolder) -> None:
     assert sorted(files.cluster_folder(image, CLUSTER).folders()) == [ids[1]]
 
 
-def test_a_generation_that_was_removed_in_part_is_none(image: ImageFolder) -> None:
+def test_a_partly_removed_generation_is_not_used(image: ImageFolder) -> None:
     written(image)
     place, manifest = written(image, run_id="20280115T080000Z-000000")
     if isinstance(place, LocalImageFolder):
@@ -428,7 +428,7 @@ def remove_file(place: ImageFolder, name: str) -> None:
     system.delete_file(f"{base}/{place._path}/{name}")
 
 
-def test_a_denied_bucket_is_one_sentence_without_credentials(s3: S3Objects) -> None:
+def test_a_denied_bucket_is_reported_in_one_line_without_credentials(s3: S3Objects) -> None:
     image = image_folder("s3a://images/bookkeeper")
     current = written(image)
     s3.is_denied = True
@@ -448,7 +448,7 @@ def test_a_denied_bucket_is_one_sentence_without_credentials(s3: S3Objects) -> N
         assert KEY_ID not in text
 
 
-def test_a_store_that_does_not_answer_is_not_asked_by_each_task(s3: S3Objects) -> None:
+def test_a_store_that_does_not_answer_is_not_contacted_by_each_task(s3: S3Objects) -> None:
     clock = ManualClock()
     client = RemoteFiles(parse_address("s3://images/a"), ImageFolderError, call_s=0.0, rest_s=120, clock=clock)
     s3.answers.clear()
@@ -467,7 +467,7 @@ def test_a_store_that_does_not_answer_is_not_asked_by_each_task(s3: S3Objects) -
         client.start_write("d", pa.py_buffer(b"")).result()  # its deadline is zero seconds, but it is sent
 
 
-def test_any_error_of_the_library_of_a_store_is_a_store_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_error_of_the_store_library_is_reported_as_a_failed_store(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise RuntimeError('InvalidArgument("No fs.defaultFS setting found")')
 
@@ -478,7 +478,7 @@ def test_any_error_of_the_library_of_a_store_is_a_store_that_failed(monkeypatch:
     folder_module._client.cache_clear()
 
 
-def test_a_file_that_cannot_be_read_is_asked_for_once_for_all_its_leaves(s3: S3Objects) -> None:
+def test_an_unreadable_file_is_requested_once_for_all_its_leaves(s3: S3Objects) -> None:
     current, manifest = written(image_folder("s3a://images/bookkeeper"))
     (ledgers,) = (file for file in manifest.files if file.is_ledgers)
     records = [LeafRecord(leaf, LeafStat(1, 2, 3, 1), 1, NOW_MS, (LeafSlice(ledgers.name, 0, 1),)) for leaf in range(9)]
@@ -491,7 +491,7 @@ def test_a_file_that_cannot_be_read_is_asked_for_once_for_all_its_leaves(s3: S3O
     assert len(s3.requests) < len(records)
 
 
-def test_a_store_that_is_slower_than_the_scan_ends_the_image_and_not_the_scan(
+def test_a_store_slower_than_the_scan_ends_the_image_but_not_the_scan(
     s3: S3Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(part_module, "LEDGERS_MAX", 1)

@@ -65,20 +65,20 @@ async def test_an_unknown_ledger_has_no_lac(world: TransportWorld) -> None:
     assert world.storage.ledger_count == 0
 
 
-async def test_the_last_entry_is_what_is_known_of_the_lac(world: TransportWorld) -> None:
+async def test_the_last_entry_is_returned_as_evidence_of_the_lac(world: TransportWorld) -> None:
     await world.add(entry(3, lac=1), entry(4, lac=2))
     assert await read_lac(world) == LacReply(Status.OK, b"", stored(4, lac=2))
     assert (await world.add(entry(5))).status is Status.OK  # the ledger was not fenced
 
 
-async def test_a_fenced_ledger_without_entries_has_none(world: TransportWorld) -> None:
+async def test_a_fenced_ledger_without_entries_has_no_lac(world: TransportWorld) -> None:
     await world.transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S)
     assert await read_lac(world) == LacReply(Status.NO_ENTRY)
     assert (await write_lac(world, lac(4))).status is Status.OK
     assert await read_lac(world) == LacReply(Status.NO_ENTRY, lac(4))
 
 
-async def test_a_ledger_in_limbo_says_so_and_what_it_was_told(world: TransportWorld) -> None:
+async def test_a_ledger_in_limbo_reports_limbo_and_its_explicit_lac(world: TransportWorld) -> None:
     await world.add(entry(3, lac=1))
     await write_lac(world, lac(2))
     await world.storage.set_limbo([LEDGER])
@@ -87,7 +87,7 @@ async def test_a_ledger_in_limbo_says_so_and_what_it_was_told(world: TransportWo
     assert (await wait_lac(world, 1)).explicit == lac(2)
 
 
-async def test_an_unreadable_index_is_no_answer(world: TransportWorld) -> None:
+async def test_an_unreadable_index_is_an_io_error(world: TransportWorld) -> None:
     await world.add(entry(0))
     world.index.before = broken_disk
     assert (await read_lac(world)).status is Status.IO_ERROR
@@ -117,20 +117,20 @@ async def test_an_explicit_lac_needs_the_master_key(world: TransportWorld) -> No
     [b"", b"x" * 15, lac(1)[:15], lac(1) + bytes(60), lac(-1), lac(-(1 << 63)), pack_lac(DIGEST, LedgerId(8), 1)],
     ids=["empty", "short", "cut", "long", "nothing confirmed", "negative", "other ledger"],
 )
-async def test_what_cannot_be_an_explicit_lac_is_refused(world: TransportWorld, packet: bytes) -> None:
+async def test_an_invalid_explicit_lac_is_refused(world: TransportWorld, packet: bytes) -> None:
     await world.add(entry(0))
     assert (await write_lac(world, packet)).status is Status.BAD_REQUEST
     assert (await read_lac(world)).explicit == b""
 
 
-async def test_what_is_known_already_is_not_waited_for(world: TransportWorld) -> None:
+async def test_a_lac_that_is_already_known_is_returned_without_a_wait(world: TransportWorld) -> None:
     await world.add(entry(0), entry(1, lac=0))
     assert await wait_lac(world, NO_ENTRY) == LacReply(Status.OK, b"", stored(1, lac=0), stored(0))
     await write_lac(world, lac(1))
     assert await wait_lac(world, 0) == LacReply(Status.OK, lac(1), stored(1, lac=0), stored(1, lac=0))
 
 
-async def test_an_add_wakes_those_who_wait_for_its_lac(world: TransportWorld) -> None:
+async def test_an_add_wakes_the_waiters_for_its_lac(world: TransportWorld) -> None:
     await world.add(entry(0))
     first, second = await waiting(world, NO_ENTRY, 0)
     await world.add(entry(1, lac=0))
@@ -140,20 +140,20 @@ async def test_an_add_wakes_those_who_wait_for_its_lac(world: TransportWorld) ->
     assert await second == LacReply(Status.OK, b"", stored(2, lac=1), stored(1, lac=0))
 
 
-async def test_an_explicit_lac_wakes_those_who_wait_for_it(world: TransportWorld) -> None:
+async def test_an_explicit_lac_wakes_its_waiters(world: TransportWorld) -> None:
     await world.add(entry(0))
     [poll] = await waiting(world, NO_ENTRY)
     await write_lac(world, lac(0))
     assert await poll == LacReply(Status.OK, lac(0), stored(0), stored(0))
 
 
-async def test_the_first_add_wakes_those_who_wait_for_an_unknown_ledger(world: TransportWorld) -> None:
+async def test_the_first_add_wakes_waiters_for_an_unknown_ledger(world: TransportWorld) -> None:
     [poll] = await waiting(world, 4)
     await world.add(entry(6, lac=5))
     assert await poll == LacReply(Status.OK, b"", stored(6, lac=5))  # entry 5 is on other bookies
 
 
-async def test_other_ledgers_wake_nobody(world: TransportWorld) -> None:
+async def test_other_ledgers_wake_no_waiter(world: TransportWorld) -> None:
     await world.add(entry(0))
     [poll] = await waiting(world, NO_ENTRY)
     other = LedgerId(8)
@@ -165,7 +165,7 @@ async def test_other_ledgers_wake_nobody(world: TransportWorld) -> None:
     assert (await poll).explicit == lac(3)
 
 
-async def test_what_is_not_durable_is_not_told(world: TransportWorld) -> None:
+async def test_a_lac_is_not_reported_before_it_is_durable(world: TransportWorld) -> None:
     await world.add(entry(0))
     [poll] = await waiting(world, NO_ENTRY)
     stuck = world.stick()
@@ -178,7 +178,7 @@ async def test_what_is_not_durable_is_not_told(world: TransportWorld) -> None:
     assert (await poll).last_entry == stored(1, lac=0)
 
 
-async def test_a_long_poll_ends_with_what_there_is(world: TransportWorld) -> None:
+async def test_a_long_poll_returns_the_current_state_at_its_end(world: TransportWorld) -> None:
     assert await wait_lac(world, NO_ENTRY, wait_s=SOON_S) == LacReply(Status.NO_LEDGER)
     await world.add(entry(0))
     for wait_s in (SOON_S, 0.0, -1.0):
@@ -191,18 +191,18 @@ async def test_a_long_poll_that_outlasts_its_deadline_is_a_timeout(world: Transp
 
 
 @pytest.mark.parametrize("wait_s", [float("inf"), 1e12])
-async def test_endless_waits_may_be_asked_for(world: TransportWorld, wait_s: float) -> None:
+async def test_endless_waits_are_accepted(world: TransportWorld, wait_s: float) -> None:
     poll = asyncio.create_task(wait_lac(world, 0, wait_s))
     await world.add(entry(2, lac=1))
     assert (await poll).last_entry == stored(2, lac=1)
 
 
 @pytest.mark.parametrize("beyond", [-2, -(1 << 63)])
-async def test_impossible_long_polls_are_refused(world: TransportWorld, beyond: int) -> None:
+async def test_invalid_long_polls_are_refused(world: TransportWorld, beyond: int) -> None:
     assert (await wait_lac(world, beyond)).status is Status.BAD_REQUEST
 
 
-async def test_nobody_waits_beyond_the_bound(world: TransportWorld) -> None:
+async def test_waiters_beyond_the_bound_are_answered_at_once(world: TransportWorld) -> None:
     await world.add(entry(0))
     polls = await waiting(world, 7, 8, 9)
     assert await wait_lac(world, 0) == LacReply(Status.OK, b"", stored(0))
@@ -210,19 +210,19 @@ async def test_nobody_waits_beyond_the_bound(world: TransportWorld) -> None:
     assert [(await poll).explicit for poll in polls] == [lac(10)] * 3
 
 
-async def test_a_bookie_that_shuts_down_answers_those_who_wait(world: TransportWorld) -> None:
+async def test_a_bookie_that_shuts_down_answers_its_waiters(world: TransportWorld) -> None:
     [poll] = await waiting(world, NO_ENTRY)
     world.service.refuse_everything()
     assert (await poll).status is told(world.kind, Status.SHUTTING_DOWN)
 
 
-async def test_closing_the_transport_answers_those_who_wait(world: TransportWorld) -> None:
+async def test_closing_the_transport_answers_its_waiters(world: TransportWorld) -> None:
     [poll] = await waiting(world, NO_ENTRY)
     await world.transport.close()
     assert (await poll).status is Status.UNREACHABLE
 
 
-async def test_a_follower_misses_nothing_while_entries_are_added(world: TransportWorld) -> None:
+async def test_a_follower_misses_no_entry_while_entries_are_added(world: TransportWorld) -> None:
     last = 100
 
     async def follow() -> list[int]:

@@ -67,7 +67,7 @@ async def served(bookie: Bookie, ledger_id: LedgerId, count: int) -> set[Status]
 
 
 @pytest.mark.parametrize("is_flushed", [False, True])
-async def test_a_collected_ledger_is_gone_and_stays_fenced(bookie: Bookie, is_flushed: bool) -> None:
+async def test_a_collected_ledger_is_deleted_and_stays_fenced(bookie: Bookie, is_flushed: bool) -> None:
     for ledger_id in (LEDGER, OTHER):
         await bookie.store.add(batch(*range(30), ledger_id=ledger_id))
     if is_flushed:
@@ -87,7 +87,7 @@ async def test_a_collected_ledger_is_gone_and_stays_fenced(bookie: Bookie, is_fl
 
 
 @ONLY_RESTARTED
-async def test_what_a_crash_restores_is_collected_by_the_next_pass(bookie: Bookie) -> None:
+async def test_what_a_crash_restores_is_collected_by_the_next_run(bookie: Bookie) -> None:
     for ledger_id in (LEDGER, OTHER):
         await bookie.store.add(batch(*range(30), ledger_id=ledger_id))
     await collected_at_last(bookie, LEDGER, [OTHER])
@@ -111,7 +111,7 @@ async def collected_at_last(bookie: Bookie, ledger_id: LedgerId, left: list[Ledg
 
 
 @ON_ALL
-async def test_a_collected_ledger_takes_copies_again(bookie: Bookie) -> None:
+async def test_a_collected_ledger_accepts_copies_again(bookie: Bookie) -> None:
     await bookie.store.add(batch(*range(30)))
     assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
     await bookie.store.add(batch(3, 4, is_recovery=True))
@@ -134,7 +134,7 @@ async def test_a_copy_added_to_a_collected_ledger_is_listed_after_a_crash(bookie
 
 @ON_ALL
 @pytest.mark.parametrize("touch", ["add", "list", "fence", "limbo", "mark", "unmark"])
-async def test_a_mark_that_was_cleared_keeps_everything(bookie: Bookie, touch: str) -> None:
+async def test_a_cleared_mark_deletes_nothing(bookie: Bookie, touch: str) -> None:
     store = bookie.store
     await store.add(batch(*range(30)))
     mark = store.mark(LEDGER)
@@ -156,7 +156,7 @@ async def test_a_mark_that_was_cleared_keeps_everything(bookie: Bookie, touch: s
     assert len((await store.list_entries(LEDGER)).entries) == 30
 
 
-async def test_reads_and_other_ledgers_leave_a_mark_alone(bookie: Bookie) -> None:
+async def test_reads_and_other_ledgers_do_not_clear_a_mark(bookie: Bookie) -> None:
     await bookie.store.add(batch(*range(30)))
     mark = bookie.store.mark(LEDGER)
     await bookie.store.read(LEDGER, ids([1]))
@@ -182,7 +182,7 @@ class DeletingIndex(MemoryIndex):
         self.deleted |= frozenset(deletes)
 
 
-async def test_the_pages_of_a_collection_do_not_pass_over_what_earlier_pages_deleted() -> None:
+async def test_later_pages_of_a_collection_skip_nothing_after_earlier_deletions() -> None:
     index = DeletingIndex()
     store = await LedgerStorage.open(MemoryDisk(), MemoryDisk(), index, SETTINGS, SystemClock())
     await store.add(batch(*range(100)))
@@ -196,7 +196,7 @@ async def test_the_pages_of_a_collection_do_not_pass_over_what_earlier_pages_del
 
 @ON_ALL
 @pytest.mark.parametrize("turns", range(0, 40, 2))
-async def test_what_is_acknowledged_while_a_ledger_is_collected_is_there(bookie: Bookie, turns: int) -> None:
+async def test_entries_acknowledged_during_a_collection_are_kept(bookie: Bookie, turns: int) -> None:
     store = bookie.store
     await store.add(batch(*range(30)))
     await store.checkpoint()
@@ -214,7 +214,7 @@ async def test_what_is_acknowledged_while_a_ledger_is_collected_is_there(bookie:
 
 @ON_ALL
 @pytest.mark.parametrize("turns", range(0, 40, 2))
-async def test_what_a_listing_shows_is_not_deleted_behind_it(bookie: Bookie, turns: int) -> None:
+async def test_entries_in_a_listing_are_not_deleted_by_a_concurrent_collection(bookie: Bookie, turns: int) -> None:
     store = bookie.store
     await store.add(batch(*range(30)))
     await store.checkpoint()
@@ -246,7 +246,7 @@ async def test_ledgers_are_listed_in_pages(bookie: Bookie) -> None:
         await bookie.store.checkpoint()
 
 
-async def test_space_comes_back_and_what_is_live_stays(bookie: Bookie) -> None:
+async def test_space_is_released_and_live_entries_are_kept(bookie: Bookie) -> None:
     for number in range(6):
         for ledger_id in (LEDGER, OTHER):
             count = 40 if ledger_id == LEDGER else 5
@@ -274,7 +274,7 @@ async def test_space_comes_back_and_what_is_live_stays(bookie: Bookie) -> None:
 
 
 @pytest.mark.parametrize("ledgers", [1, 40])
-async def test_entries_that_were_stored_again_give_their_space_back(bookie: Bookie, ledgers: int) -> None:
+async def test_the_space_of_entries_that_were_stored_again_is_released(bookie: Bookie, ledgers: int) -> None:
     """Repeated copies, recoveries and Apache's workers send entries that are stored already."""
     for number in range(5):
         for ledger_id in range(ledgers):
@@ -295,7 +295,7 @@ async def test_entries_that_were_stored_again_give_their_space_back(bookie: Book
 
 
 @ON_ALL
-async def test_a_crash_between_copies_of_an_entry_costs_no_space_for_good(bookie: Bookie) -> None:
+async def test_a_crash_between_copies_of_an_entry_wastes_no_space_permanently(bookie: Bookie) -> None:
     """The journal stores the recovered entries again; the space of the previous copies is released."""
     for _ in range(4):
         await bookie.store.add(batch(*range(30)))
@@ -351,7 +351,7 @@ async def used_bytes(bookie: Bookie) -> int:
 
 @pytest.mark.parametrize("good_pages", range(6))
 @pytest.mark.parametrize("torn", ["cut", "zeros", "short"])
-async def test_a_log_that_a_power_loss_cuts_off_gives_its_space_back(
+async def test_the_space_of_a_log_cut_off_by_a_power_loss_is_released(
     bookie: Bookie, torn: str, good_pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This also holds if the power fails again before the bookie has finished. The stored entries are served."""
@@ -380,7 +380,7 @@ async def test_a_log_that_a_power_loss_cuts_off_gives_its_space_back(
 @ON_ALL
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("good_pages", range(7))
-async def test_what_a_flush_wrote_before_the_disk_was_full_gives_its_space_back(
+async def test_the_space_written_by_a_flush_before_the_disk_was_full_is_released(
     bookie: Bookie, good_pages: int, is_restarted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await restart_with(bookie, replace(SETTINGS, flush_sync_entries=20))
@@ -423,7 +423,7 @@ async def test_a_log_that_was_compacted_and_not_removed_is_removed_by_the_next_r
 
 
 @pytest.mark.parametrize("good_pages", range(3))
-async def test_a_compaction_that_a_full_disk_ends_gives_its_space_back(
+async def test_the_space_of_a_compaction_stopped_by_a_full_disk_is_released(
     bookie: Bookie, good_pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for ledger_id, count in ((LEDGER, 100), (OTHER, 25)):
@@ -444,7 +444,7 @@ async def test_a_compaction_that_a_full_disk_ends_gives_its_space_back(
 
 @pytest.mark.parametrize("good_pages", range(3))
 @pytest.mark.parametrize("torn", ["cut", "zeros", "short", "no record"])
-async def test_a_compaction_that_a_power_loss_cuts_off_gives_its_space_back(
+async def test_the_space_of_a_compaction_cut_off_by_a_power_loss_is_released(
     bookie: Bookie, torn: str, good_pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for ledger_id, count in ((LEDGER, 100), (OTHER, 25)):
@@ -466,7 +466,7 @@ async def test_a_compaction_that_a_power_loss_cuts_off_gives_its_space_back(
     assert await is_all_given_back(bookie, [OTHER])
 
 
-async def test_damage_before_the_end_of_a_log_that_was_cut_off_is_no_reason_to_remove_it(
+async def test_a_cut_off_log_with_damage_before_its_end_is_kept(
     bookie: Bookie, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await restart_with(bookie, replace(SETTINGS, flush_sync_entries=20))
@@ -543,7 +543,7 @@ async def test_an_end_of_an_earlier_log_does_not_turn_damage_into_a_torn_tail(bo
     assert await served(bookie, OTHER, 6) == {Status.OK}
 
 
-async def test_the_id_of_a_log_of_which_the_index_has_a_record_is_not_used_again(bookie: Bookie) -> None:
+async def test_the_id_of_a_log_that_the_index_refers_to_is_not_reused(bookie: Bookie) -> None:
     await bookie.stop()
     await put_into_index(bookie, ends_at(9, HEADER_SIZE))
     await bookie.start()
@@ -615,7 +615,7 @@ def write_over(bookie: Bookie, name: str, offset: int, data: bytes) -> None:
 
 
 @ON_ALL
-async def test_reads_during_compaction_find_everything(bookie: Bookie) -> None:
+async def test_reads_during_compaction_find_every_entry(bookie: Bookie) -> None:
     for ledger_id, count in ((LEDGER, 100), (OTHER, 20)):
         await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
     await bookie.store.checkpoint()
@@ -647,7 +647,7 @@ async def test_a_log_that_cannot_be_read_is_kept(bookie: Bookie) -> None:
     assert await served(bookie, OTHER, 5) == {Status.OK}
 
 
-async def test_a_log_with_damage_between_its_records_is_kept_for_what_comes_after(bookie: Bookie) -> None:
+async def test_a_log_with_damage_between_records_is_kept_for_the_records_after_it(bookie: Bookie) -> None:
     for ledger_id, count in ((LEDGER, 100), (OTHER, 20)):
         await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
     await bookie.store.checkpoint()
@@ -662,7 +662,7 @@ async def test_a_log_with_damage_between_its_records_is_kept_for_what_comes_afte
         await restart(bookie)
 
 
-async def test_a_log_with_the_header_of_another_is_kept(bookie: Bookie) -> None:
+async def test_a_log_with_the_header_of_another_log_is_kept(bookie: Bookie) -> None:
     for ledger_id, count in ((LEDGER, 100), (OTHER, 5)):
         await bookie.store.add(batch(*range(count), ledger_id=ledger_id))
     await bookie.store.checkpoint()
@@ -717,7 +717,7 @@ class OneFailure:
     ("operation", "number"), [(Operation.OPEN, 1), (Operation.OPEN, 3), (Operation.READ, 3), (Operation.READ, 4)]
 )
 @pytest.mark.parametrize("error", [DiskError("input/output error"), DiskFullError("too many open files")])
-async def test_an_error_of_the_disk_keeps_a_log_for_one_run(
+async def test_a_disk_error_keeps_a_log_for_one_run(
     bookie: Bookie, operation: Operation, number: int, error: DiskError
 ) -> None:
     """Too many open files end the run, as a full disk does, but are no evidence against the log."""
@@ -743,7 +743,7 @@ async def test_an_error_of_the_disk_keeps_a_log_for_one_run(
 
 
 @ON_ALL
-async def test_limbo_ends_durably_and_the_fence_does_not(bookie: Bookie) -> None:
+async def test_the_end_of_limbo_is_durable_and_the_ledger_stays_fenced(bookie: Bookie) -> None:
     await bookie.store.set_limbo([LEDGER, OTHER])
     await bookie.store.add(batch(1, is_recovery=True))
     assert (await bookie.store.list_entries(LEDGER)).status is Status.LIMBO
@@ -759,7 +759,7 @@ async def test_limbo_ends_durably_and_the_fence_does_not(bookie: Bookie) -> None
 
 
 @ON_ALL
-async def test_collection_ends_no_limbo(bookie: Bookie) -> None:
+async def test_collection_does_not_end_limbo(bookie: Bookie) -> None:
     await bookie.store.set_limbo([LEDGER])
     await bookie.store.add(batch(1, is_recovery=True))
     assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
@@ -770,7 +770,7 @@ async def test_collection_ends_no_limbo(bookie: Bookie) -> None:
         await restart(bookie)
 
 
-async def test_a_sequential_reader_meets_replaced_collected_and_moved_entries(bookie: Bookie) -> None:
+async def test_a_sequential_reader_finds_replaced_collected_and_moved_entries(bookie: Bookie) -> None:
     assert await bookie.add(*range(300)) is Status.OK
     assert (await bookie.store.add(batch(*range(900), ledger_id=OTHER))).status is Status.OK
     await bookie.store.checkpoint()

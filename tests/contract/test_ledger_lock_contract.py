@@ -43,7 +43,7 @@ async def test_a_ledger_that_is_not_marked_is_locked_and_released(
     assert await tasks.locks.locked() == {L7}
 
 
-async def test_a_check_of_the_lock_fails_for_one_that_a_program_of_apache_created(
+async def test_the_check_of_our_lock_fails_for_a_lock_created_by_apache(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
     await tasks.initialize()
@@ -52,7 +52,7 @@ async def test_a_check_of_the_lock_fails_for_one_that_a_program_of_apache_create
         await store.multi([tasks.locks.check(L7)])
 
 
-async def test_it_is_the_lock_of_the_workers(backend: Any, cluster: Cluster, tasks: UnderReplication) -> None:
+async def test_the_lock_is_the_same_as_the_workers(backend: Any, cluster: Cluster, tasks: UnderReplication) -> None:
     other = UnderReplication(await backend.open(), cluster, SystemClock())
     await tasks.initialize()
     await tasks.marking.mark(L7, [BookieId("bk1:3181")])
@@ -66,7 +66,7 @@ async def test_it_is_the_lock_of_the_workers(backend: Any, cluster: Cluster, tas
     assert await other.locks.complete(task)
 
 
-async def test_the_names_in_locks_are_listed(backend: Any, cluster: Cluster, tasks: UnderReplication) -> None:
+async def test_the_holders_of_locks_are_listed(backend: Any, cluster: Cluster, tasks: UnderReplication) -> None:
     assert await tasks.locks.owners() == {}
     other = UnderReplication(await backend.open(), cluster, SystemClock())
     assert await tasks.locks.lock_unmarked(L7, "us") is not None
@@ -74,7 +74,7 @@ async def test_the_names_in_locks_are_listed(backend: Any, cluster: Cluster, tas
     assert await tasks.locks.owners() == {L7: "us", 8: ""}
 
 
-async def test_it_ends_with_its_session(
+async def test_the_lock_ends_with_its_session(
     backend: Any, store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
     held = await tasks.locks.lock_unmarked(L7, "us")
@@ -87,7 +87,7 @@ async def test_it_ends_with_its_session(
     assert await tasks.locks.locked() == {L7}
 
 
-async def test_a_task_and_the_lock_of_its_next_holder_stay_if_the_session_ends_during_the_last_look(
+async def test_a_session_that_ends_during_completion_keeps_the_task_and_the_lock_of_the_next_holder(
     backend: Any, store: MetadataStore, cluster: Cluster, tasks: UnderReplication, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await tasks.initialize()

@@ -178,7 +178,7 @@ async def test_added_entries_are_read_back_byte_for_byte(bookie: Bookie, place: 
     assert await bookie.statuses(4, 0, 2, 1) == [Status.OK] * 4
 
 
-async def test_missing_entry_and_missing_ledger_are_told_apart(bookie: Bookie, place: str) -> None:
+async def test_a_missing_entry_and_a_missing_ledger_have_different_statuses(bookie: Bookie, place: str) -> None:
     await bookie.add(0)
     await move(bookie, place)
     assert await bookie.statuses(1, 0) == [Status.NO_ENTRY, Status.OK]
@@ -193,7 +193,7 @@ async def test_entries_may_come_in_any_order_and_leave_holes(bookie: Bookie, pla
     assert (reply.status, reply.entries) == (Status.OK, EntryRuns(((0, 1), (5, 5), (9, 9))))
 
 
-async def test_entry_added_again_replaces_the_first_in_every_place(bookie: Bookie, place: str) -> None:
+async def test_an_entry_added_again_replaces_the_first_wherever_it_is_stored(bookie: Bookie, place: str) -> None:
     for payload in (b"first", b"second", b"third"):
         reply = await bookie.store.add(AddBatch(LEDGER, KEY, [entry(3, payload)]))
         assert reply.status is Status.OK
@@ -207,7 +207,7 @@ async def test_entry_added_again_replaces_the_first_in_every_place(bookie: Booki
     assert result.packet == entry(3, b"third")
 
 
-async def test_id_twice_in_a_batch_counts_once_the_later_wins(bookie: Bookie, place: str) -> None:
+async def test_an_id_twice_in_a_batch_counts_once_and_the_later_entry_wins(bookie: Bookie, place: str) -> None:
     await bookie.store.add(AddBatch(LEDGER, KEY, [entry(3, b"first"), entry(3, b"second")]))
     await move(bookie, place)
     [result] = (await bookie.store.read(LEDGER, ids([3]))).results
@@ -226,7 +226,7 @@ async def test_wrong_master_key_stores_nothing(bookie: Bookie, place: str) -> No
     assert await bookie.add(1) is Status.OK
 
 
-async def test_fence_refuses_ordinary_adds_for_good_and_lets_recovery_through(bookie: Bookie, place: str) -> None:
+async def test_a_fence_permanently_refuses_ordinary_adds_and_accepts_recovery_adds(bookie: Bookie, place: str) -> None:
     await bookie.add(0, 1)
     reply = await bookie.store.fence(LEDGER, KEY)
     assert reply.status is Status.OK
@@ -268,7 +268,7 @@ async def test_last_entry_is_the_greatest_wherever_it_is(bookie: Bookie, place: 
     assert result.entry_id == 6
 
 
-async def test_last_entry_of_nothing_is_a_negative_answer(bookie: Bookie) -> None:
+async def test_the_last_entry_of_an_empty_or_absent_ledger_is_a_negative_answer(bookie: Bookie) -> None:
     [result] = (await bookie.store.read_last(LEDGER)).results
     assert result == EntryResult(NO_ENTRY, Status.NO_LEDGER)
     await bookie.store.fence(LEDGER, KEY)
@@ -276,7 +276,7 @@ async def test_last_entry_of_nothing_is_a_negative_answer(bookie: Bookie) -> Non
     assert result == EntryResult(NO_ENTRY, Status.NO_ENTRY)
 
 
-async def test_in_limbo_nothing_is_said_to_be_absent(bookie: Bookie, place: str) -> None:
+async def test_in_limbo_no_entry_is_reported_as_absent(bookie: Bookie, place: str) -> None:
     await bookie.add(0)
     await bookie.store.set_limbo([LEDGER, LedgerId(8)])
     await move(bookie, place)
@@ -291,7 +291,7 @@ async def test_in_limbo_nothing_is_said_to_be_absent(bookie: Bookie, place: str)
     assert await bookie.statuses(0, ledger_id=9) == [Status.NO_LEDGER]
 
 
-async def test_limbo_fences_and_takes_repair_copies(bookie: Bookie, place: str) -> None:
+async def test_a_ledger_in_limbo_can_be_fenced_and_accepts_repair_copies(bookie: Bookie, place: str) -> None:
     await bookie.store.set_limbo([LEDGER])
     await move(bookie, place)
     assert await bookie.add(0) is Status.FENCED
@@ -318,7 +318,7 @@ async def test_ledgers_are_counted_once(bookie: Bookie, place: str) -> None:
     assert bookie.store.ledger_count == 4
 
 
-async def test_zero_payload_and_dummy_digest_entries_are_entries(bookie: Bookie, place: str) -> None:
+async def test_entries_with_an_empty_payload_or_dummy_digest_are_stored(bookie: Bookie, place: str) -> None:
     entries = [pack(DUMMY, LEDGER, EntryId(number), number - 1, 0, b"") for number in range(3)]
     assert (await bookie.store.add(AddBatch(LEDGER, KEY, entries))).status is Status.OK
     await move(bookie, place)
@@ -326,7 +326,7 @@ async def test_zero_payload_and_dummy_digest_entries_are_entries(bookie: Bookie,
     assert [result.packet for result in reply.results] == entries
 
 
-async def test_largest_entry_fits(bookie: Bookie, place: str) -> None:
+async def test_the_largest_entry_is_accepted(bookie: Bookie, place: str) -> None:
     large = entry(0, b"x" * (PACKET_BYTES_MAX - 36))
     assert (await bookie.store.add(AddBatch(LEDGER, KEY, [large]))).status is Status.OK
     await move(bookie, place)
@@ -334,7 +334,7 @@ async def test_largest_entry_fits(bookie: Bookie, place: str) -> None:
     assert result.packet == large
 
 
-async def test_extreme_ids_are_ids(bookie: Bookie, place: str) -> None:
+async def test_extreme_ids_are_accepted(bookie: Bookie, place: str) -> None:
     last = LEDGER_ID_MAX
     assert (await bookie.store.add(batch(0, last, ledger_id=last))).status is Status.OK
     assert (await bookie.store.add(batch(0, last, ledger_id=0))).status is Status.OK
@@ -382,7 +382,7 @@ async def test_bad_ids_and_keys_are_refused(bookie: Bookie) -> None:
     assert [reply.status for reply in replies] == [Status.BAD_REQUEST] * len(replies)
 
 
-async def test_read_covers_a_prefix_within_its_bytes(bookie: Bookie, place: str) -> None:
+async def test_a_read_covers_a_prefix_within_its_byte_limit(bookie: Bookie, place: str) -> None:
     size = ENTRY_PAYLOAD_MAX
     for first in range(0, 12, 4):
         entries = [entry(number, b"x" * size) for number in range(first, first + 4)]
@@ -416,7 +416,7 @@ async def test_unknown_ledger_lists_nothing(bookie: Bookie) -> None:
     assert (reply.status, len(reply.entries)) == (Status.NO_LEDGER, 0)
 
 
-async def test_concurrent_adds_to_many_ledgers_all_arrive(bookie: Bookie, place: str) -> None:
+async def test_concurrent_adds_to_many_ledgers_are_all_stored(bookie: Bookie, place: str) -> None:
     batches = [
         batch(*range(first, first + 10), ledger_id=ledger_id) for first in range(0, 100, 10) for ledger_id in range(20)
     ]
@@ -428,7 +428,7 @@ async def test_concurrent_adds_to_many_ledgers_all_arrive(bookie: Bookie, place:
     assert bookie.store.ledger_count == 20
 
 
-async def test_more_than_the_caches_hold_is_flushed_in_the_background(bookie: Bookie) -> None:
+async def test_adds_beyond_the_cache_size_are_flushed_in_the_background(bookie: Bookie) -> None:
     payload = b"x" * 10_000
     for first in range(0, 600, 20):
         entries = [entry(number, payload) for number in range(first, first + 20)]
@@ -471,7 +471,7 @@ async def test_closed_store_answers_that_it_is_shutting_down(bookie: Bookie) -> 
     await bookie.restart(cleanly=True)
 
 
-async def test_close_waits_for_what_was_accepted(bookie: Bookie) -> None:
+async def test_close_waits_for_accepted_requests(bookie: Bookie) -> None:
     adds = [asyncio.create_task(bookie.store.add(batch(number))) for number in range(50)]
     await asyncio.sleep(0)
     await bookie.store.close()

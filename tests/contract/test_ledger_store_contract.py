@@ -58,7 +58,9 @@ async def test_formatted_cluster_has_apaches_nodes(store: MetadataStore, cluster
     assert cluster.kind is LayoutKind.HIERARCHICAL
 
 
-async def test_cluster_is_not_formatted_over_anything(store: MetadataStore, cluster: Cluster, base: str) -> None:
+async def test_a_cluster_is_not_formatted_over_existing_nodes(
+    store: MetadataStore, cluster: Cluster, base: str
+) -> None:
     with pytest.raises(ClusterExistsError, match=cluster.root):
         await format_cluster(store, cluster.root, rng=random.Random(3))
     with pytest.raises(ClusterExistsError):
@@ -66,7 +68,7 @@ async def test_cluster_is_not_formatted_over_anything(store: MetadataStore, clus
     assert await open_cluster(store, cluster.root) == cluster
 
 
-async def test_two_who_format_at_once_leave_one_cluster(store: MetadataStore, base: str) -> None:
+async def test_concurrent_formats_create_one_cluster(store: MetadataStore, base: str) -> None:
     outcomes = await asyncio.gather(
         *(format_cluster(store, f"{base}/deep/ledgers", rng=random.Random(i)) for i in range(4)), return_exceptions=True
     )
@@ -98,7 +100,7 @@ async def test_what_is_not_a_cluster_is_refused(store: MetadataStore, cluster: C
         await open_cluster(store, root)
 
 
-async def test_a_cluster_whose_metadata_migrates_is_not_opened(store: MetadataStore, cluster: Cluster) -> None:
+async def test_a_cluster_that_is_migrating_its_metadata_is_not_opened(store: MetadataStore, cluster: Cluster) -> None:
     """R88; an unknown phase of a later release does not count as the absence of a migration."""
     path = migration_path(cluster.root)
     for record in (b'{"phase":"NOT_STARTED"}', b'{"phase":"FAILED","targetUrl":"oxia://o:6648"}'):
@@ -126,7 +128,7 @@ async def test_a_cluster_of_pulsars_driver_is_opened_by_its_own_uri(store: Metad
 @pytest.mark.parametrize(
     ("text", "kind"), [(b"1\nhierarchical:1", LayoutKind.HIERARCHICAL), (b"1\nflat:1\n", LayoutKind.FLAT)]
 )
-async def test_first_format_of_the_layout_is_read(
+async def test_the_first_format_of_the_layout_can_be_read(
     store: MetadataStore, cluster: Cluster, text: bytes, kind: LayoutKind
 ) -> None:
     await store.set(f"{cluster.root}/LAYOUT", text, ANY_VERSION)
@@ -144,9 +146,7 @@ async def test_created_ledger_is_read_back(ledgers: LedgerStore, ledger_id: Ledg
         await ledgers.create(ledger_id, OPEN)
 
 
-async def test_the_greatest_id_is_read_where_somebody_made_it_and_not_created(
-    store: MetadataStore, ledgers: LedgerStore
-) -> None:
+async def test_the_greatest_id_can_be_read_but_not_created(store: MetadataStore, ledgers: LedgerStore) -> None:
     greatest = LedgerId(LEDGER_ID_MAX)
     with pytest.raises(InvalidIdError, match="Apache's bookies delete all other ledgers"):
         await ledgers.create(greatest, OPEN)
@@ -159,7 +159,7 @@ async def test_the_greatest_id_is_read_where_somebody_made_it_and_not_created(
     assert (await ledgers.read(greatest)).metadata.is_closed
 
 
-async def test_missing_ledger_is_told_from_others(ledgers: LedgerStore) -> None:
+async def test_a_missing_ledger_has_its_own_error(ledgers: LedgerStore) -> None:
     with pytest.raises(NoSuchLedgerError, match="77"):
         await ledgers.read(LedgerId(77))
     with pytest.raises(NoSuchLedgerError):
@@ -202,9 +202,7 @@ async def test_concurrent_creates_of_one_id_have_one_winner(ledgers: LedgerStore
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["LedgerExistsError"] * 19 + ["Versioned"]
 
 
-async def test_delete_takes_the_empty_parents_along(
-    store: MetadataStore, cluster: Cluster, ledgers: LedgerStore
-) -> None:
+async def test_delete_removes_empty_parents(store: MetadataStore, cluster: Cluster, ledgers: LedgerStore) -> None:
     ids = [LedgerId(12_345), LedgerId(12_346), LedgerId(1 << 40)]
     for ledger_id in ids:
         await ledgers.create(ledger_id, OPEN)
@@ -217,7 +215,7 @@ async def test_delete_takes_the_empty_parents_along(
     assert set((await store.children(cluster.root)).names) == {"LAYOUT", "INSTANCEID", "available"}
 
 
-async def test_creates_and_deletes_side_by_side_lose_nothing(ledgers: LedgerStore) -> None:
+async def test_concurrent_creates_and_deletes_lose_nothing(ledgers: LedgerStore) -> None:
     async def come_and_go(ledger_id: int) -> None:
         for _ in range(5):
             await ledgers.create(LedgerId(ledger_id), OPEN)
@@ -228,7 +226,7 @@ async def test_creates_and_deletes_side_by_side_lose_nothing(ledgers: LedgerStor
     assert [ledger_id async for ledger_id in ledgers.ids()] == [i * 10_000 for i in range(6)]
 
 
-async def test_ledgers_are_listed_in_tree_order_whatever_else_is_there(
+async def test_ledgers_are_listed_in_tree_order_whatever_other_nodes_exist(
     store: MetadataStore, cluster: Cluster, ledgers: LedgerStore
 ) -> None:
     await ledgers.create_many([(ledger_id, OPEN) for ledger_id in IDS])
@@ -255,13 +253,13 @@ async def test_ledgers_are_listed_in_tree_order_whatever_else_is_there(
     assert [ledger_id for ids in found for ledger_id in ids] == IDS
 
 
-async def test_listing_a_cluster_that_is_gone_is_an_error(store: MetadataStore, base: str) -> None:
+async def test_listing_a_deleted_cluster_is_an_error(store: MetadataStore, base: str) -> None:
     gone = LedgerStore(store, Cluster(f"{base}/gone", LayoutKind.HIERARCHICAL, "x"), random.Random(1))
     with pytest.raises(NotAClusterError):
         await gone.leaf_parents()
 
 
-async def test_many_are_created_and_read_with_unreadable_ones_among_them(
+async def test_many_ledgers_are_created_and_read_with_unreadable_ones_among_them(
     store: MetadataStore, ledgers: LedgerStore
 ) -> None:
     ids = [LedgerId(i * 7) for i in range(1200)]
@@ -280,7 +278,7 @@ async def test_many_are_created_and_read_with_unreadable_ones_among_them(
         await ledgers.read(ids[3])
 
 
-async def test_ledgers_that_may_not_be_read_are_unreadable_in_a_scan_of_others(
+async def test_ledgers_without_read_permission_are_unreadable_in_a_scan_of_others(
     backend: Any, ledgers: LedgerStore
 ) -> None:
     ids, denied = [LedgerId(number) for number in range(20)], (3, 4, 19)
@@ -310,7 +308,7 @@ async def test_long_layout_keeps_every_ledger_in_the_long_tree(store: MetadataSt
     assert await store.stat(f"{base}/long/000/0000/0000/0001/L2345") is not None
 
 
-async def test_flat_layout_is_served_and_gets_no_new_ledgers(store: MetadataStore, base: str) -> None:
+async def test_the_flat_layout_can_be_read_and_gets_no_new_ledgers(store: MetadataStore, base: str) -> None:
     await format_cluster(store, f"{base}/flat", LayoutKind.FLAT, rng=random.Random(1))
     ledgers = LedgerStore(store, await open_cluster(store, f"{base}/flat"), random.Random(2))
     for attempt in (ledgers.new_id(), ledgers.create(LedgerId(1), OPEN), ledgers.create_many([(LedgerId(1), OPEN)])):
@@ -325,7 +323,7 @@ async def test_flat_layout_is_served_and_gets_no_new_ledgers(store: MetadataStor
     assert await store.stat(f"{base}/flat") is not None
 
 
-async def test_new_ids_are_consecutive_and_never_given_twice(
+async def test_new_ids_are_consecutive_and_never_assigned_twice(
     store: MetadataStore, backend: Any, cluster: Cluster, ledgers: LedgerStore
 ) -> None:
     other = LedgerStore(await backend.open(), cluster, random.Random(3))
@@ -334,7 +332,7 @@ async def test_new_ids_are_consecutive_and_never_given_twice(
     assert (await store.children(f"{cluster.root}/idgen")).names == ()
 
 
-async def test_long_ids_begin_where_the_short_ones_cannot_reach(
+async def test_long_ids_begin_beyond_the_range_of_short_ones(
     store: MetadataStore, cluster: Cluster, ledgers: LedgerStore
 ) -> None:
     await store.create(f"{cluster.root}/idgen-long")

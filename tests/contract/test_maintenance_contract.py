@@ -55,7 +55,7 @@ async def test_ended_windows_are_removed_and_others_stay(windows: MaintenanceWin
     assert [each.target for each in await windows.open_at(HOUR_MS)] == ["b:1"]
 
 
-async def test_the_number_is_bounded(
+async def test_the_number_of_windows_is_bounded(
     windows: MaintenanceWindows, backend: Backend, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "WINDOWS_MAX", 2)
@@ -80,5 +80,5 @@ async def test_the_number_is_bounded(
         (10**15, 10**15 + 1000, 1000, False),
     ],
 )
-def test_only_a_window_of_a_bounded_length_counts(since_ms: int, until_ms: int, now_ms: int, is_open: bool) -> None:
+def test_only_a_window_of_a_bounded_length_is_used(since_ms: int, until_ms: int, now_ms: int, is_open: bool) -> None:
     assert window("bk1:3181", since_ms, until_ms).is_open(now_ms) is is_open

@@ -47,7 +47,7 @@ async def test_created_node_is_read_back_with_its_stat(store: MetadataStore, bas
     assert await store.stat(f"{base}/a") == node.stat
 
 
-async def test_set_raises_the_version_and_keeps_the_creation(store: MetadataStore, base: str) -> None:
+async def test_set_increments_the_version_and_keeps_the_creation_data(store: MetadataStore, base: str) -> None:
     await store.create(f"{base}/a", b"one")
     created = (await store.get(f"{base}/a")).stat
     stat = await store.set(f"{base}/a", b"two", 0)
@@ -91,7 +91,7 @@ async def test_existing_node_is_not_created_again(store: MetadataStore, base: st
         await store.create(base)
 
 
-async def test_other_version_is_refused(store: MetadataStore, base: str) -> None:
+async def test_a_wrong_version_is_refused(store: MetadataStore, base: str) -> None:
     await store.create(f"{base}/a")
     with pytest.raises(BadVersionError):
         await store.set(f"{base}/a", b"", 1)
@@ -106,14 +106,14 @@ async def test_node_with_children_is_not_deleted(store: MetadataStore, base: str
         await store.delete(base)
 
 
-async def test_ephemeral_node_takes_no_children(store: MetadataStore, base: str) -> None:
+async def test_an_ephemeral_node_can_have_no_children(store: MetadataStore, base: str) -> None:
     await store.create(f"{base}/e", is_ephemeral=True)
     with pytest.raises(EphemeralParentError):
         await store.create(f"{base}/e/child")
     assert (await store.get(f"{base}/e")).stat.ephemeral_owner == store.session.session_id
 
 
-async def test_too_much_data_is_refused_and_the_session_lives(store: MetadataStore, base: str) -> None:
+async def test_too_much_data_is_refused_and_the_session_survives(store: MetadataStore, base: str) -> None:
     seen = store.session
     too_much = bytes(NODE_DATA_MAX + 1)
     with pytest.raises(NodeTooLargeError):
@@ -139,18 +139,18 @@ async def test_malformed_path_is_refused(store: MetadataStore, path: str) -> Non
         await store.multi([Delete(path)])
 
 
-async def test_largest_multi_is_taken(store: MetadataStore, base: str) -> None:
+async def test_the_largest_multi_is_accepted(store: MetadataStore, base: str) -> None:
     await store.multi([Create(f"{base}/node-{i:020d}", bytes(1800)) for i in range(MULTI_OPS_MAX)])
     assert len((await store.children(base)).names) == MULTI_OPS_MAX
 
 
-async def test_names_with_every_character_of_a_bookie_id_are_taken(store: MetadataStore, base: str) -> None:
+async def test_names_with_every_character_of_a_bookie_id_are_accepted(store: MetadataStore, base: str) -> None:
     name = "bk-1:3181;<=>?@[\\]^_.x"
     await store.create(f"{base}/{name}")
     assert (await store.children(base)).names == (name,)
 
 
-async def test_children_version_moves_with_creates_and_deletes_only(store: MetadataStore, base: str) -> None:
+async def test_only_creates_and_deletes_change_the_children_version(store: MetadataStore, base: str) -> None:
     created = (await store.get(base)).stat.czxid
     assert await store.children(base) == Children((), 0, created)
     await store.create(f"{base}/a")
@@ -171,7 +171,7 @@ async def test_children_version_moves_with_creates_and_deletes_only(store: Metad
     assert child.czxid == child.children_zxid < stat.children_zxid < child.mzxid
 
 
-async def test_sequential_names_count_creates_under_the_parent(store: MetadataStore, base: str) -> None:
+async def test_sequential_names_count_all_creates_under_the_parent(store: MetadataStore, base: str) -> None:
     names = [await store.create(f"{base}/ID-", is_sequential=True, is_ephemeral=True) for _ in range(2)]
     assert names == [f"{base}/ID-0000000000", f"{base}/ID-0000000001"]
     await store.delete(names[1])
@@ -179,7 +179,7 @@ async def test_sequential_names_count_creates_under_the_parent(store: MetadataSt
     assert await store.create(f"{base}/ID-", is_sequential=True) == f"{base}/ID-0000000003"
 
 
-async def test_multi_does_everything(store: MetadataStore, base: str) -> None:
+async def test_multi_executes_all_its_operations(store: MetadataStore, base: str) -> None:
     await store.create(f"{base}/a", b"old")
     await store.create(f"{base}/b")
     await store.multi(
@@ -241,7 +241,9 @@ async def test_later_operation_of_a_multi_sees_the_earlier_ones(store: MetadataS
     await store.multi([Create(f"{base}/a"), SetData(f"{base}/a", b"x", 0), Check(f"{base}/a", 1)])
 
 
-async def test_denied_node_can_be_neither_read_nor_changed(store: MetadataStore, backend: Any, base: str) -> None:
+async def test_a_node_without_permission_can_be_neither_read_nor_changed(
+    store: MetadataStore, backend: Any, base: str
+) -> None:
     await store.create(f"{base}/a")
     await store.create(f"{base}/a/child")
     backend.deny(f"{base}/a")
@@ -261,7 +263,9 @@ async def test_denied_node_can_be_neither_read_nor_changed(store: MetadataStore,
 
 
 @pytest.mark.skipif(bool(zookeeper_release.FOLDER), reason="releases before 3.9 show that a denied node exists")
-async def test_denied_node_cannot_be_looked_for(store: MetadataStore, backend: Any, base: str) -> None:
+async def test_a_node_without_permission_cannot_be_checked_for_existence(
+    store: MetadataStore, backend: Any, base: str
+) -> None:
     await store.create(f"{base}/a")
     backend.deny(f"{base}/a")
     with pytest.raises(AccessDeniedError, match=f"{base}/a"):
@@ -286,7 +290,7 @@ async def test_many_nodes_are_read_in_order_with_absent_ones_among_them(store: M
     assert [None if listing is None else listing.names for listing in listings[1:9]] == [None, *[()] * 6, None]
 
 
-async def test_many_long_paths_are_read_and_the_connection_lives(store: MetadataStore, base: str) -> None:
+async def test_many_long_paths_are_read_and_the_connection_survives(store: MetadataStore, base: str) -> None:
     seen = store.session
     paths = [f"{base}/{'x' * 3900}{i:04d}" for i in range(1000)]
     for _ in range(8):  # the number of paths in a request depends on earlier replies
@@ -299,7 +303,7 @@ async def test_many_long_paths_are_read_and_the_connection_lives(store: Metadata
     assert store.session == seen
 
 
-async def test_reading_nothing_gives_nothing(store: MetadataStore) -> None:
+async def test_reading_no_nodes_returns_nothing(store: MetadataStore) -> None:
     assert await store.get_many([]) == []
     assert await store.get_many_data([]) == []
     assert await store.children_many([]) == []
@@ -313,7 +317,7 @@ async def test_large_and_small_nodes_are_read_together(store: MetadataStore, bas
     assert [len(data or b"") for data in await store.get_many_data(paths)] == [sizes[i % len(sizes)] for i in range(30)]
 
 
-async def test_other_session_sees_a_write_after_sync(store: MetadataStore, backend: Any, base: str) -> None:
+async def test_another_session_sees_a_write_after_sync(store: MetadataStore, backend: Any, base: str) -> None:
     other = await backend.open()
     for i in range(20):
         await store.set(base, str(i).encode(), ANY_VERSION)
@@ -350,7 +354,7 @@ async def test_closing_a_store_removes_its_ephemeral_nodes(
             await soon(attempt())
 
 
-async def test_expired_session_takes_its_ephemeral_nodes_and_a_new_one_begins(
+async def test_an_expired_session_removes_its_ephemeral_nodes_and_a_new_one_begins(
     store: MetadataStore, backend: Any, base: str
 ) -> None:
     await store.create(f"{base}/e", is_ephemeral=True)
@@ -373,7 +377,7 @@ async def test_interrupted_connection_keeps_the_session(store: MetadataStore, ba
     assert (await store.get(f"{base}/e")).stat.ephemeral_owner == seen.session_id
 
 
-async def test_session_change_is_waited_for(store: MetadataStore, backend: Any, soon: Soon) -> None:
+async def test_a_change_of_session_ends_the_wait(store: MetadataStore, backend: Any, soon: Soon) -> None:
     seen = store.session
     waiting = asyncio.create_task(store.wait_session_changed(seen))
     await backend.expire(store)
@@ -390,7 +394,7 @@ async def test_wait_for_children_returns_at_once_if_they_have_changed(
     await soon(store.wait_children_changed(f"{base}/missing", seen))
 
 
-async def test_wait_for_children_sees_creates_deletes_and_the_end(
+async def test_wait_for_children_returns_after_a_create_a_delete_or_the_end_of_the_node(
     store: MetadataStore, backend: Any, base: str, soon: Soon
 ) -> None:
     other = await backend.open()
@@ -409,7 +413,7 @@ async def test_wait_for_children_sees_creates_deletes_and_the_end(
         await soon(asyncio.gather(*waiters))
 
 
-async def test_wait_for_children_sees_that_their_parent_was_made_anew(
+async def test_wait_for_children_returns_after_the_parent_was_recreated(
     store: MetadataStore, backend: Any, base: str, soon: Soon
 ) -> None:
     other = await backend.open()
@@ -425,7 +429,7 @@ async def test_wait_for_children_sees_that_their_parent_was_made_anew(
     await soon(store.wait_children_changed(node, seen))
 
 
-async def test_wait_for_a_node_sees_its_creation_change_and_end(
+async def test_wait_for_a_node_returns_after_its_creation_change_or_deletion(
     store: MetadataStore, backend: Any, base: str, soon: Soon
 ) -> None:
     other = await backend.open()
@@ -444,7 +448,7 @@ async def test_wait_for_a_node_sees_its_creation_change_and_end(
         await soon(waiting)
 
 
-async def test_wait_for_a_node_sees_that_it_was_made_anew(store: MetadataStore, base: str, soon: Soon) -> None:
+async def test_wait_for_a_node_returns_after_it_was_recreated(store: MetadataStore, base: str, soon: Soon) -> None:
     node = await store.create(f"{base}/node")
     seen = await store.stat(node)
     await store.delete(node)

@@ -29,7 +29,7 @@ OPERATIONS = 250
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_random_history_has_equal_answers(zookeeper: EmbeddedZooKeeper, seed: int) -> None:
+async def test_a_random_history_has_equal_answers_on_both_stores(zookeeper: EmbeddedZooKeeper, seed: int) -> None:
     base = f"/t-{uuid.uuid4().hex}"
     real = await ZooKeeperStore.connect(zookeeper.connect_string)
     try:

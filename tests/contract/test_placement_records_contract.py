@@ -32,7 +32,7 @@ def debt(ledger_id: int, since_ms: int, *firsts: int, detail: str = "", last_ms:
     return PlacementDebt(LedgerId(ledger_id), since_ms, tuple(map(EntryId, firsts)), detail, last_ms)
 
 
-async def test_debts_of_a_ledger_are_joined_and_end_together(debts: PlacementDebts) -> None:
+async def test_debts_of_a_ledger_are_merged_and_end_together(debts: PlacementDebts) -> None:
     assert (await debts.list(), await debts.count()) == ([], 0)
     assert await debts.add(debt(7, 1000, 5, detail="one rack"))
     assert await debts.add(debt(7, 2000, 0, 5, detail="one zone"))
@@ -89,7 +89,7 @@ async def test_moves_are_counted_within_the_window(moved: MovedLedgers) -> None:
     assert await moved.count(LEDGER, 9000) == MOVES_MAX
 
 
-async def test_workers_that_note_moves_at_the_same_time_lose_none(
+async def test_workers_that_record_moves_at_the_same_time_lose_none(
     moved: MovedLedgers, backend: Backend, base: str
 ) -> None:
     other = MovedLedgers(await backend.open(), base)
@@ -98,7 +98,7 @@ async def test_workers_that_note_moves_at_the_same_time_lose_none(
     assert [await moved.count(each, 2000) for each in same_slot] == [1, 1, 1, 1]
 
 
-async def test_a_full_record_drops_the_ledger_that_was_moved_first(moved: MovedLedgers, store: MetadataStore) -> None:
+async def test_a_full_record_drops_the_ledger_with_the_oldest_move(moved: MovedLedgers, store: MetadataStore) -> None:
     for number in range(SLOT_LEDGERS_MAX + 1):
         await moved.note(LedgerId(7 + number * SLOTS), 1000 + number)
     assert await moved.count(LEDGER, 2000) == 0

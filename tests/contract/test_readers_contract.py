@@ -34,7 +34,7 @@ async def stat(store: MetadataStore) -> Stat | None:
     return await Readers(store, "any").stat()
 
 
-async def test_each_run_counts_those_that_read_until_they_end(backend: Backend, store: MetadataStore) -> None:
+async def test_each_run_counts_the_runs_that_are_still_reading(backend: Backend, store: MetadataStore) -> None:
     first, waited_s = await joined(store, "r1", has_rates=True)
     assert (first.count, waited_s) == (1, 0.0)
     other = await backend.open()
@@ -48,12 +48,12 @@ async def test_each_run_counts_those_that_read_until_they_end(backend: Backend, 
     assert first.count == 1
 
 
-async def test_limits_that_follow_the_latency_need_no_wait(backend: Backend, store: MetadataStore) -> None:
+async def test_runs_with_limits_based_on_latency_do_not_wait(backend: Backend, store: MetadataStore) -> None:
     await joined(store, "r1")
     assert (await joined(await backend.open(), "r2"))[1] == 0.0
 
 
-async def test_a_task_creates_the_node_that_its_driver_lost(backend: Backend, store: MetadataStore) -> None:
+async def test_a_task_recreates_the_node_that_its_driver_lost(backend: Backend, store: MetadataStore) -> None:
     await joined(store, "r1")
     driver, task = await backend.open(), await backend.open()
     await joined(driver, "r2")
@@ -65,7 +65,7 @@ async def test_a_task_creates_the_node_that_its_driver_lost(backend: Backend, st
     assert set(await Readers(store, "r1").runs() or ()) == {"r1", "r2"}
 
 
-async def test_a_list_that_is_denied_leaves_the_number_as_it_was(backend: Backend, store: MetadataStore) -> None:
+async def test_a_denied_list_does_not_change_the_count(backend: Backend, store: MetadataStore) -> None:
     first, _ = await joined(store, "r1")
     await joined(await backend.open(), "r2")
     await first.follow(await stat(store))

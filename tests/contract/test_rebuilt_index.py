@@ -90,7 +90,7 @@ async def check_served(home: Path) -> None:
         assert await listed(store, L2) == (Status.NO_LEDGER, [])
 
 
-async def test_a_lost_index_is_offered_to_be_rebuilt_and_everything_is_served_by_a_new_incarnation(
+async def test_a_rebuild_of_a_lost_index_is_offered_and_a_new_incarnation_serves_everything(
     tmp_path: Path,
 ) -> None:
     await filled(tmp_path)
@@ -106,7 +106,7 @@ async def test_a_lost_index_is_offered_to_be_rebuilt_and_everything_is_served_by
     await check_served(tmp_path)
 
 
-async def test_a_damaged_index_is_replaced_and_kept_aside(tmp_path: Path) -> None:
+async def test_a_damaged_index_is_replaced_and_the_old_one_is_kept(tmp_path: Path) -> None:
     await filled(tmp_path)
     current = tmp_path / "ledgers" / CURRENT
     (current / "index" / "CURRENT").write_text("rubbish")
@@ -170,7 +170,7 @@ async def test_an_interrupted_rebuild_is_refused_at_the_start_and_can_be_repeate
     pytest.fail("the rebuild never ended")
 
 
-async def test_an_index_that_can_be_used_is_replaced_only_on_request(tmp_path: Path) -> None:
+async def test_a_usable_index_is_replaced_only_on_request(tmp_path: Path) -> None:
     await filled(tmp_path)
     with pytest.raises(MendingRefusedError, match="can be used"):
         await again(tmp_path)
@@ -179,7 +179,7 @@ async def test_an_index_that_can_be_used_is_replaced_only_on_request(tmp_path: P
     await check_served(tmp_path)
 
 
-async def test_a_running_bookie_is_left_alone(tmp_path: Path) -> None:
+async def test_a_running_bookie_is_not_changed(tmp_path: Path) -> None:
     await filled(tmp_path)
     async with store_in(tmp_path):
         with pytest.raises(DirectoryInUseError):
@@ -212,7 +212,7 @@ async def test_other_directories_are_refused_and_not_changed(tmp_path: Path) -> 
     assert not (current / REBUILT_FILE).exists()
 
 
-async def test_many_entries_in_many_logs_come_back(tmp_path: Path) -> None:
+async def test_many_entries_in_many_logs_are_restored(tmp_path: Path) -> None:
     async with store_in(tmp_path) as store:
         for number in range(20):
             batch = [

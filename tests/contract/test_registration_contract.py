@@ -69,14 +69,14 @@ async def test_registered_bookie_is_listed_with_its_info(
     assert (await store.get(f"{cluster.root}/available/{BK1}")).stat == node.stat
 
 
-async def test_changed_info_replaces_the_own_registration(registrations: Registrations) -> None:
+async def test_changed_info_replaces_the_bookies_own_registration(registrations: Registrations) -> None:
     await _register(registrations)
     moved = replace(GRPC, endpoints=(replace(GRPC.endpoints[0], port=4000),))
     await registrations.register(BK1, moved, is_read_only=False, takeover_deadline_s=LONG_S)
     assert await registrations.service_info(BK1) == moved
 
 
-async def test_bookie_turns_read_only_and_back_without_ever_being_absent(
+async def test_a_bookie_becomes_read_only_and_writable_again_without_being_absent(
     registrations: Registrations, others: Registrations
 ) -> None:
     await _register(registrations)
@@ -110,7 +110,7 @@ async def test_bookie_id_of_a_live_session_is_refused(registrations: Registratio
 
 
 @pytest.mark.parametrize("is_read_only", [False, True])
-async def test_predecessors_registration_is_waited_for(
+async def test_a_start_waits_for_the_end_of_the_predecessors_registration(
     backend: Any, cluster: Cluster, others: Registrations, soon: Any, is_read_only: bool
 ) -> None:
     predecessor = await backend.open()
@@ -123,7 +123,7 @@ async def test_predecessors_registration_is_waited_for(
     assert await others.list() == Bookies(frozenset({BK1}), frozenset())
 
 
-async def test_unregistered_bookie_is_gone(registrations: Registrations) -> None:
+async def test_an_unregistered_bookie_is_not_listed(registrations: Registrations) -> None:
     await _register(registrations)
     await registrations.unregister(BK1)
     await registrations.unregister(BK1)
@@ -140,7 +140,7 @@ async def test_registration_ends_with_the_session(
     assert (await others.list()).writable == {BK1}
 
 
-async def test_changes_of_either_kind_are_waited_for(
+async def test_a_wait_ends_after_a_change_of_writable_or_read_only_bookies(
     registrations: Registrations, others: Registrations, soon: Any
 ) -> None:
     seen = await others.list()
@@ -161,7 +161,7 @@ async def test_changes_of_either_kind_are_waited_for(
     assert await soon(others.wait_changed(Bookies(frozenset({BK2}), frozenset()))) == NOBODY
 
 
-async def test_read_only_registration_works_where_its_parent_is_missing(
+async def test_a_read_only_registration_works_without_its_parent_node(
     store: MetadataStore, cluster: Cluster, registrations: Registrations, soon: Any
 ) -> None:
     await store.delete(f"{cluster.root}/available/readonly")
@@ -171,12 +171,12 @@ async def test_read_only_registration_works_where_its_parent_is_missing(
     assert (await soon(waiting)).read_only == {BK1}
 
 
-async def test_missing_parent_of_registrations_is_not_the_same_as_no_bookies(store: MetadataStore, base: str) -> None:
+async def test_a_missing_cluster_is_an_error_and_not_an_empty_list_of_bookies(store: MetadataStore, base: str) -> None:
     with pytest.raises(NotAClusterError):
         await Registrations(store, Cluster(f"{base}/gone", LayoutKind.HIERARCHICAL, "x")).list()
 
 
-async def test_registrations_whose_parents_vanished_with_the_last_bookie_are_none_and_are_watched(
+async def test_deleted_parents_of_registrations_mean_no_bookies_and_are_watched(
     store: MetadataStore, cluster: Cluster, registrations: Registrations, soon: Any
 ) -> None:
     """ZooKeeper deletes the empty container nodes of Pulsar's driver (R86)."""
@@ -195,7 +195,7 @@ async def test_damaged_registration_has_no_endpoints(
     assert await registrations.service_info(BK1) == ServiceInfo(())
 
 
-async def test_cookies_tell_who_ever_joined(store: MetadataStore, cluster: Cluster) -> None:
+async def test_cookies_list_every_bookie_that_ever_joined(store: MetadataStore, cluster: Cluster) -> None:
     cookies = CookieStore(store, cluster)
     registrations = Registrations(store, cluster)
     assert await registrations.known() == frozenset()
@@ -221,7 +221,7 @@ async def test_cookies_tell_who_ever_joined(store: MetadataStore, cluster: Clust
     assert await registrations.known() == frozenset()
 
 
-async def test_other_disks_have_another_number_also_if_the_cookie_was_deleted_and_made_again(
+async def test_new_disks_have_a_new_number_even_if_the_cookie_was_deleted_and_recreated(
     store: MetadataStore, cluster: Cluster, registrations: Registrations
 ) -> None:
     cookies = CookieStore(store, cluster)
@@ -251,7 +251,7 @@ async def test_damaged_cookie_is_an_error(store: MetadataStore, cluster: Cluster
         await cookies.read(BK1)
 
 
-async def test_incarnations_are_kept_for_good(store: MetadataStore, cluster: Cluster) -> None:
+async def test_incarnations_are_kept_permanently(store: MetadataStore, cluster: Cluster) -> None:
     bookie = BookieId(f"bk-{random.SystemRandom().getrandbits(64):x}")
     incarnations = Incarnations(store, cluster.root)
     assert await incarnations.read(bookie) == ()
@@ -277,7 +277,7 @@ async def test_incarnations_are_kept_for_good(store: MetadataStore, cluster: Clu
     assert bookie not in await Incarnations(store, "/another/root").known()
 
 
-async def test_disks_are_recorded_and_confirmed_by_the_history_that_allowed_them(
+async def test_disks_are_recorded_and_confirmed_only_if_the_history_is_unchanged(
     store: MetadataStore, cluster: Cluster
 ) -> None:
     bookie = BookieId(f"bk-{random.SystemRandom().getrandbits(64):x}")

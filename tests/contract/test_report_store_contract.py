@@ -71,9 +71,7 @@ def written(tmp_path: Path) -> Path:
     return tmp_path / "here"
 
 
-def test_a_report_that_was_sent_is_the_same_on_another_machine(
-    store: ReportStore, written: Path, tmp_path: Path
-) -> None:
+def test_an_uploaded_report_is_the_same_on_another_machine(store: ReportStore, written: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
     for run_id in RUNS:
         send_run(store, written, run_id)
@@ -95,7 +93,7 @@ def test_a_report_that_was_sent_is_the_same_on_another_machine(
     assert not list(there.glob(".bkheal*"))
 
 
-def test_a_report_that_cannot_be_fetched_delays_no_other(
+def test_a_report_that_cannot_be_fetched_does_not_delay_others(
     store: ReportStore, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, bad = tmp_path / "there", min(RUNS)
@@ -118,7 +116,7 @@ def test_a_report_that_cannot_be_fetched_delays_no_other(
         fetch_run(store, tmp_path / "small", bad)
 
 
-def test_a_fetch_that_was_killed_before_the_tables_is_finished_by_the_next(
+def test_a_fetch_killed_before_writing_the_tables_is_finished_by_the_next(
     store: ReportStore, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = tmp_path / "there"
@@ -135,7 +133,7 @@ def test_a_fetch_that_was_killed_before_the_tables_is_finished_by_the_next(
     assert not list(there.rglob(".untabled"))
 
 
-def test_what_is_fetched_alone_is_in_the_tables_after_the_next_look(
+def test_a_separately_fetched_report_is_in_the_tables_after_the_next_check(
     store: ReportStore, written: Path, tmp_path: Path
 ) -> None:
     send_run(store, written, RUNS[0])
@@ -144,7 +142,7 @@ def test_what_is_fetched_alone_is_in_the_tables_after_the_next_look(
     assert ask(tmp_path / "there", "SELECT run_id FROM runs", limit=9, timeout_s=30).rows == [(RUNS[0],)]
 
 
-def test_a_run_with_a_number_beyond_any_column_keeps_no_other_from_the_tables(
+def test_a_run_with_a_number_too_large_for_its_column_keeps_no_other_run_out_of_the_tables(
     store: ReportStore, written: Path, tmp_path: Path
 ) -> None:
     summary = written / RUNS[0] / SUMMARY
@@ -161,7 +159,7 @@ def test_a_run_with_a_number_beyond_any_column_keeps_no_other_from_the_tables(
     assert (RUNS[1],) in rows
 
 
-def test_the_folder_of_a_fetch_that_was_killed_is_removed_after_a_day(store: ReportStore, tmp_path: Path) -> None:
+def test_the_folder_of_a_killed_fetch_is_removed_after_a_day(store: ReportStore, tmp_path: Path) -> None:
     left, new = tmp_path / ".bkheal-fetched-a", tmp_path / ".bkheal-fetched-b"
     for folder in (left, new):
         (folder / RUNS[0]).mkdir(parents=True)
@@ -174,7 +172,7 @@ def test_the_folder_of_a_fetch_that_was_killed_is_removed_after_a_day(store: Rep
     assert (new / RUNS[0] / PAGE).is_file()
 
 
-def test_a_run_that_is_not_finished_is_no_report(store: ReportStore, written: Path, tmp_path: Path) -> None:
+def test_an_unfinished_run_is_not_a_report(store: ReportStore, written: Path, tmp_path: Path) -> None:
     store.upload(written / RUNS[0] / PAGE, f"{RUNS[0]}/{PAGE}")
 
     assert not fetch_run(store, tmp_path / "there", RUNS[0])
@@ -201,7 +199,7 @@ def test_the_summary_is_written_last_and_removed_first(
     assert store.list(RUNS[1])[0] == []
 
 
-def test_a_report_that_was_not_sent_is_sent_later(store: ReportStore, written: Path, tmp_path: Path) -> None:
+def test_a_report_that_was_not_uploaded_is_uploaded_later(store: ReportStore, written: Path, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.write_text("a file where the folder should be")
     with pytest.raises(ReportStoreError):
@@ -215,7 +213,7 @@ def test_a_report_that_was_not_sent_is_sent_later(store: ReportStore, written: P
     assert not list((tmp_path / "there").rglob(".unsent"))
 
 
-def test_a_report_whose_sending_was_cut_is_sent_again(
+def test_a_report_whose_upload_was_interrupted_is_uploaded_again(
     store: ReportStore, written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -231,7 +229,7 @@ def _cut(source: Path, name: object) -> None:
     raise KeyboardInterrupt
 
 
-async def test_an_auditor_that_wrote_no_reports_lists_those_of_the_store(
+async def test_an_auditor_without_reports_of_its_own_lists_those_in_the_store(
     address: str, store: ReportStore, written: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for run_id in RUNS:
@@ -253,7 +251,7 @@ async def test_an_auditor_that_wrote_no_reports_lists_those_of_the_store(
     assert [record.message for record in caplog.records] == ["reports were not fetched"]
 
 
-async def test_an_auditor_does_not_fetch_what_it_would_remove_again(
+async def test_an_auditor_does_not_fetch_reports_that_it_would_remove_at_once(
     address: str, store: ReportStore, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for run_id in RUNS:
@@ -274,7 +272,7 @@ async def test_an_auditor_does_not_fetch_what_it_would_remove_again(
     assert {summary.run_id for summary in reports(there)} == {max(RUNS), run(20).run_id}
 
 
-def test_a_command_fetches_what_is_missing(
+def test_a_command_fetches_missing_reports(
     address: str, store: ReportStore, written: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     send_run(store, written, RUNS[1])
@@ -289,7 +287,7 @@ def test_a_command_fetches_what_is_missing(
     assert SECRET not in repr(store) + repr(store.address)
 
 
-async def test_the_service_serves_what_only_the_store_has(
+async def test_the_service_serves_reports_that_only_the_store_has(
     address: str, store: ReportStore, written: Path, tmp_path: Path
 ) -> None:
     send_run(store, written, RUNS[1])
@@ -316,7 +314,7 @@ def test_a_bucket_that_does_not_exist_is_an_error_and_not_an_empty_store(s3_endp
     assert (written / RUNS[0] / SUMMARY).is_file()
 
 
-def test_a_store_that_does_not_answer_is_not_an_absent_report(written: Path) -> None:
+def test_a_store_that_does_not_answer_is_not_reported_as_an_absent_report(written: Path) -> None:
     with socket.socket() as silent:  # accepts connections, and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen(8)
@@ -350,7 +348,7 @@ class _Denying(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_a_denied_bucket_is_one_sentence_and_costs_no_report(written: Path) -> None:
+def test_a_denied_bucket_is_reported_in_one_line_and_no_report_is_lost(written: Path) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Denying) as server:
         threading.Thread(target=server.serve_forever).start()
         try:
@@ -393,7 +391,7 @@ async def test_the_service_answers_that_the_store_cannot_be_read(s3_endpoint: st
         ("s3:///reports", "no bucket"),
     ],
 )
-def test_addresses_that_are_refused_without_repeating_a_secret(text: str, reason: str) -> None:
+def test_invalid_addresses_are_refused_without_repeating_a_secret(text: str, reason: str) -> None:
     with pytest.raises(StoreAddressError, match=reason) as refused:
         parse_address(text)
     assert SECRET not in str(refused.value)
@@ -404,5 +402,5 @@ def test_addresses_that_are_refused_without_repeating_a_secret(text: str, reason
     ["s3a://bucket/a/b", "gs://bucket/a", "abfss://box@account.dfs.core.windows.net/r", "hdfs://name:8020/r",
      "file:///mnt/reports", "s3://bucket/a?endpoint_override=http://minio:9000&region=eu-1"],
 )  # fmt: skip
-def test_addresses_that_are_accepted(text: str) -> None:
+def test_valid_addresses_are_accepted(text: str) -> None:
     assert str(parse_address(text)) == text

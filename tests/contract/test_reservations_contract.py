@@ -51,9 +51,7 @@ async def stands(store: MetadataStore, path: str, version: int) -> bool:
     return True
 
 
-async def test_what_is_reserved_is_read_back_until_it_is_released(
-    store: MetadataStore, reservations: Reservations
-) -> None:
+async def test_a_reservation_can_be_read_until_it_is_released(store: MetadataStore, reservations: Reservations) -> None:
     assert await reservations.read(L7) is None
     reserved = await reservations.reserve(L7, "a", [TO_BK1, TO_BK2])
     assert reserved.reservations == (TO_BK1, TO_BK2)
@@ -76,7 +74,7 @@ async def test_reserving_again_with_the_same_token_is_a_retry(store: MetadataSto
     assert await reservations.release(more)
 
 
-async def test_new_reservation_ends_the_one_before(store: MetadataStore, reservations: Reservations) -> None:
+async def test_a_new_reservation_replaces_the_previous_one(store: MetadataStore, reservations: Reservations) -> None:
     old = await reservations.reserve(L7, "a", [TO_BK1])
     new = await reservations.reserve(L7, "b", [TO_BK2])
     assert await reservations.read(L7) == new
@@ -136,7 +134,7 @@ async def test_later_reservation_is_never_taken_for_an_earlier_one(
     assert await reservations.release(new)
 
 
-async def test_of_many_who_reserve_at_once_one_stands(store: MetadataStore, reservations: Reservations) -> None:
+async def test_one_of_many_concurrent_reservations_wins(store: MetadataStore, reservations: Reservations) -> None:
     made = await asyncio.gather(
         *(reservations.reserve(L7, f"t{i}", [TO_BK1]) for i in range(4)), return_exceptions=True
     )
@@ -145,7 +143,7 @@ async def test_of_many_who_reserve_at_once_one_stands(store: MetadataStore, rese
     assert standing == [read]
 
 
-async def test_damaged_reservation_is_an_error_to_readers_and_replaced_by_the_next(
+async def test_a_damaged_reservation_is_an_error_for_readers_and_the_next_one_replaces_it(
     store: MetadataStore, reservations: Reservations
 ) -> None:
     old = await reservations.reserve(L7, "a", [TO_BK1])
@@ -157,14 +155,14 @@ async def test_damaged_reservation_is_an_error_to_readers_and_replaced_by_the_ne
     assert not await stands(store, old.path, old.version)
 
 
-async def test_two_clusters_of_one_store_do_not_meet(
+async def test_clusters_in_one_store_have_separate_reservations(
     store: MetadataStore, reservations: Reservations, base: str
 ) -> None:
     await reservations.reserve(L7, "a", [TO_BK1])
     assert await Reservations(store, f"{base}/other").read(L7) is None
 
 
-async def test_ledger_is_written_only_while_the_reservation_stands(
+async def test_a_ledger_is_written_only_while_its_reservation_exists(
     ledgers: LedgerStore, reservations: Reservations
 ) -> None:
     created = await ledgers.create(L7, OPEN)
@@ -182,7 +180,9 @@ async def test_ledger_is_written_only_while_the_reservation_stands(
     assert await ledgers.current(L7) == written
 
 
-async def test_current_is_none_where_there_is_no_ledger(ledgers: LedgerStore, reservations: Reservations) -> None:
+async def test_the_current_reservation_is_none_without_a_ledger(
+    ledgers: LedgerStore, reservations: Reservations
+) -> None:
     assert await ledgers.current(L7) is None
     reserved = await reservations.reserve(L7, "a", [TO_BK1])
     with pytest.raises(NoSuchLedgerError):

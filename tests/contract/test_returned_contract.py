@@ -25,14 +25,16 @@ def returned(store: MetadataStore, base: str) -> ReturnedBookies:
     return ReturnedBookies(store, base)
 
 
-async def test_the_newest_losses_are_kept_and_noting_one_twice_changes_nothing(returned: ReturnedBookies) -> None:
+async def test_only_the_newest_losses_are_kept_and_recording_one_twice_changes_nothing(
+    returned: ReturnedBookies,
+) -> None:
     losses = [EndedLoss(number * HOUR_MS, number * HOUR_MS + 1000) for number in range(1, 4)]
     for loss in (*losses, losses[-1]):
         await returned.note(A, loss)
     assert await returned.of([A, B]) == {A: tuple(losses[1:])}
 
 
-async def test_records_that_do_not_count_any_more_are_removed(returned: ReturnedBookies) -> None:
+async def test_obsolete_records_are_removed(returned: ReturnedBookies) -> None:
     await returned.note(A, EndedLoss(0, 1000))
     await returned.note(B, EndedLoss(HOUR_MS, 2 * HOUR_MS))
     await returned.remove_old(1000 + KEPT_MS)
@@ -41,7 +43,7 @@ async def test_records_that_do_not_count_any_more_are_removed(returned: Returned
     assert set(await returned.of([A, B])) == {B}
 
 
-async def test_only_a_loss_that_was_marked_is_noted_when_it_ends(
+async def test_only_a_loss_that_was_marked_is_recorded_when_it_ends(
     returned: ReturnedBookies, store: MetadataStore, base: str
 ) -> None:
     down = FirstSeenDown(store, base)

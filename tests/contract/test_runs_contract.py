@@ -79,7 +79,7 @@ async def test_a_lock_ends_with_its_session(runs: Runs, backend: Backend, store:
     assert taken.is_held
 
 
-async def test_whoever_waits_for_a_lock_learns_of_its_end(runs: Runs, backend: Backend, base: str, soon: Soon) -> None:
+async def test_a_waiting_process_notices_the_end_of_a_lock(runs: Runs, backend: Backend, base: str, soon: Soon) -> None:
     lease = await runs.acquire(RunLane(RunKind.BOOKIES), "r1", "h:1")
     waiting = guarded("waiting", Runs(await backend.open(), base).wait_free(RunLane(RunKind.BOOKIES)))
     await lease.release()
@@ -97,14 +97,14 @@ async def test_records_are_listed_newest_first(runs: Runs) -> None:
     assert await runs.get("../../ledgers") is None
 
 
-async def test_a_damaged_record_is_left_out(runs: Runs, store: MetadataStore, base: str) -> None:
+async def test_a_damaged_record_is_skipped(runs: Runs, store: MetadataStore, base: str) -> None:
     await runs.write(record(1))
     await store.create(f"{own_path('runs', base)}/records/20261129T000000Z-bad000", b"\xff{")
     assert [found.run_id for found in await runs.list(10, now_ms=0)] == [record(1).run_id]
     assert await runs.get("20261129T000000Z-bad000") is None
 
 
-async def test_runs_without_a_holder_are_abandoned_and_stay_so(runs: Runs, backend: Backend, base: str) -> None:
+async def test_runs_without_a_lock_are_marked_abandoned_permanently(runs: Runs, backend: Backend, base: str) -> None:
     alive, dead, over = record(1), record(2), record(3, state=RunState.DONE)
     lease = await runs.acquire(RunLane(RunKind.BOOKIES), alive.run_id, "h:1")
     for each in (alive, dead, over):
@@ -122,7 +122,7 @@ async def test_runs_without_a_holder_are_abandoned_and_stay_so(runs: Runs, backe
     assert await other.abandon_orphans(78) == []
 
 
-async def test_the_end_of_a_run_is_on_record_although_the_write_before_it_was_cancelled(runs: Runs) -> None:
+async def test_the_end_of_a_run_is_recorded_although_the_previous_write_was_cancelled(runs: Runs) -> None:
     """A run ends during a write of its progress. The write may still reach the store, but its answer is ignored."""
     await runs.write(record(1))
     for turns in range(4):
@@ -162,7 +162,7 @@ async def test_pruning_keeps_the_last_complete_run_of_each_kind(runs: Runs) -> N
     assert [found.run_id[7] for found in await runs.list(10, now_ms=0)] == ["8", "2"]
 
 
-async def test_the_last_success_outlives_records_and_never_goes_back(runs: Runs) -> None:
+async def test_the_last_success_outlives_its_record_and_never_goes_backwards(runs: Runs) -> None:
     assert await runs.last_success_ms() == {}
     await runs.note_success(RunKind.BOOKIES, 500, 1_000)
     await runs.note_success(RunKind.BOOKIES, 400, 1_000)
@@ -171,7 +171,7 @@ async def test_the_last_success_outlives_records_and_never_goes_back(runs: Runs)
     assert await runs.last_success_ms() == {RunKind.BOOKIES: 500, RunKind.REPLICAS: 700}
 
 
-async def test_a_success_from_the_future_is_replaced_by_a_later_run(runs: Runs) -> None:
+async def test_a_success_with_a_future_time_is_replaced_by_a_later_run(runs: Runs) -> None:
     year_ms = 365 * 86_400_000
     await runs.note_success(RunKind.BOOKIES, year_ms, year_ms)
     await runs.note_success(RunKind.BOOKIES, 500, 1_000)
@@ -203,7 +203,7 @@ async def test_a_pause_without_an_end_or_with_a_wrong_one_gets_one(
     assert await runs.paused_kinds(1_000) == {RunKind.BOOKIES: KindPause("me", 61_000)}
 
 
-async def test_a_request_to_end_reaches_the_other_process(runs: Runs, backend: Backend, base: str) -> None:
+async def test_a_cancel_request_reaches_the_other_process(runs: Runs, backend: Backend, base: str) -> None:
     other = Runs(await backend.open(), base)
     assert await runs.cancel_requested_by("r1") is None
     await other.request_cancel("r1", "me")
@@ -213,7 +213,9 @@ async def test_a_request_to_end_reaches_the_other_process(runs: Runs, backend: B
     assert await other.cancel_requested_by("r1") is None
 
 
-async def test_a_change_of_a_record_wakes_whoever_waits(runs: Runs, backend: Backend, base: str, soon: Soon) -> None:
+async def test_a_change_of_a_record_wakes_waiting_processes(
+    runs: Runs, backend: Backend, base: str, soon: Soon
+) -> None:
     first = record(1)
     await runs.write(first)
     waiting = guarded("waiting", Runs(await backend.open(), base).wait_changed(first))
@@ -222,7 +224,7 @@ async def test_a_change_of_a_record_wakes_whoever_waits(runs: Runs, backend: Bac
     assert await soon(waiting) == changed
 
 
-async def test_lost_bookies_are_noted_once_and_forgotten_when_back(store: MetadataStore, base: str) -> None:
+async def test_lost_bookies_are_recorded_once_and_removed_when_they_return(store: MetadataStore, base: str) -> None:
     down = FirstSeenDown(store, base)
     assert await down.reconcile(frozenset({A}), 100, registered=set()) == {A: Down(100)}
     assert await down.reconcile(frozenset({A, B}), 200, registered=set()) == {A: Down(100), B: Down(200)}
@@ -237,7 +239,7 @@ async def test_lost_bookies_are_noted_once_and_forgotten_when_back(store: Metada
     assert Down(1000, is_delay_waived=True).due_ms(5) == 1000
 
 
-async def test_a_damaged_note_begins_the_delay_anew(store: MetadataStore, base: str) -> None:
+async def test_a_damaged_record_restarts_the_delay(store: MetadataStore, base: str) -> None:
     down = FirstSeenDown(store, base)
     await down.reconcile(frozenset({A}), 100, registered=set())
     path = f"{own_path('first-seen-down', base)}/{A}"

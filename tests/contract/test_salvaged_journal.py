@@ -74,7 +74,7 @@ async def check_refused(home: Path) -> None:
             pass
 
 
-async def test_a_damaged_journal_is_salvaged_and_everything_else_is_served_by_a_new_incarnation(tmp_path: Path) -> None:
+async def test_a_damaged_journal_is_salvaged_and_a_new_incarnation_serves_everything_else(tmp_path: Path) -> None:
     await filled(tmp_path)
     damage(tmp_path)
     await check_refused(tmp_path)
@@ -140,9 +140,7 @@ async def test_a_salvage_that_is_interrupted_is_refused_at_the_start_and_can_be_
 
 
 @pytest.mark.parametrize("is_directory_gone", [False, True])
-async def test_a_journal_that_is_lost_as_a_whole_is_given_up_only_on_request(
-    tmp_path: Path, is_directory_gone: bool
-) -> None:
+async def test_a_completely_lost_journal_is_given_up_only_on_request(tmp_path: Path, is_directory_gone: bool) -> None:
     await filled(tmp_path)
     shutil.rmtree(tmp_path / "journal")
     if not is_directory_gone:
@@ -161,7 +159,7 @@ async def test_a_journal_that_is_lost_as_a_whole_is_given_up_only_on_request(
     await check_served(tmp_path, 2, 3, 4, 5)
 
 
-async def test_a_journal_that_can_be_used_and_a_running_bookie_are_left_alone(tmp_path: Path) -> None:
+async def test_a_usable_journal_and_a_running_bookie_are_not_changed(tmp_path: Path) -> None:
     await filled(tmp_path)
     for is_lost in (False, True):
         with pytest.raises(MendingRefusedError, match="can be used"):
@@ -172,7 +170,7 @@ async def test_a_journal_that_can_be_used_and_a_running_bookie_are_left_alone(tm
     assert not (tmp_path / "journal" / CURRENT / LIMBO_FILE).exists()
 
 
-async def test_a_lost_index_is_made_again_before_the_journal_is_salvaged(tmp_path: Path) -> None:
+async def test_a_lost_index_must_be_rebuilt_before_the_journal_is_salvaged(tmp_path: Path) -> None:
     await filled(tmp_path)
     damage(tmp_path)
     lose_index(tmp_path)
@@ -185,7 +183,7 @@ async def test_a_lost_index_is_made_again_before_the_journal_is_salvaged(tmp_pat
     await check_served(tmp_path, 2, 3)
 
 
-async def test_a_start_salvages_a_journal_once_and_goes_on_with_a_salvage_that_was_interrupted(tmp_path: Path) -> None:
+async def test_a_start_salvages_a_journal_once_and_continues_an_interrupted_salvage(tmp_path: Path) -> None:
     await filled(tmp_path)
     damage(tmp_path)
     journal = await FileDisk.acquire(tmp_path / "journal" / CURRENT)

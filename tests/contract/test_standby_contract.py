@@ -38,7 +38,7 @@ async def test_the_last_standby_workers_are_called_and_watching_ones_are_not(
     assert (await placed(workers, names[0])).size == WATCHING_MAX
 
 
-async def test_the_end_of_a_standby_worker_moves_the_next_one(
+async def test_the_end_of_a_standby_worker_moves_the_next_one_up(
     store: MetadataStore, backend: Any, cluster: Cluster
 ) -> None:
     other: MetadataStore = await backend.open()

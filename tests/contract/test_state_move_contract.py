@@ -79,7 +79,7 @@ async def test_the_state_is_moved_and_only_the_new_root_works(
     assert BOOKIE in await Drains(store, cluster.root).read()
 
 
-async def test_a_move_is_recorded_before_anything_is_moved_and_not_if_it_is_refused(
+async def test_a_move_is_recorded_before_it_starts_unless_it_is_refused(
     store: MetadataStore, cluster: Cluster, roots: tuple[str, str]
 ) -> None:
     use_root(roots[0])
@@ -99,7 +99,7 @@ async def test_a_move_is_recorded_before_anything_is_moved_and_not_if_it_is_refu
     assert actions == ["cluster move-state", "drain"]
 
 
-async def test_it_moves_from_the_default_root_and_back(
+async def test_the_state_can_be_moved_from_the_default_root_and_back(
     store: MetadataStore, cluster: Cluster, roots: tuple[str, str]
 ) -> None:
     before = await fill(store, cluster.root)
@@ -114,7 +114,7 @@ async def test_it_moves_from_the_default_root_and_back(
     assert await state_below(store, DEFAULT_STATE_ROOT, cluster.root) == before
 
 
-async def test_state_of_another_cluster_stays(
+async def test_the_state_of_another_cluster_is_not_moved(
     store: MetadataStore, cluster: Cluster, roots: tuple[str, str], base: str
 ) -> None:
     other = await formatted(store, f"{base}/other")
@@ -126,7 +126,7 @@ async def test_state_of_another_cluster_stays(
     assert await open_cluster(store, other.root) == other
 
 
-async def test_a_process_that_runs_is_named_and_nothing_is_moved(
+async def test_running_processes_are_named_and_nothing_is_moved(
     store: MetadataStore, cluster: Cluster, roots: tuple[str, str]
 ) -> None:
     use_root(roots[0])
@@ -159,7 +159,7 @@ async def test_a_process_that_runs_is_named_and_nothing_is_moved(
     await refused("stop the bookies: bk1:3181")
 
 
-async def test_what_is_no_place_for_the_state_is_refused(
+async def test_an_unsuitable_place_for_the_state_is_refused(
     store: MetadataStore, cluster: Cluster, roots: tuple[str, str], base: str
 ) -> None:
     use_root(roots[0])
@@ -227,9 +227,7 @@ async def is_to_be_continued(store: MetadataStore, cluster: Cluster, source: str
 @pytest.mark.parametrize(
     ("source", "target"), [(DEFAULT_STATE_ROOT, "/two"), ("/one", "/two"), ("/one", DEFAULT_STATE_ROOT)]
 )
-async def test_wherever_it_is_interrupted_calling_again_ends_it_and_no_process_starts_before(
-    source: str, target: str
-) -> None:
+async def test_an_interrupted_move_can_be_repeated_and_no_process_starts_before(source: str, target: str) -> None:
     ended = 0
     for writes in range(200):
         cell = MemoryCell()

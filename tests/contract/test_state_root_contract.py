@@ -60,7 +60,7 @@ async def test_a_process_with_another_root_is_refused_and_the_right_one_is_named
     assert await child_names(store, base) == ("ledgers",)
 
 
-async def test_of_two_processes_that_start_with_different_roots_one_works(
+async def test_only_one_of_two_processes_started_with_different_roots_works(
     store: MetadataStore, cluster: Cluster, base: str
 ) -> None:
     async def start(root: str) -> str:
@@ -75,7 +75,7 @@ async def test_of_two_processes_that_start_with_different_roots_one_works(
     assert await open_cluster(store, cluster.root) == cluster
 
 
-async def test_state_below_the_default_root_keeps_other_roots_out(
+async def test_existing_state_below_the_default_root_excludes_other_roots(
     store: MetadataStore, cluster: Cluster, other: str
 ) -> None:
     await Drains(store, cluster.root).start(Drain(BOOKIE, "me@host", 1000))
@@ -84,14 +84,14 @@ async def test_state_below_the_default_root_keeps_other_roots_out(
         await open_cluster(store, cluster.root)
 
 
-async def test_an_audit_by_way_of_trial_keeps_no_root_out(store: MetadataStore, cluster: Cluster, other: str) -> None:
+async def test_a_dry_run_does_not_exclude_other_roots(store: MetadataStore, cluster: Cluster, other: str) -> None:
     await create_with_parents(store, f"{own_path('runs', cluster.root)}/records/x", b"", "/")
     await Changes(store, cluster.root, SystemClock()).record("me", "command", "run start", claims_root=False)
     use_root(other)
     assert await open_cluster(store, cluster.root) == cluster
 
 
-async def test_an_audit_by_way_of_trial_adds_no_node_below_the_ledgers_root(
+async def test_a_dry_run_adds_no_node_below_the_ledgers_root(
     store: MetadataStore, cluster: Cluster, other: str
 ) -> None:
     use_root(other)
@@ -107,9 +107,7 @@ async def test_the_default_root_adds_no_node_below_the_ledgers_root(store: Metad
     assert await child_names(store, cluster.root) == before
 
 
-async def test_a_record_that_cannot_be_read_stops_every_process(
-    store: MetadataStore, cluster: Cluster, other: str
-) -> None:
+async def test_an_unreadable_record_stops_every_process(store: MetadataStore, cluster: Cluster, other: str) -> None:
     for content in (b"\xff", b"{}", b'{"format": 99, "state_root": "/bkheal"}'):
         await create_with_parents(store, record_path(cluster.root), content, cluster.root)
         for root in (DEFAULT_STATE_ROOT, other):
@@ -120,7 +118,7 @@ async def test_a_record_that_cannot_be_read_stops_every_process(
 
 
 @pytest.mark.parametrize("below", ["", "/available", "/x/y", "/underreplication/bkheal"])
-async def test_a_root_among_the_ledgers_is_refused_before_anything_is_changed(
+async def test_a_root_inside_the_ledgers_root_is_refused_before_anything_is_changed(
     below: str, store: MetadataStore, cluster: Cluster, base: str
 ) -> None:
     use_root(f"{cluster.root}{below}")
@@ -132,13 +130,13 @@ async def test_a_root_among_the_ledgers_is_refused_before_anything_is_changed(
     assert await child_names(store, base) == ("ledgers",)
 
 
-async def test_a_root_above_the_ledgers_is_refused(store: MetadataStore, cluster: Cluster, base: str) -> None:
+async def test_a_root_above_the_ledgers_root_is_refused(store: MetadataStore, cluster: Cluster, base: str) -> None:
     use_root(base)
     with pytest.raises(StateRootError, match="must not contain each other"):
         await open_cluster(store, cluster.root)
 
 
-async def test_what_an_operator_asks_for_claims_the_root_first(
+async def test_an_operators_request_claims_the_root_first(
     store: MetadataStore, cluster: Cluster, base: str, other: str
 ) -> None:
     use_root(other)
@@ -151,7 +149,7 @@ async def test_what_an_operator_asks_for_claims_the_root_first(
     assert set(await child_names(store, base)) == {"ledgers", "state"}
 
 
-async def test_runs_of_two_roots_would_not_exclude_each_other(
+async def test_runs_with_different_roots_do_not_exclude_each_other(
     store: MetadataStore, cluster: Cluster, base: str
 ) -> None:
     """This is the reason for the record of the state root."""

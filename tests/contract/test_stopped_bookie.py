@@ -67,7 +67,7 @@ def files(home: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in found if not path.name.startswith(".")}
 
 
-def test_the_status_names_the_bookie_and_what_is_there(home: Path) -> None:
+def test_the_status_shows_the_bookie_and_its_contents(home: Path) -> None:
     before = files(home)
     found = document(home, "status")
     assert (found["bookie_id"], found["incarnation"], found["limbo_pending"]) == ("bk1:3181", "uuid", False)
@@ -78,7 +78,7 @@ def test_the_status_names_the_bookie_and_what_is_there(home: Path) -> None:
     assert files(home) == before
 
 
-def test_ledgers_are_listed_with_what_is_only_in_the_journal(home: Path) -> None:
+def test_lists_of_ledgers_include_those_that_are_only_in_the_journal(home: Path) -> None:
     rows = document(home, "ledgers")["items"]
     assert [(row["ledger_id"], row["entries"], row["last_entry_id"]) for row in rows] == [
         (1, 15, 24),
@@ -154,7 +154,7 @@ def test_a_scrub_finds_every_damaged_entry_and_changes_nothing(home: Path) -> No
     assert document(home, "scrub", "--after", "1:22")["entries"] == 2
 
 
-def test_a_scrub_in_parts_goes_on_where_the_last_one_ended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partial_scrub_continues_where_the_last_one_ended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bookie.storage.scrubbing._STEP_BYTES", 100)
     damage(home, 3, 12)
     words: list[str] = []
@@ -171,7 +171,7 @@ def test_a_scrub_in_parts_goes_on_where_the_last_one_ended(home: Path, monkeypat
     assert parts > 3
 
 
-def test_a_missing_entry_log_is_damage(home: Path) -> None:
+def test_a_missing_entry_log_is_reported_as_damage(home: Path) -> None:
     (home / "ledgers" / CURRENT / log_path(1)).unlink()
     found = document(home, "scrub", exit_code=ExitCode.FAILED)
     assert found["damaged_count"] == 15
@@ -179,7 +179,7 @@ def test_a_missing_entry_log_is_damage(home: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("status",), ("scrub",)])
-def test_what_cannot_be_looked_into_is_refused_and_not_created(home: Path, words: tuple[str, ...]) -> None:
+def test_unusable_directories_are_refused_and_nothing_is_created(home: Path, words: tuple[str, ...]) -> None:
     descriptor = lock_directory(home / "journal" / CURRENT)
     assert isinstance(call(home, *words).exception, DirectoryInUseError)
     os.close(descriptor)
@@ -193,7 +193,7 @@ def test_what_cannot_be_looked_into_is_refused_and_not_created(home: Path, words
     assert not list((other / "journal").iterdir())
 
 
-def test_a_salvage_says_what_it_kept_and_what_is_damaged(home: Path) -> None:
+def test_a_salvage_reports_what_it_kept_and_what_is_damaged(home: Path) -> None:
     assert "can be used" in str(call(home, "salvage-journal").exception)
     journals = sorted((home / "journal" / CURRENT / "journal").glob("*.journal"))
     data = bytearray(journals[0].read_bytes())
@@ -216,13 +216,13 @@ def test_a_salvage_says_what_it_kept_and_what_is_damaged(home: Path) -> None:
 
 
 @pytest.mark.parametrize("position", ["1", "1:", ":1", "1:-1", "a:b", f"1:{1 << 63}"])
-def test_a_position_that_is_none_is_wrong_usage(tmp_path: Path, position: str) -> None:
+def test_an_invalid_position_is_wrong_usage(tmp_path: Path, position: str) -> None:
     for name in ("journal", "ledgers"):
         (tmp_path / name).mkdir()
     assert call(tmp_path, "scrub", "--after", position).exit_code == ExitCode.USAGE
 
 
-def test_cookies_are_shown_for_people_and_a_missing_one_is_a_failure(home: Path) -> None:
+def test_cookies_are_printed_readably_and_a_missing_one_is_a_failure(home: Path) -> None:
     shown = call(home, "cookie", "show")
     assert shown.exit_code == ExitCode.OK
     assert shown.stdout.count("  bookie id: bk1:3181\n") == 2
@@ -232,7 +232,7 @@ def test_cookies_are_shown_for_people_and_a_missing_one_is_a_failure(home: Path)
 
 
 @pytest.mark.parametrize("option", ["--dry-run", "--yes"])
-def test_a_format_without_one_of_the_ledger_directories_is_refused(home: Path, option: str) -> None:
+def test_a_format_with_an_unavailable_ledger_directory_is_refused(home: Path, option: str) -> None:
     before = files(home)
     uri = ("--metadata-uri", "zk+hierarchical://127.0.0.1:1/ledgers")
     unmounted = f"{home / 'ledgers'},{home / 'unmounted'}"
@@ -243,7 +243,7 @@ def test_a_format_without_one_of_the_ledger_directories_is_refused(home: Path, o
     assert files(home) == before
 
 
-def test_a_format_that_is_only_tried_prints_what_would_be_lost(home: Path) -> None:
+def test_a_dry_run_of_a_format_prints_what_would_be_lost(home: Path) -> None:
     before = files(home)
     tried = call(home, "format", "--dry-run", "--metadata-uri", "zk+hierarchical://127.0.0.1:1/ledgers")
     assert tried.exit_code == ExitCode.OK

@@ -75,7 +75,7 @@ async def statuses(journal: Path, ledgers: list[Path]) -> list[Status]:
         return [result.status for result in await storage.read(LEDGER, [EntryId(number) for number in range(3)])]
 
 
-async def test_all_directories_are_looked_into(tmp_path: Path) -> None:
+async def test_all_directories_are_read(tmp_path: Path) -> None:
     journal, ledgers = await filled(tmp_path)
     assert await statuses(journal, ledgers) == [Status.OK, Status.OK, Status.NO_ENTRY]
     async with stopped_disks([journal], ledgers) as disks, stopped_storage(disks) as storage:
@@ -83,9 +83,7 @@ async def test_all_directories_are_looked_into(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-async def test_a_missing_directory_is_passed_over_by_looks_and_needed_for_changes(
-    tmp_path: Path, is_there: bool
-) -> None:
+async def test_a_missing_directory_is_skipped_by_reads_and_required_by_changes(tmp_path: Path, is_there: bool) -> None:
     journal, ledgers = await filled(tmp_path)
     ledgers[1].rename(tmp_path / "away")
     if is_there:
@@ -99,7 +97,7 @@ async def test_a_missing_directory_is_passed_over_by_looks_and_needed_for_change
         await rebuild_index([journal], ledgers, SystemClock(), random.Random(1), may_replace=True)
 
 
-async def test_an_unreadable_directory_is_passed_over_unless_it_is_the_first(
+async def test_an_unreadable_directory_is_skipped_unless_it_is_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, ledgers = await filled(tmp_path)
@@ -117,7 +115,7 @@ async def test_an_unreadable_directory_is_passed_over_unless_it_is_the_first(
         await statuses(journal, ledgers)
 
 
-async def test_a_directory_that_was_not_given_is_not_overlooked(tmp_path: Path) -> None:
+async def test_an_omitted_directory_is_noticed(tmp_path: Path) -> None:
     """Otherwise the next start, with all directories, would remove the logs of this one."""
     journal, ledgers = await filled(tmp_path)
     with pytest.raises(MendingRefusedError, match="/ledgers, /more, and 1 was given"):
@@ -139,7 +137,7 @@ async def test_a_lost_index_is_rebuilt_from_all_directories(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("command", [rebuild_index, salvage_journal])
 @pytest.mark.parametrize("stamped", [1, 2])
-async def test_an_interrupted_addition_of_a_directory_does_not_keep_a_bookie_from_being_mended(
+async def test_a_bookie_with_an_interrupted_addition_of_a_directory_can_be_rebuilt_or_salvaged(
     tmp_path: Path, stamped: int, command: Callable[..., Awaitable[object]]
 ) -> None:
     """The addition had written the files VERSION of the first ``stamped`` directories, and none to the added one."""
@@ -164,7 +162,7 @@ async def test_an_interrupted_addition_of_a_directory_does_not_keep_a_bookie_fro
 
 
 @pytest.mark.parametrize("names", [("ledgers", "journal", "more"), ("journal", "more", "ledgers"), ("journal", "more")])
-async def test_directories_in_the_place_of_others_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+async def test_directories_in_the_wrong_order_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
     """Otherwise the index would be created in the wrong directory, without the entries of the others."""
     journal, ledgers = await filled(tmp_path)
     known = Cookie(BookieId("bk1:3181"), (str(journal),), tuple(map(str, ledgers)))
@@ -187,7 +185,7 @@ async def test_a_directory_given_twice_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("incarnation", [None, "another"])
-async def test_a_directory_without_a_cookie_that_is_not_of_these_disks_is_refused(
+async def test_a_directory_without_a_cookie_and_of_another_incarnation_is_refused(
     tmp_path: Path, incarnation: str | None
 ) -> None:
     journal, ledgers = await filled(tmp_path)

@@ -28,18 +28,18 @@ def topologies(store: MetadataStore, cluster: Cluster) -> TopologyStore:
     return TopologyStore(store, cluster)
 
 
-async def test_without_nodes_nothing_is_known(topologies: TopologyStore, base: str) -> None:
+async def test_without_nodes_the_topology_is_empty(topologies: TopologyStore, base: str) -> None:
     read = await topologies.read()
     assert (read.topology, read.path) == (Topology(), None)
     assert topologies.pulsar_path == f"{base}/bookies"
 
 
-async def test_default_root_has_pulsars_default_path(store: MetadataStore, cluster: Cluster) -> None:
+async def test_the_default_root_uses_pulsars_default_path(store: MetadataStore, cluster: Cluster) -> None:
     usual = TopologyStore(store, Cluster("/ledgers", cluster.kind, cluster.instance_id))
     assert (usual.pulsar_path, usual.own_path) == ("/bookies", "/bkheal/topology/ledgers")
 
 
-async def test_pulsars_node_counts_until_there_is_our_own(
+async def test_pulsars_node_is_used_until_our_own_exists(
     store: MetadataStore, topologies: TopologyStore, cluster: Cluster
 ) -> None:
     await store.create(topologies.pulsar_path)
@@ -54,7 +54,7 @@ async def test_pulsars_node_counts_until_there_is_our_own(
         assert (read.topology.locations, read.path) == ({BK2: rack}, own_path("topology", cluster.root))
 
 
-async def test_nonsense_is_an_error_at_load(store: MetadataStore, topologies: TopologyStore) -> None:
+async def test_malformed_topology_is_an_error_at_load(store: MetadataStore, topologies: TopologyStore) -> None:
     for nonsense in (b"\xff", b"[]", b'{"g": {"bk1:3181": {"rack": 5}}}'):
         await _put(store, topologies.pulsar_path, nonsense)
         with pytest.raises(InvalidTopologyError, match=topologies.pulsar_path):
@@ -67,7 +67,7 @@ async def test_nonsense_is_an_error_at_load(store: MetadataStore, topologies: To
     assert (await topologies.read()).path is None
 
 
-async def test_a_location_that_only_pulsar_accepts_is_unknown_and_everything_else_counts(
+async def test_a_location_that_only_pulsar_accepts_is_unknown_and_all_others_are_used(
     store: MetadataStore, topologies: TopologyStore, soon: Soon, caplog: pytest.LogCaptureFixture
 ) -> None:
     def node(**racks: str) -> bytes:
@@ -123,7 +123,7 @@ async def test_change_before_the_wait_is_not_missed(topologies: TopologyStore, s
     assert (await soon(topologies.wait_changed(seen))).topology == parse_topology('{"bk1:3181": "/r1"}')
 
 
-async def test_nonsense_changes_nothing_later_on(
+async def test_malformed_topology_after_the_start_changes_nothing(
     store: MetadataStore, topologies: TopologyStore, soon: Soon, caplog: pytest.LogCaptureFixture
 ) -> None:
     await topologies.write('{"bk1:3181": "/r1"}')
@@ -137,7 +137,7 @@ async def test_nonsense_changes_nothing_later_on(
     assert (await soon(waiting)).topology.locations == {BK1: "/r2"}
 
 
-async def test_node_that_may_not_be_read_is_an_error(topologies: TopologyStore, backend: Any) -> None:
+async def test_a_node_without_read_permission_is_an_error(topologies: TopologyStore, backend: Any) -> None:
     await topologies.write("{}")
     backend.deny(topologies.own_path)
     with pytest.raises(AccessDeniedError):

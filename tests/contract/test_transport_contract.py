@@ -65,7 +65,7 @@ async def test_what_was_added_is_read_back_byte_for_byte(world: TransportWorld) 
     assert (reply.status, list(reply.results)) == (Status.OK, ok(0, 1, 5))
 
 
-async def test_absent_corrupt_and_unknown_are_told_apart(world: TransportWorld) -> None:
+async def test_absent_corrupt_and_unknown_have_different_statuses(world: TransportWorld) -> None:
     assert [result.status for result in (await world.read(0)).results] == [Status.NO_LEDGER]
     await world.add(entry(0), entry(2))
     await world.storage.checkpoint()
@@ -93,7 +93,7 @@ async def test_reads_cover_a_prefix_within_the_bound_and_at_least_one_entry(worl
     assert sum(len(result.packet) for result in reply.results) <= READ_BYTES_MAX + len(payload) + 100
 
 
-async def test_entries_as_large_as_any_writer_makes_them_go_both_ways(world: TransportWorld) -> None:
+async def test_the_largest_entries_of_any_writer_can_be_added_and_read(world: TransportWorld) -> None:
     """Apache's writers write larger entries than ours; a batch may hold such an entry after a full megabyte."""
     largest = entry(1, bytes(PACKET_BYTES_MAX - len(entry(1, b""))))
     megabyte = entry(0, bytes(ENTRY_PAYLOAD_MAX - 100))
@@ -107,7 +107,7 @@ async def test_entries_as_large_as_any_writer_makes_them_go_both_ways(world: Tra
         assert (refused.status, str(size)[:3] in refused.detail) == (Status.BAD_REQUEST, True)
 
 
-async def test_the_last_entry_comes_with_its_true_id(world: TransportWorld) -> None:
+async def test_the_last_entry_is_returned_with_its_true_id(world: TransportWorld) -> None:
     assert [r.status for r in (await world.transport.ask(BOOKIE, ReadLast(LEDGER), DEADLINE_S)).results] == [
         Status.NO_LEDGER
     ]
@@ -116,7 +116,7 @@ async def test_the_last_entry_comes_with_its_true_id(world: TransportWorld) -> N
     assert (reply.status, list(reply.results)) == (Status.OK, ok(9))
 
 
-async def test_a_fence_tells_the_last_entry_and_stops_all_but_recovery(world: TransportWorld) -> None:
+async def test_a_fence_returns_the_last_entry_and_stops_all_adds_but_recovery(world: TransportWorld) -> None:
     assert await world.transport.ask(BOOKIE, Fence(LedgerId(8), KEY), DEADLINE_S) == FenceReply(Status.OK, None)
     await world.add(entry(4))
     assert await world.transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S) == FenceReply(Status.OK, ok(4)[0])
@@ -124,7 +124,7 @@ async def test_a_fence_tells_the_last_entry_and_stops_all_but_recovery(world: Tr
     assert (await world.add(entry(5), is_recovery=True)).status is Status.OK
 
 
-async def test_another_master_key_is_unauthorized(world: TransportWorld) -> None:
+async def test_a_wrong_master_key_is_unauthorized(world: TransportWorld) -> None:
     await world.add(entry(0))
     assert (await world.add(entry(1), key=b"other")).status is Status.UNAUTHORIZED
     assert (await world.transport.ask(BOOKIE, Fence(LEDGER, b"other"), DEADLINE_S)).status is Status.UNAUTHORIZED
@@ -139,13 +139,13 @@ async def test_a_fencing_read_fences_and_reads(world: TransportWorld) -> None:
 
 
 @pytest.mark.parametrize("key", [KEY, b""])
-async def test_a_fencing_read_fences_what_is_unknown_whatever_the_key(world: TransportWorld, key: bytes) -> None:
+async def test_a_fencing_read_fences_an_unknown_ledger_with_any_key(world: TransportWorld, key: bytes) -> None:
     reply = await world.read(0, fence_key=key)
     assert (reply.status, [result.status for result in reply.results]) == (Status.OK, [Status.NO_ENTRY])
     assert (await world.add(entry(0), key=key)).status is Status.FENCED
 
 
-async def test_a_fencing_read_with_another_key_neither_fences_nor_reads(world: TransportWorld) -> None:
+async def test_a_fencing_read_with_a_wrong_key_neither_fences_nor_reads(world: TransportWorld) -> None:
     await world.add(entry(0))
     reply = await world.read(0, fence_key=b"other")
     assert (reply.status, list(reply.results)) == (Status.UNAUTHORIZED, [])
@@ -163,7 +163,7 @@ async def test_a_fencing_read_is_not_answered_before_the_fence_is_durable(world:
     assert (await call).status is Status.OK
 
 
-async def test_a_fence_that_failed_is_the_whole_answer_of_a_read(world: TransportWorld) -> None:
+async def test_a_failed_fence_is_the_only_result_of_a_fencing_read(world: TransportWorld) -> None:
     await world.add(entry(0))
     world.journal.before = broken_disk
     reply = await world.read(0, fence_key=KEY)
@@ -176,7 +176,7 @@ async def test_reads_without_a_fence_key_fence_nothing(world: TransportWorld) ->
     assert (await world.add(entry(1))).status is Status.OK
 
 
-async def test_listings_name_the_entries(world: TransportWorld) -> None:
+async def test_lists_contain_the_entry_ids(world: TransportWorld) -> None:
     assert (await world.transport.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S)).status is Status.NO_LEDGER
     await world.add(*(entry(entry_id) for entry_id in (0, 1, 2, 7, 9)))
     reply = await world.transport.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S)
@@ -193,7 +193,7 @@ async def test_info_describes_the_bookie(world: TransportWorld) -> None:
     assert await world.transport.ask(BOOKIE, Info(), DEADLINE_S) == InfoReply(Status.OK, expected)
 
 
-async def test_read_only_bookies_take_recovery_adds_fences_and_reads(world: TransportWorld) -> None:
+async def test_read_only_bookies_accept_recovery_adds_fences_and_reads(world: TransportWorld) -> None:
     await world.add(entry(0))
     world.service.is_read_only = True
     assert (await world.add(entry(1))).status is Status.READ_ONLY
@@ -216,7 +216,7 @@ async def every_request(world: TransportWorld) -> set[Status]:
     return {outcome(reply) if isinstance(reply, ReadReply) else reply.status for reply in replies}
 
 
-async def test_requests_for_other_disks_under_this_id_are_refused(naming_world: TransportWorld) -> None:
+async def test_requests_for_another_incarnation_of_this_bookie_are_refused(naming_world: TransportWorld) -> None:
     world = naming_world
     assert world.directory.address is not None
     address = world.directory.address
@@ -227,7 +227,7 @@ async def test_requests_for_other_disks_under_this_id_are_refused(naming_world: 
     assert Status.WRONG_INCARNATION not in await every_request(world)
 
 
-async def test_a_pinned_add_goes_by_its_pin_whatever_is_registered(naming_world: TransportWorld) -> None:
+async def test_an_add_pinned_to_an_incarnation_ignores_the_registered_one(naming_world: TransportWorld) -> None:
     world = naming_world
     assert world.directory.address is not None
     address = world.directory.address
@@ -243,7 +243,7 @@ async def test_a_pinned_add_goes_by_its_pin_whatever_is_registered(naming_world:
         assert (await world.transport.add(BOOKIE, pinned_here, DEADLINE_S)).status is Status.OK
 
 
-async def test_adds_pinned_to_different_disks_do_not_disturb_each_other(world: TransportWorld) -> None:
+async def test_adds_pinned_to_different_incarnations_do_not_disturb_each_other(world: TransportWorld) -> None:
     pins = [INCARNATION, "other", "", "other", INCARNATION, ""]
     batches = [AddBatch(LEDGER, KEY, [entry(n)], incarnation=pin) for n, pin in enumerate(pins)]
     replies = await asyncio.gather(*(world.transport.add(BOOKIE, batch, DEADLINE_S) for batch in batches))
@@ -273,7 +273,7 @@ async def test_a_bookie_with_only_another_protocol_is_unresolved(world: Transpor
     assert await every_request(world) == {Status.UNRESOLVED}
 
 
-async def test_a_broken_disk_is_an_io_error(world: TransportWorld) -> None:
+async def test_a_disk_failure_is_an_io_error(world: TransportWorld) -> None:
     world.journal.before = broken_disk
     assert (await world.add(entry(0))).status is Status.IO_ERROR
     world.index.before = broken_disk
@@ -293,13 +293,13 @@ async def test_a_broken_disk_is_an_io_error(world: TransportWorld) -> None:
     ],
     ids=["empty", "no header", "too many", "too large", "large entry", "other ledger", "negative ledger"],
 )
-async def test_impossible_adds_are_refused_and_store_nothing(world: TransportWorld, batch: AddBatch) -> None:
+async def test_invalid_adds_are_refused_and_store_nothing(world: TransportWorld, batch: AddBatch) -> None:
     assert (await world.transport.add(BOOKIE, batch, DEADLINE_S)).status is Status.BAD_REQUEST
     assert world.storage.ledger_count == 0
 
 
 @pytest.mark.parametrize("entry_ids", [[], [-1], [1, 1], [2, 1], list(range(READ_ENTRIES_MAX + 1))])
-async def test_impossible_reads_are_refused_and_fence_nothing(world: TransportWorld, entry_ids: list[int]) -> None:
+async def test_invalid_reads_are_refused_and_fence_nothing(world: TransportWorld, entry_ids: list[int]) -> None:
     assert (await world.read(*entry_ids)).status is Status.BAD_REQUEST
     assert (await world.read(*entry_ids, fence_key=KEY)).status is Status.BAD_REQUEST
     assert world.storage.ledger_count == 0
@@ -312,14 +312,14 @@ async def test_the_largest_allowed_batches_are_stored(world: TransportWorld) -> 
     assert (await world.add(*overshooting)).status is Status.OK
 
 
-async def test_large_batches_at_once_do_not_disturb_each_other(world: TransportWorld) -> None:
+async def test_concurrent_large_batches_do_not_disturb_each_other(world: TransportWorld) -> None:
     payload = bytes(ENTRY_PAYLOAD_MAX)
     batches = [AddBatch(LedgerId(7), KEY, [entry(n, payload), entry(n + 10, bytes(900_000))]) for n in range(3)]
     calls = (world.transport.add(BOOKIE, batch, DEADLINE_S) for batch in batches)
     assert [reply.status for reply in await asyncio.gather(*calls)] == [Status.OK] * 3
 
 
-async def test_more_bytes_than_a_bookie_takes_at_once_are_refused(world: TransportWorld) -> None:
+async def test_adds_beyond_a_bookies_limit_of_pending_bytes_are_refused(world: TransportWorld) -> None:
     stuck = world.stick()
     calls = [asyncio.create_task(world.add(entry(n, bytes(900_000)))) for n in range(12)]
     refused, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
@@ -339,7 +339,7 @@ async def test_an_add_without_an_answer_is_a_timeout_and_may_have_taken_effect(w
     assert list((await world.read(0, 1)).results) == ok(0, 1)
 
 
-async def test_a_fence_without_an_answer_is_a_timeout_and_still_done(world: TransportWorld) -> None:
+async def test_a_fence_without_an_answer_is_a_timeout_but_takes_effect(world: TransportWorld) -> None:
     await world.transport.ask(BOOKIE, Info(), DEADLINE_S)  # connects first
     stuck = world.stick()
     assert (await world.transport.ask(BOOKIE, Fence(LEDGER, KEY), SOON_S)).status is Status.TIMEOUT
@@ -376,7 +376,7 @@ async def test_closing_the_transport_answers_calls_in_flight(world: TransportWor
     await world.transport.close()
 
 
-async def test_a_cancelled_caller_leaves_the_bookie_working(world: TransportWorld) -> None:
+async def test_a_cancelled_caller_does_not_disturb_the_bookie(world: TransportWorld) -> None:
     stuck = world.stick()
     calls = [
         asyncio.create_task(world.add(entry(0))),

@@ -43,7 +43,7 @@ async def others(backend: Any, cluster: Cluster, clock: ManualClock) -> UnderRep
     return UnderReplication(await backend.open(), cluster, clock)
 
 
-async def test_initialize_makes_apaches_nodes_and_may_be_repeated(
+async def test_initialize_creates_apaches_nodes_and_may_be_repeated(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
     await tasks.initialize()
@@ -55,7 +55,7 @@ async def test_initialize_makes_apaches_nodes_and_may_be_repeated(
         await tasks.initialize()
 
 
-async def test_mark_writes_apaches_text(store: MetadataStore, cluster: Cluster, tasks: UnderReplication) -> None:
+async def test_mark_writes_apaches_format(store: MetadataStore, cluster: Cluster, tasks: UnderReplication) -> None:
     await tasks.marking.mark(LEDGER, [A, B, A])
     node = await store.get(f"{cluster.root}/underreplication/ledgers/0000/0000/0000/3039/urL0000012345")
     assert node.data == b'replica: "a:3181"\nreplica: "b:3181"\nctime: 1700000000000\n'
@@ -65,7 +65,7 @@ async def test_mark_writes_apaches_text(store: MetadataStore, cluster: Cluster, 
     assert await tasks.read(LedgerId(99)) is None
 
 
-async def test_marking_again_adds_what_is_new_and_only_then_changes_the_task(
+async def test_marking_again_adds_new_bookies_and_otherwise_changes_nothing(
     tasks: UnderReplication, clock: ManualClock
 ) -> None:
     await tasks.marking.mark(LEDGER, [A])
@@ -98,7 +98,7 @@ async def test_a_mark_of_a_bookie_registered_since_the_last_one_changes_the_task
             assert await tasks.marking.mark_many([(LEDGER, odd)]) == 1
 
 
-async def test_a_mark_of_a_draining_bookie_that_registered_again_changes_nothing(
+async def test_a_mark_of_a_reregistered_draining_bookie_changes_nothing(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
     await tasks.marking.mark(LEDGER, [A])
@@ -121,7 +121,9 @@ async def test_concurrent_marks_lose_nothing(tasks: UnderReplication, others: Un
     assert len(task.missing) == 4
 
 
-async def test_bookies_added_to_a_task_at_once_are_all_in_it(tasks: UnderReplication, others: UnderReplication) -> None:
+async def test_bookies_added_concurrently_to_a_task_are_all_in_it(
+    tasks: UnderReplication, others: UnderReplication
+) -> None:
     await tasks.marking.mark(LEDGER, [A])
     await asyncio.gather(tasks.marking.mark(LEDGER, [B]), others.marking.mark(LEDGER, [C]))
     task = await tasks.read(LEDGER)
@@ -147,13 +149,13 @@ async def test_mark_many_counts_what_it_created_or_changed(
     assert {task.missing for task in listed[2:]} == {(A,)}
 
 
-async def test_mark_many_joins_findings_of_one_ledger(tasks: UnderReplication) -> None:
+async def test_mark_many_merges_findings_of_one_ledger(tasks: UnderReplication) -> None:
     assert await tasks.marking.mark_many([(LEDGER, [A]), (LedgerId(1), [C]), (LEDGER, [B, A])]) == 2
     assert await tasks.read(LEDGER) == Task(LEDGER, (A, B), NOW_MS, 0)
     assert await tasks.marking.mark_many([]) == 0
 
 
-async def test_mark_many_makes_directories_again_that_went_with_their_last_task(tasks: UnderReplication) -> None:
+async def test_mark_many_recreates_directories_removed_with_their_last_task(tasks: UnderReplication) -> None:
     ids = [LedgerId(1), LedgerId(1 << 17), LedgerId(1 << 33)]
     for _ in range(2):
         assert await tasks.marking.mark_many([(ledger_id, [A]) for ledger_id in ids]) == len(ids)
@@ -165,7 +167,7 @@ async def test_mark_many_makes_directories_again_that_went_with_their_last_task(
     assert [task.missing for task in await tasks.list()] == [(B,)] * len(ids)
 
 
-async def test_mark_many_uses_directories_that_were_left_behind(
+async def test_mark_many_uses_existing_empty_directories(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
     await tasks.marking.mark(LedgerId(7), [A])
@@ -176,7 +178,7 @@ async def test_mark_many_uses_directories_that_were_left_behind(
     assert [task.ledger_id for task in await tasks.list()] == [*ids, LedgerId(7)]
 
 
-async def test_mark_many_after_one_that_changed_nothing_still_creates(tasks: UnderReplication) -> None:
+async def test_mark_many_still_creates_tasks_after_a_call_that_changed_nothing(tasks: UnderReplication) -> None:
     old, new = [LedgerId(i) for i in range(4)], [LedgerId(i) for i in range(100, 104)]
     assert await tasks.marking.mark_many([(ledger_id, [A]) for ledger_id in old]) == 4
     assert await tasks.marking.mark_many([(ledger_id, [A]) for ledger_id in old]) == 0
@@ -185,7 +187,7 @@ async def test_mark_many_after_one_that_changed_nothing_still_creates(tasks: Und
     assert {task.missing for task in await tasks.list()} == {(A, B)}
 
 
-async def test_two_who_mark_many_at_once_lose_nothing(tasks: UnderReplication, others: UnderReplication) -> None:
+async def test_concurrent_calls_of_mark_many_lose_nothing(tasks: UnderReplication, others: UnderReplication) -> None:
     ids = [LedgerId(i) for i in range(700)]
     await asyncio.gather(
         tasks.marking.mark_many([(ledger_id, [A]) for ledger_id in ids]),
@@ -196,7 +198,7 @@ async def test_two_who_mark_many_at_once_lose_nothing(tasks: UnderReplication, o
     assert {frozenset(task.missing) for task in listed} == {frozenset({A, B})}
 
 
-async def test_marking_beside_completing_loses_no_mark(tasks: UnderReplication, others: UnderReplication) -> None:
+async def test_marking_during_completion_loses_no_mark(tasks: UnderReplication, others: UnderReplication) -> None:
     """Completing prunes the parent nodes during the marking."""
 
     async def repair() -> None:
@@ -217,7 +219,7 @@ async def test_marking_beside_completing_loses_no_mark(tasks: UnderReplication, 
     assert all(C in task.missing for task in listed.values())
 
 
-async def test_many_tasks_are_read_at_once_each_as_it_is(
+async def test_many_tasks_are_read_at_once_and_unchanged(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
     marked, absent, damaged = LedgerId(5), LedgerId(6), LedgerId(7)
@@ -249,7 +251,7 @@ async def test_task_that_cannot_be_read_is_a_finding_and_stays(
     assert (await store.get(task_path(cluster.root, LEDGER))).data == b"\xff rubbish"
 
 
-async def test_lock_is_apaches_and_excludes_everybody(
+async def test_the_lock_is_apaches_and_excludes_every_other_process(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication, others: UnderReplication
 ) -> None:
     await tasks.marking.mark(LEDGER, [A])
@@ -268,7 +270,7 @@ async def test_lock_is_apaches_and_excludes_everybody(
     assert await others.locks.lock(LEDGER, "other") is not None
 
 
-async def test_many_who_lock_at_once_have_one_holder(tasks: UnderReplication, others: UnderReplication) -> None:
+async def test_concurrent_lock_attempts_have_one_winner(tasks: UnderReplication, others: UnderReplication) -> None:
     await tasks.marking.mark(LEDGER, [A])
     outcomes = await asyncio.gather(*(which.locks.lock(LEDGER, "host") for which in (tasks, others) * 5))
     assert sum(outcome is not None for outcome in outcomes) == 1
@@ -281,7 +283,7 @@ async def test_ledger_without_a_task_is_not_locked(tasks: UnderReplication) -> N
     assert await tasks.locks.lock(LEDGER, "host") is not None
 
 
-async def test_completed_task_is_gone_with_its_lock_and_parents(
+async def test_a_completed_task_is_removed_with_its_lock_and_parents(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
     neighbour = LedgerId(LEDGER + (1 << 16))
@@ -318,7 +320,7 @@ async def test_mark_that_adds_nothing_does_not_stop_the_holder(
     assert await tasks.locks.complete(held)
 
 
-async def test_task_stays_when_something_else_that_the_verdict_rests_on_has_changed(
+async def test_a_task_is_kept_if_another_node_that_its_completion_depends_on_has_changed(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
     path = f"{cluster.root}/something"
@@ -338,7 +340,7 @@ async def test_task_stays_when_something_else_that_the_verdict_rests_on_has_chan
     assert await tasks.read(LEDGER) is not None
 
 
-async def test_task_stays_when_a_node_of_the_verdict_was_made_anew_at_the_same_version(
+async def test_a_task_is_kept_if_that_other_node_was_recreated_at_the_same_version(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
     path = f"{cluster.root}/something"
@@ -357,7 +359,7 @@ async def test_task_stays_when_a_node_of_the_verdict_was_made_anew_at_the_same_v
         assert await tasks.locks.locked() == frozenset()
 
 
-async def test_task_deleted_and_made_anew_at_the_same_version_stays(
+async def test_a_task_recreated_at_the_same_version_is_kept(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication, others: UnderReplication
 ) -> None:
     await tasks.marking.mark(LEDGER, [A])
@@ -369,7 +371,7 @@ async def test_task_deleted_and_made_anew_at_the_same_version_stays(
     assert await tasks.read(LEDGER) == Task(LEDGER, (B,), NOW_MS, 0)
 
 
-async def test_task_deleted_by_somebody_else_is_complete(
+async def test_a_task_deleted_by_another_process_is_complete(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
     await tasks.marking.mark(LEDGER, [A])
@@ -380,7 +382,7 @@ async def test_task_deleted_by_somebody_else_is_complete(
     assert await tasks.locks.locked() == frozenset()
 
 
-async def test_task_is_completed_beside_a_node_of_another_program_in_its_directory(
+async def test_a_task_is_completed_although_its_directory_contains_a_foreign_node(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
     await tasks.marking.mark(LEDGER, [A])
@@ -430,7 +432,7 @@ async def test_lock_ends_with_its_session(
     assert await tasks.locks.complete(again)
 
 
-async def test_guard_of_the_completing_transaction_needs_the_lock(
+async def test_the_completing_transaction_requires_the_lock(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
     await tasks.marking.mark(LEDGER, [A])
@@ -438,7 +440,7 @@ async def test_guard_of_the_completing_transaction_needs_the_lock(
         await store.multi([Check(lock_path(cluster.root, LEDGER), 0)])
 
 
-async def test_switch_is_seen_by_everybody(
+async def test_every_process_reads_the_same_recovery_switch(
     tasks: UnderReplication, others: UnderReplication, store: MetadataStore, cluster: Cluster, soon: Any
 ) -> None:
     assert not await tasks.switches.is_disabled()
@@ -457,7 +459,9 @@ async def test_switch_is_seen_by_everybody(
     await soon(waiting)
 
 
-async def test_delay_is_plain_text(store: MetadataStore, cluster: Cluster, tasks: UnderReplication) -> None:
+async def test_the_delay_is_stored_as_plain_text(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication
+) -> None:
     path = f"{cluster.root}/underreplication/lostBookieRecoveryDelay"
     assert await tasks.switches.lost_bookie_delay_s() == 0
     await tasks.switches.set_lost_bookie_delay_s(600)
@@ -472,7 +476,7 @@ async def test_delay_is_plain_text(store: MetadataStore, cluster: Cluster, tasks
         await tasks.switches.lost_bookie_delay_s()
 
 
-async def test_initializing_the_delay_makes_the_node_and_changes_none(
+async def test_initializing_the_delay_creates_the_node_and_changes_no_existing_one(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:
     path = f"{cluster.root}/underreplication/lostBookieRecoveryDelay"
@@ -499,7 +503,7 @@ async def test_check_times_are_kept_per_kind(store: MetadataStore, cluster: Clus
     assert node.data.hex() == "0880d095ffbc31"
 
 
-async def test_the_first_task_of_an_empty_tree_changes_its_top(
+async def test_the_first_task_of_an_empty_tree_changes_its_top_node(
     tasks: UnderReplication, others: UnderReplication
 ) -> None:
     for ledger_id in (LEDGER, LedgerId(LEDGER + 1)):
@@ -513,7 +517,7 @@ async def test_the_first_task_of_an_empty_tree_changes_its_top(
         assert await tasks.locks.complete(held)
 
 
-async def test_where_there_is_no_tree_there_is_no_top(
+async def test_without_a_task_tree_there_is_no_top_node(
     store: MetadataStore, cluster: Cluster, clock: ManualClock
 ) -> None:
     assert await UnderReplication(store, cluster, clock).top() is None

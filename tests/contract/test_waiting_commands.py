@@ -81,7 +81,9 @@ def test_gc_waits_for_the_end_of_the_collection_that_it_started(bookie: Administ
     assert result.stderr.count("garbage collection runs") == 2
 
 
-def test_gc_that_has_not_begun_is_shown_as_it_was_requested(bookie: Administered, pauses: Pauses) -> None:
+def test_a_collection_that_has_not_begun_is_shown_with_its_requested_level(
+    bookie: Administered, pauses: Pauses
+) -> None:
     pauses.then = [lambda: run_collection(bookie)]
     assert command(bookie, "gc", "--minor", "--wait").exit_code == ExitCode.OK
     for words in (("gc", "--major"), ("gc",)):
@@ -90,7 +92,7 @@ def test_gc_that_has_not_begun_is_shown_as_it_was_requested(bookie: Administered
         assert shown == (True, "major", None, None)
 
 
-def test_gc_ends_its_wait_when_the_time_is_up_and_the_collection_goes_on(bookie: Administered, pauses: Pauses) -> None:
+def test_gc_stops_waiting_at_its_time_limit_and_the_collection_continues(bookie: Administered, pauses: Pauses) -> None:
     pauses.then = [nothing] * 10
     result = command(bookie, "gc", "--minor", "--wait", "--interval", "4", "--timeout", "10", "-o", "json")
     assert (result.exit_code, pauses.slept_s) == (ExitCode.BUSY, [4.0, 4.0, 2.0])
@@ -165,12 +167,12 @@ def test_a_bookie_that_stops_answering_ends_the_wait(bookie: Administered, pause
     assert exit_code_of(error) is ExitCode.UNAVAILABLE
 
 
-def test_a_wait_of_no_length_is_wrong_usage() -> None:
+def test_a_wait_of_zero_length_is_wrong_usage() -> None:
     words = ["bookie", "gc", "--at", "h:1", "--wait", "--timeout", "-1"]
     assert CliRunner().invoke(app, words).exit_code == ExitCode.USAGE
 
 
-def test_status_watches_until_it_is_interrupted(bookie: Administered, pauses: Pauses) -> None:
+def test_status_is_refreshed_until_it_is_interrupted(bookie: Administered, pauses: Pauses) -> None:
     pauses.then = [lambda: add(bookie, L1, 0), lambda: set_read_only(bookie)]
     result = command(bookie, "status", "--watch", "--interval", "3", "-o", "jsonl")
     assert (result.exit_code, pauses.slept_s) == (ExitCode.INTERRUPTED, [3.0, 3.0, 3.0])
@@ -182,7 +184,7 @@ def test_status_watches_until_it_is_interrupted(bookie: Administered, pauses: Pa
     ]
 
 
-def test_a_watched_status_is_a_line_for_each_look_if_the_output_is_no_terminal(
+def test_a_watched_status_prints_one_line_each_time_if_the_output_is_not_a_terminal(
     bookie: Administered, pauses: Pauses
 ) -> None:
     pauses.then = [lambda: set_read_only(bookie)]

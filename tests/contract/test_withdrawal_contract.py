@@ -82,7 +82,7 @@ async def world(store: MetadataStore, cluster: Cluster, backend: Backend) -> Wor
     return World(store, cluster, tasks, Withdrawal(store, cluster, tasks, staying), ledgers, others)
 
 
-async def test_marks_of_deleted_ledgers_and_of_replaced_bookies_go_and_leave_nothing_behind(world: World) -> None:
+async def test_marks_of_deleted_ledgers_and_replaced_bookies_are_removed_completely(world: World) -> None:
     await world.marked(L7, "x", HEALTHY)
     await world.marked(L8, "a")
     await world.marked(L9, "")  # a mark for a better place, of a deleted ledger
@@ -92,7 +92,7 @@ async def test_marks_of_deleted_ledgers_and_of_replaced_bookies_go_and_leave_not
     assert await world.run() == NONE
 
 
-async def test_a_mark_of_a_ledger_with_findings_stays_without_a_look(world: World) -> None:
+async def test_a_mark_of_a_ledger_with_findings_is_kept_without_a_check(world: World) -> None:
     for ledger_id in (L7, L8, L9):
         await world.marked(ledger_id, "x", HEALTHY)
     assert await world.withdrawal.step(None, 100, {L7, L9}) == WithdrawalStep({Ended.REPLACED: 1})
@@ -111,13 +111,15 @@ async def test_a_mark_of_a_ledger_with_findings_stays_without_a_look(world: Worl
         pytest.param("", HEALTHY, id="a better place is requested"),
     ],
 )
-async def test_what_is_not_proven_stays(world: World, missing: str, metadata: LedgerMetadata) -> None:
+async def test_a_mark_is_kept_without_proof_that_its_reason_has_ended(
+    world: World, missing: str, metadata: LedgerMetadata
+) -> None:
     await world.marked(L7, missing, metadata)
     assert await world.run() == NONE
     assert await world.state() == ([L7], [])
 
 
-async def test_unreadable_marks_and_ledgers_stay(world: World) -> None:
+async def test_unreadable_marks_and_marks_of_unreadable_ledgers_are_kept(world: World) -> None:
     await world.marked(L7, "x", HEALTHY)
     await world.marked(L8, "x", HEALTHY)
     await world.store.set(world.ledgers.path(L7), b"damage", ANY_VERSION)
@@ -130,7 +132,7 @@ async def damage(world: World, ledger_id: LedgerId) -> None:
     await world.store.set(task_path(world.cluster.root, ledger_id), b"damage", ANY_VERSION)
 
 
-async def test_a_mark_that_another_process_works_on_stays(world: World) -> None:
+async def test_a_mark_locked_by_another_process_is_kept(world: World) -> None:
     await world.marked(L7, "x", HEALTHY)
     await world.marked(L8, "x")
     for ledger_id in (L7, L8):
@@ -154,7 +156,7 @@ async def doubt(world: World) -> None:
 
 
 @pytest.mark.parametrize("record", [reserve, fail, doubt, lambda world: world.parked(L7)])
-async def test_what_a_worker_has_begun_or_set_aside_is_left_to_workers(
+async def test_a_task_that_a_worker_has_begun_or_parked_is_left_to_workers(
     world: World, record: Callable[[World], Awaitable[None]]
 ) -> None:
     await world.marked(L7, "x", HEALTHY)
@@ -163,7 +165,7 @@ async def test_what_a_worker_has_begun_or_set_aside_is_left_to_workers(
     assert await world.state() == ([L7], [])
 
 
-async def test_a_dead_letter_of_a_deleted_ledger_goes_with_its_record(world: World) -> None:
+async def test_a_dead_letter_of_a_deleted_ledger_is_removed_with_its_record(world: World) -> None:
     await world.marked(L7, "x y")
     await world.parked(L7)
     await world.parked(L8)
@@ -171,7 +173,7 @@ async def test_a_dead_letter_of_a_deleted_ledger_goes_with_its_record(world: Wor
     assert [parked.ledger_id for parked in await ParkedTasks(world.store, world.cluster.root).list()] == [L8]
 
 
-async def test_a_mark_or_a_ledger_that_changes_at_the_last_moment_keeps_the_mark(
+async def test_a_mark_is_kept_if_it_or_its_ledger_changes_at_the_last_moment(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the proof and the deletion, another auditor marks the ledger again, and a writer changes its ensemble."""
@@ -195,7 +197,7 @@ async def test_a_mark_or_a_ledger_that_changes_at_the_last_moment_keeps_the_mark
     assert task.missing == names("x y")
 
 
-async def test_a_ledger_that_names_the_bookie_again_when_it_is_locked_keeps_its_mark(
+async def test_a_mark_is_kept_if_the_locked_ledger_names_the_bookie_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.marked(L7, "x", make_metadata((0, "a b"), quorum=(2, 2)))
@@ -210,7 +212,7 @@ async def test_a_ledger_that_names_the_bookie_again_when_it_is_locked_keeps_its_
     assert await world.state() == ([L7], [])
 
 
-async def test_a_step_withdraws_no_more_than_it_may_and_the_next_one_the_rest(world: World) -> None:
+async def test_a_step_withdraws_a_bounded_number_of_marks_and_the_next_one_the_rest(world: World) -> None:
     for number in range(5):
         await world.marked(LedgerId(number), "x")
     assert await world.run(count_max=3) == WithdrawalStep({Ended.LEDGER_DELETED: 3})

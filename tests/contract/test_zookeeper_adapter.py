@@ -77,14 +77,14 @@ async def _reconnected(store: ZooKeeperStore) -> None:
             await store.wait_session_changed(store.session)
 
 
-async def test_no_server_is_an_error_that_names_it_and_leaves_no_thread(threads_before: set[threading.Thread]) -> None:
+async def test_without_a_server_the_error_names_it_and_no_thread_is_left(threads_before: set[threading.Thread]) -> None:
     hosts = f"127.0.0.1:{free_loopback_port(random.SystemRandom())}"
     with pytest.raises(StoreUnavailableError, match=rf"{hosts} within 0.5 s"):
         await ZooKeeperStore.connect(hosts, connect_timeout_s=0.5)
     assert set(threading.enumerate()) <= threads_before
 
 
-async def test_connecting_that_is_cancelled_leaves_no_thread(threads_before: set[threading.Thread]) -> None:
+async def test_a_cancelled_connect_leaves_no_thread(threads_before: set[threading.Thread]) -> None:
     connecting = asyncio.create_task(ZooKeeperStore.connect(f"127.0.0.1:{free_loopback_port(random.SystemRandom())}"))
     await asyncio.sleep(0)
     connecting.cancel()
@@ -122,7 +122,9 @@ async def test_a_host_with_a_slow_look_up_does_not_delay_the_connection_to_other
         is_released.set()
 
 
-async def test_many_creates_with_a_long_acl_fit_into_requests(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
+async def test_many_creates_with_a_long_acl_are_split_into_requests_of_allowed_size(
+    zookeeper: EmbeddedZooKeeper, fresh_root: str
+) -> None:
     entries = ";".join(f"digest:bookkeeper-service-{i:03d}@prod.example.com:{'A' * 27}=:cdrwa" for i in range(30))
     use_access(ZooKeeperAccess(acl=f"world:anyone:cdrwa;{entries}"))
     store = await ZooKeeperStore.connect(zookeeper.connect_string)
@@ -143,7 +145,7 @@ async def test_many_creates_with_a_long_acl_fit_into_requests(zookeeper: Embedde
     await store.close()
 
 
-async def test_close_while_the_server_is_gone_leaves_no_thread(
+async def test_close_during_an_outage_leaves_no_thread(
     own_server: EmbeddedZooKeeper, threads_before: set[threading.Thread], caplog: pytest.LogCaptureFixture
 ) -> None:
     store = await ZooKeeperStore.connect(own_server.connect_string)
@@ -172,7 +174,7 @@ async def test_session_survives_a_restart_of_the_server(own_server: EmbeddedZooK
 
 
 @pytest.mark.parametrize(("session_s", "answer_s"), [(60, 20), (15, 5), (6, 5), (3, 3)])
-async def test_an_answer_to_a_connection_is_waited_for_a_part_of_the_session_alone(
+async def test_the_answer_to_a_connect_is_awaited_only_for_part_of_the_session_timeout(
     zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch, session_s: int, answer_s: int
 ) -> None:
     """A starting server may never answer. With one server, kazoo would wait as long as the session lasts."""
@@ -199,7 +201,7 @@ async def test_the_session_has_the_timeout_that_the_server_grants(
     await store.close()
 
 
-async def test_an_outage_of_the_server_is_told_by_its_reasons_and_its_end(
+async def test_an_outage_of_the_server_is_logged_at_its_start_and_its_end(
     own_server: EmbeddedZooKeeper, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = await ZooKeeperStore.connect(own_server.connect_string, **PATIENT)
@@ -230,7 +232,7 @@ async def test_an_outage_of_the_server_is_told_by_its_reasons_and_its_end(
 
 
 @pytest.mark.parametrize("is_bulk_known", [True, False])
-async def test_request_to_a_stopped_server_ends_with_its_deadline(
+async def test_a_request_to_a_stopped_server_ends_at_its_deadline(
     own_server: EmbeddedZooKeeper, is_bulk_known: bool
 ) -> None:
     # Long enough for kazoo's thread to send a write. The server stops before it receives a request.
@@ -257,7 +259,7 @@ async def test_request_to_a_stopped_server_ends_with_its_deadline(
 
 
 @pytest.mark.parametrize("is_session_kept", [True, False])
-async def test_a_read_without_an_answer_is_sent_again_on_the_next_connection_of_its_session(
+async def test_an_unanswered_read_is_repeated_on_the_next_connection_of_its_session(
     own_server: EmbeddedZooKeeper, is_session_kept: bool
 ) -> None:
     store = await ZooKeeperStore.connect(own_server.connect_string, **PATIENT)
@@ -304,7 +306,7 @@ async def test_a_write_that_loses_its_connection_is_sent_once(
     await store.close()
 
 
-async def test_write_while_disconnected_is_surely_not_sent(own_server: EmbeddedZooKeeper) -> None:
+async def test_a_write_while_disconnected_is_reported_as_not_sent(own_server: EmbeddedZooKeeper) -> None:
     store = await ZooKeeperStore.connect(own_server.connect_string, **PATIENT)
     seen = store.session
     own_server.kill()
@@ -333,7 +335,7 @@ async def test_many_requests_while_disconnected_do_not_block_the_loop(own_server
     await store.close()
 
 
-async def test_write_is_not_sent_in_another_session_than_its_own(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
+async def test_a_write_is_not_sent_in_another_session(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
     store = await ZooKeeperStore.connect(zookeeper.connect_string)
     path = fresh_root.replace("/", "-").replace("-", "/", 1)
     # As after a pause of this process: kazoo has a new session already, and the loop has not processed the change.
@@ -344,7 +346,7 @@ async def test_write_is_not_sent_in_another_session_than_its_own(zookeeper: Embe
     await store.close()
 
 
-async def test_write_whose_deadline_passes_in_the_queue_is_withdrawn(
+async def test_a_queued_write_is_withdrawn_at_its_deadline(
     own_server: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await ZooKeeperStore.connect(own_server.connect_string)
@@ -383,7 +385,7 @@ async def test_write_of_a_cancelled_caller_is_not_sent_later(
     await store.close()
 
 
-async def test_write_that_waited_for_others_is_not_sent_in_the_next_session(
+async def test_a_queued_write_is_not_sent_in_the_next_session(
     zookeeper: EmbeddedZooKeeper, fresh_root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = ZooKeeperBackend(zookeeper.connect_string)
@@ -402,7 +404,7 @@ async def test_write_that_waited_for_others_is_not_sent_in_the_next_session(
     await backend.close()
 
 
-async def test_a_wait_whose_look_had_no_answer_sees_the_next_change(
+async def test_a_wait_whose_first_read_failed_notices_the_next_change(
     zookeeper: EmbeddedZooKeeper, fresh_root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await ZooKeeperStore.connect(zookeeper.connect_string)
@@ -437,7 +439,7 @@ async def test_bulk_reads_fall_back_to_single_ones(zookeeper: EmbeddedZooKeeper,
     await store.close()
 
 
-async def test_server_that_does_not_know_the_bulk_read_is_asked_once(
+async def test_a_server_without_bulk_reads_is_sent_only_one(
     zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An older server answers "unimplemented" and closes the connection, so the reply to the next read may be lost."""
@@ -453,7 +455,7 @@ async def test_server_that_does_not_know_the_bulk_read_is_asked_once(
     await store.close()
 
 
-async def test_the_connection_closed_by_such_a_server_does_not_fail_the_first_bulk_read(
+async def test_a_connection_closed_by_a_server_without_bulk_reads_does_not_fail_the_first_one(
     zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await ZooKeeperStore.connect(zookeeper.connect_string)
@@ -481,7 +483,7 @@ class _Poison:
         raise RuntimeError("poison")
 
 
-async def test_connection_comes_back_after_a_failure_inside_kazoo(
+async def test_the_connection_recovers_from_a_failure_inside_kazoo(
     zookeeper: EmbeddedZooKeeper, caplog: pytest.LogCaptureFixture, threads_before: set[threading.Thread]
 ) -> None:
     """Kazoo's thread ends at a request it cannot serialize."""
@@ -500,7 +502,7 @@ async def test_connection_comes_back_after_a_failure_inside_kazoo(
     assert any(record.levelno == logging.ERROR for record in caplog.records)
 
 
-async def test_connection_comes_back_after_failures_without_a_session(
+async def test_the_connection_recovers_from_failures_before_a_session_exists(
     zookeeper: EmbeddedZooKeeper, threads_before: set[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kazoo does not report the end of its thread without a session, as after a malformed answer to a handshake."""
@@ -526,7 +528,7 @@ async def test_connection_comes_back_after_failures_without_a_session(
     assert set(threading.enumerate()) <= threads_before
 
 
-async def test_closing_while_the_connection_is_started_again_leaves_no_thread(
+async def test_closing_during_a_reconnect_leaves_no_thread(
     zookeeper: EmbeddedZooKeeper, threads_before: set[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await ZooKeeperStore.connect(zookeeper.connect_string)
@@ -551,7 +553,7 @@ async def test_closing_while_the_connection_is_started_again_leaves_no_thread(
     assert set(threading.enumerate()) <= threads_before
 
 
-async def test_concurrent_requests_are_answered_each_with_its_own(zookeeper: EmbeddedZooKeeper) -> None:
+async def test_concurrent_requests_each_get_their_own_answer(zookeeper: EmbeddedZooKeeper) -> None:
     store = await ZooKeeperStore.connect(zookeeper.connect_string)
     base = await store.create("/concurrent-requests")
     names = [f"{base}/{i}" for i in range(1500)]

@@ -35,9 +35,7 @@ ACCESS = KERBEROS_ACCESS
 
 
 @pytest.mark.parametrize("principal", ["", f"bkheal@{REALM}"])
-async def test_a_keytab_serves_for_the_login_and_nodes_belong_to_the_principal(
-    principal: str, secured: Secured
-) -> None:
+async def test_a_login_with_a_keytab_works_and_nodes_belong_to_the_principal(principal: str, secured: Secured) -> None:
     access = replace(ACCESS, sasl_username=principal)
     store = await ZooKeeperStore.connect(secured.server.connect_string, access=access)
     path = await store.create(f"/owned-{len(principal)}", b"x")
@@ -51,7 +49,7 @@ async def test_a_keytab_serves_for_the_login_and_nodes_belong_to_the_principal(
         await other.close()
 
 
-async def test_a_ticket_serves_for_the_login_beside_tls(
+async def test_a_login_with_a_ticket_works_over_tls(
     secured: Secured, realm: Realm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     realm.run("kinit", "-c", str(tmp_path / "tickets"), "-kt", str(realm.directory / "bkheal.keytab"), "bkheal")
@@ -76,7 +74,7 @@ async def test_the_login_is_repeated_at_each_connection(secured: Secured) -> Non
         await backend.close()
 
 
-async def test_a_login_that_fails_while_the_process_runs_is_tried_again(
+async def test_a_failed_login_in_a_running_process_is_retried(
     secured: Secured, realm: Realm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keytab, away = tmp_path / "keytab", tmp_path / "away"
@@ -100,13 +98,13 @@ async def test_a_login_that_fails_while_the_process_runs_is_tried_again(
         await backend.close()
 
 
-async def test_a_principal_whose_key_is_not_there_cannot_log_in(secured: Secured) -> None:
+async def test_a_principal_whose_key_is_missing_cannot_log_in(secured: Secured) -> None:
     access = replace(ACCESS, sasl_username=f"another@{REALM}")
     with pytest.raises(ZooKeeperAccessError, match=f"another@{REALM}.*for GSSAPI"):
         await ZooKeeperStore.connect(secured.server.connect_string, access=access, connect_timeout_s=10 * STATE_S)
 
 
-async def test_without_a_ticket_and_a_key_the_login_fails_with_a_sentence(
+async def test_without_a_ticket_or_a_key_the_login_fails_with_a_clear_message(
     secured: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KRB5_CLIENT_KTNAME", "FILE:/nowhere/keytab")
@@ -114,13 +112,13 @@ async def test_without_a_ticket_and_a_key_the_login_fails_with_a_sentence(
         await ZooKeeperStore.connect(secured.server.connect_string, access=ACCESS, connect_timeout_s=10 * STATE_S)
 
 
-async def test_a_server_that_the_realm_does_not_have_is_named(secured: Secured) -> None:
+async def test_a_server_that_is_unknown_in_the_realm_is_named(secured: Secured) -> None:
     access = replace(ACCESS, sasl_service="zk")
     with pytest.raises(ZooKeeperAccessError, match=r"Server zk/127\.0\.0\.1@BKHEAL\.TEST not found in Kerberos"):
         await ZooKeeperStore.connect(secured.server.connect_string, access=access, connect_timeout_s=10 * STATE_S)
 
 
-async def test_a_kerberos_server_that_does_not_answer_is_waited_for(
+async def test_an_unreachable_kerberos_server_is_retried(
     secured: Secured, realm: Realm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = tmp_path / "krb5.conf"

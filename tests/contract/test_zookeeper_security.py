@@ -55,7 +55,7 @@ async def refusal(hosts: str, access: ZooKeeperAccess) -> str:
     return str(caught.value)
 
 
-async def test_a_server_of_another_authority_is_refused(secured: Secured, tmp_path: Path) -> None:
+async def test_a_server_certificate_of_another_authority_is_refused(secured: Secured, tmp_path: Path) -> None:
     make_ca(tmp_path, "strange")
     said = await refusal(secured.server.secure_connect_string, replace(secured.tls, tls_ca=tmp_path / "strange.pem"))
     assert "certificate is not accepted" in said
@@ -113,7 +113,9 @@ async def test_a_wrong_password_is_refused(secured: Secured, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("turn_ms", range(1, 9))
-async def test_a_wrong_password_is_refused_if_the_loop_is_late(turn_ms: int, secured: Secured, tmp_path: Path) -> None:
+async def test_a_wrong_password_is_refused_even_if_the_event_loop_is_slow(
+    turn_ms: int, secured: Secured, tmp_path: Path
+) -> None:
     """The connection may have ended before this loop processes its beginning."""
 
     async def hold_up() -> None:
@@ -160,7 +162,7 @@ async def test_a_connection_that_is_cut_during_a_later_login_keeps_its_session(s
         await backend.close()
 
 
-async def test_a_password_that_is_refused_later_ends_the_session_until_it_is_right(
+async def test_a_password_that_is_refused_later_ends_the_session_until_it_is_corrected(
     secured: Secured, tmp_path: Path
 ) -> None:
     password = tmp_path / "password"
@@ -192,12 +194,12 @@ async def test_a_password_that_is_refused_later_ends_the_session_until_it_is_rig
         ({"digest_file": Path("/nowhere/digest")}, "/nowhere/digest"),
     ],
 )
-async def test_a_file_that_cannot_be_read_is_named(change: dict[str, Path], says: str, secured: Secured) -> None:
+async def test_an_unreadable_file_is_named_in_the_error(change: dict[str, Path], says: str, secured: Secured) -> None:
     access = replace(secured.both, **change)  # type: ignore[arg-type]
     assert says in await refusal(secured.server.secure_connect_string, access)
 
 
-async def test_a_password_in_the_environment_serves_as_well(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_password_can_come_from_the_environment(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
     access = replace(secured.sasl, sasl_password_file=None, acl="creator")
     with pytest.raises(ZooKeeperAccessError):
         await ZooKeeperStore.connect(secured.server.connect_string, access=access)
@@ -218,7 +220,7 @@ async def test_an_encrypted_key_needs_its_password(secured: Secured, tmp_path: P
         assert store.session.is_connected
 
 
-async def test_a_renewed_certificate_counts_at_the_next_connection(secured: Secured, tmp_path: Path) -> None:
+async def test_a_renewed_certificate_is_used_at_the_next_connection(secured: Secured, tmp_path: Path) -> None:
     """The server would refuse the first certificate by then, so only a client that reads the files again reconnects."""
     directory = tmp_path / "mounted"
     shutil.copytree(secured.directory, directory)
@@ -268,7 +270,7 @@ def _acls(secured: Secured, paths: list[str]) -> dict[str, set[tuple[str, str, i
         client.close()
 
 
-async def test_nodes_of_their_creator_keep_others_out_and_the_refusal_names_path_and_identity(
+async def test_nodes_with_a_creator_acl_are_protected_and_the_refusal_names_path_and_identity(
     secured: Secured, tmp_path: Path
 ) -> None:
     top = f"/t-{uuid.uuid4().hex}"
@@ -289,7 +291,7 @@ async def test_an_acl_for_the_creator_needs_an_identity(secured: Secured) -> Non
             await store.create(f"/t-{uuid.uuid4().hex}")
 
 
-async def test_the_scheme_digest_gives_an_identity(secured: Secured, tmp_path: Path) -> None:
+async def test_the_digest_scheme_gives_an_identity(secured: Secured, tmp_path: Path) -> None:
     (tmp_path / "digest").write_text("someone:digest-secret\n")
     access = ZooKeeperAccess(digest_file=tmp_path / "digest", acl="creator")
     path = f"/t-{uuid.uuid4().hex}"
@@ -322,7 +324,7 @@ async def test_no_secret_is_logged(secured: Secured, tmp_path: Path, caplog: pyt
         (("exporter", "--http-port", "0"), "refused the login"),
     ],
 )
-def test_a_command_with_a_wrong_password_ends_with_a_sentence(
+def test_a_command_with_a_wrong_password_ends_with_a_clear_message(
     command: tuple[str, ...], says: str, secured: Secured, tmp_path: Path
 ) -> None:
     (tmp_path / "password").write_text("wrong-secret")

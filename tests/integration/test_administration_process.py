@@ -37,7 +37,7 @@ async def until(is_reached: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_unrepaired_damage_and_the_read_only_mode_outlive_the_process(machine: Machine) -> None:
+async def test_unrepaired_damage_and_read_only_mode_survive_a_restart(machine: Machine) -> None:
     token = make_token("olga", Role.OPERATE)
     (machine.home / "tokens").write_text(token.line)
     options = {"bookie_id": "damaged", "tokens_file": machine.home / "tokens", "scrub_interval": 3600}

@@ -60,16 +60,16 @@ async def explore(directory: Path, examples: int, *options: str, is_open: bool) 
         pytest.fail(printed.decode(), pytrace=False)
 
 
-async def test_an_api_with_tokens_is_as_it_describes_itself(tmp_path: Path) -> None:
+async def test_an_api_with_tokens_matches_its_schema(tmp_path: Path) -> None:
     await explore(tmp_path, 2, "--generation-deterministic", is_open=False)
 
 
-async def test_an_api_without_tokens_is_as_it_describes_itself(tmp_path: Path) -> None:
+async def test_an_api_without_tokens_matches_its_schema(tmp_path: Path) -> None:
     await explore(tmp_path, 2, "--generation-deterministic", "--phases", "fuzzing,stateful", is_open=True)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("is_open", [False, True], ids=["with tokens", "open"])
-async def test_new_examples_find_no_difference_either(tmp_path: Path, is_open: bool) -> None:
+async def test_new_examples_find_no_difference_from_the_schema(tmp_path: Path, is_open: bool) -> None:
     await explore(tmp_path, 50, "--generation-database", "none", is_open=is_open)

@@ -28,7 +28,7 @@ def auditor_of(cluster: EmbeddedCluster, directory: Path, name: str, *options: s
     return AuditorProcess(cluster, directory, name, "--no-ui-enabled", *options)
 
 
-async def test_a_leader_whose_session_ended_wakes_up_as_a_follower(tmp_path: Path) -> None:
+async def test_a_paused_leader_whose_session_ended_resumes_as_a_follower(tmp_path: Path) -> None:
     async with await start_cluster(tmp_path, 1) as cluster, await connected(cluster) as client:
         first = await auditor_of(cluster, tmp_path, "auditor-1").ready()
         second = auditor_of(cluster, tmp_path, "auditor-2")
@@ -60,7 +60,7 @@ async def test_a_leader_whose_session_ended_wakes_up_as_a_follower(tmp_path: Pat
             assert await votes(client.store) == 0
 
 
-async def test_an_auditor_outlives_zookeeper(tmp_path: Path) -> None:
+async def test_an_auditor_survives_an_outage_of_zookeeper(tmp_path: Path) -> None:
     async with await start_cluster(tmp_path, 1) as cluster:
         cluster.zookeeper.kill()
         auditor = auditor_of(cluster, tmp_path, "auditor", "--session-timeout-s", str(SOON_STALE_S))

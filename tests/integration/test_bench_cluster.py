@@ -10,7 +10,7 @@ from replicator.settings import ReplicatorSettings
 pytestmark = [pytest.mark.long]
 
 
-async def test_two_of_twenty_bookies_are_lost_and_the_ledgers_with_the_fewest_copies_are_repaired_first() -> None:
+async def test_after_a_loss_of_two_of_twenty_bookies_the_most_endangered_ledgers_are_repaired_first() -> None:
     settings = ClusterSettings(ledgers=4_000, idle_s=5.0)
 
     figures = await run(settings, lambda _: None)

@@ -14,7 +14,7 @@ from tests.deadlines import PROGRAM_S
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 
-async def test_each_client_writes_to_its_bookie_and_the_ratio_is_that_of_one_run(tmp_path: Path) -> None:
+async def test_each_client_writes_to_its_bookie_and_the_ratio_is_from_one_run(tmp_path: Path) -> None:
     words = [
         "-m",
         "auditor.cli.main",

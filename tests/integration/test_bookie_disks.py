@@ -45,7 +45,7 @@ async def first_read(machine: Machine, bookie: BookieId) -> Status:
     return reply.results[0].status
 
 
-async def test_lost_disks_need_the_flag_and_then_nothing_counts_as_never_written(
+async def test_a_start_after_lost_disks_needs_a_flag_and_reports_no_entry_as_never_written(
     machine: Machine,
 ) -> None:
     process, bookie = await machine.ready(port=0, bookie_id="disks")
@@ -80,7 +80,7 @@ async def test_lost_disks_need_the_flag_and_then_nothing_counts_as_never_written
     assert await lists(machine, bookie) is Status.LIMBO
 
 
-async def test_a_lost_index_is_rebuilt_and_the_bookie_says_unknown_for_what_it_does_not_have(machine: Machine) -> None:
+async def test_a_bookie_with_a_rebuilt_index_reports_missing_entries_as_unknown(machine: Machine) -> None:
     process, bookie = await machine.ready(port=0, bookie_id="disks")
     await LedgerStore(machine.store, machine.cluster, random.Random(1)).create(LEDGER, naming(bookie))
     assert await machine.add(bookie, entry(0), entry(1)) is Status.OK
@@ -102,7 +102,7 @@ async def test_a_lost_index_is_rebuilt_and_the_bookie_says_unknown_for_what_it_d
 
 
 @pytest.mark.long
-async def test_a_lost_journal_disk_is_given_up_and_the_bookie_says_unknown_for_what_it_does_not_have(
+async def test_a_bookie_that_gave_up_a_lost_journal_reports_missing_entries_as_unknown(
     machine: Machine,
 ) -> None:
     process, bookie = await machine.ready(port=0, bookie_id="disks")

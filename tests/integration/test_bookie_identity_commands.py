@@ -54,7 +54,9 @@ async def test_the_cookies_of_a_running_bookie_are_shown_and_compared(machine: M
     assert checked["registered"] is False
 
 
-async def test_directories_are_erased_once_the_bookie_is_stopped_and_its_copies_are_given_up(machine: Machine) -> None:
+async def test_directories_are_formatted_only_after_the_bookie_is_stopped_and_its_loss_confirmed(
+    machine: Machine,
+) -> None:
     where = ("--metadata-uri", f"zk+hierarchical://{machine.hosts}{machine.root}")
     process, bookie = await machine.ready(port=0, bookie_id="erased")
     refused = await bkheal_bookie(machine, "format", *where, "--yes", exit_code=ExitCode.FAILED)

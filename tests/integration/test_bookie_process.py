@@ -188,7 +188,7 @@ async def test_nothing_acknowledged_is_lost_by_a_kill_under_load(machine: Machin
     assert [packets[entry_id] for entry_id in acknowledged] == [entry(entry_id) for entry_id in acknowledged]
 
 
-async def test_a_stopped_bookie_unregisters_and_ends_well(machine: Machine) -> None:
+async def test_a_stopped_bookie_unregisters_and_exits_with_code_0(machine: Machine) -> None:
     process, bookie = await machine.ready()
     assert await machine.registrations.list() == Bookies(frozenset({bookie}), frozenset())
     assert await machine.add(bookie, entry(0)) is Status.OK  # the client keeps an add stream open
@@ -208,7 +208,7 @@ async def test_the_default_id_is_the_advertised_address(machine: Machine) -> Non
     assert await machine.add(bookie, entry(0)) is Status.OK
 
 
-async def test_a_bookie_serves_while_zookeeper_is_away_and_is_registered_afterwards(
+async def test_a_bookie_serves_during_an_outage_of_zookeeper_and_registers_afterwards(
     fragile_machine: Machine, own_zookeeper: EmbeddedZooKeeper
 ) -> None:
     machine = fragile_machine
@@ -223,7 +223,7 @@ async def test_a_bookie_serves_while_zookeeper_is_away_and_is_registered_afterwa
     assert process.is_running
 
 
-async def test_a_bookie_ends_well_while_zookeeper_is_away(
+async def test_a_bookie_exits_cleanly_during_an_outage_of_zookeeper(
     fragile_machine: Machine, own_zookeeper: EmbeddedZooKeeper
 ) -> None:
     process, _ = await fragile_machine.ready()
@@ -259,7 +259,7 @@ async def test_a_failing_disk_ends_the_process(machine: Machine) -> None:
     assert await machine.registrations.list() == Bookies(frozenset(), frozenset())
 
 
-async def test_a_damaged_journal_is_not_served_unless_it_may_be_salvaged(machine: Machine) -> None:
+async def test_a_damaged_journal_is_refused_unless_salvage_is_allowed(machine: Machine) -> None:
     process, bookie = await machine.ready()
     for n in range(3):
         assert await machine.add(bookie, entry(n)) is Status.OK
@@ -277,7 +277,7 @@ async def test_a_damaged_journal_is_not_served_unless_it_may_be_salvaged(machine
     assert reply.results[0].packet == entry(1)
 
 
-async def test_empty_disks_under_a_known_id_are_refused(machine: Machine) -> None:
+async def test_empty_disks_with_a_known_bookie_id_are_refused(machine: Machine) -> None:
     process, bookie = await machine.ready()
     assert await process.stop() == 0
     line = await machine.refused(78, bookie_id=bookie, journal_dir=machine.home / "j2", ledger_dir=machine.home / "l2")
@@ -290,12 +290,12 @@ async def test_a_lost_ledger_disk_is_refused(machine: Machine) -> None:
     assert "ledger directory" in await machine.refused(78, ledger_dir=machine.home / "l2")
 
 
-async def test_a_second_process_on_the_directories_is_refused(machine: Machine) -> None:
+async def test_a_second_process_in_the_same_directories_is_refused(machine: Machine) -> None:
     await machine.ready()
     assert "in use" in await machine.refused(78)
 
 
-async def test_another_process_under_the_id_is_refused(machine: Machine) -> None:
+async def test_another_process_with_the_same_bookie_id_is_refused(machine: Machine) -> None:
     _, bookie = await machine.ready()
     line = await machine.refused(78, bookie_id=bookie, journal_dir=machine.home / "j2", ledger_dir=machine.home / "l2")
     assert bookie in line
@@ -308,14 +308,14 @@ async def test_a_port_in_use_is_refused_before_anything_is_written(machine: Mach
     assert await machine.registrations.known() == frozenset()
 
 
-async def test_apaches_clusters_are_refused(machine: Machine) -> None:
+async def test_clusters_of_apaches_bookies_are_refused(machine: Machine) -> None:
     await CookieStore(machine.store, machine.cluster).create(
         Cookie(BookieId("apache:3181"), ("/j",), ("/l",), machine.cluster.instance_id)
     )
     assert "Apache" in await machine.refused(78)
 
 
-async def test_settings_that_cannot_work_are_refused_together(machine: Machine) -> None:
+async def test_all_invalid_settings_are_reported_together(machine: Machine) -> None:
     line = await machine.refused(78, host="0.0.0.0", ledger_dir=machine.home / "journal", port=70000)
     assert all(problem in line for problem in ("70000", "two directories", "tls_ca", "advertised_host"))
 
@@ -324,11 +324,11 @@ async def test_a_root_without_a_cluster_is_refused(machine: Machine) -> None:
     assert "/nothing" in await machine.refused(78, metadata_uri=f"zk+hierarchical://{machine.hosts}/nothing")
 
 
-async def test_a_metadata_uri_that_is_none_is_refused(machine: Machine) -> None:
+async def test_an_invalid_metadata_uri_is_refused(machine: Machine) -> None:
     assert "zk" in await machine.refused(78, metadata_uri="postgres://nowhere")
 
 
-async def test_zookeeper_that_does_not_answer_is_told_apart(machine: Machine) -> None:
+async def test_a_zookeeper_that_does_not_answer_has_its_own_exit_code(machine: Machine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         host = f"127.0.0.1:{mute.getsockname()[1]}"
         assert host in await machine.refused(69, metadata_uri=f"zk+hierarchical://{host}/ledgers", connect_timeout=1)

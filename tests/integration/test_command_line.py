@@ -77,7 +77,7 @@ def test_a_ledger_is_written_listed_shown_read_and_deleted(cluster: EmbeddedClus
     assert b"Traceback" not in gone.stderr
 
 
-def test_random_entries_go_to_a_file(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+def test_random_entries_are_written_to_a_file(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     uri = cluster.metadata_uri
     written = document("ledger", "write", "-n", "20", "--entry-bytes", "100", uri=uri)
     copied = bkheal("ledger", "read", str(written["ledger_id"]), "--to", str(tmp_path / "out"), uri=uri)
@@ -103,7 +103,7 @@ async def forget_marks(uri: str) -> None:
             await client.ports.tasks.locks.complete(held)
 
 
-def test_bookies_and_status_agree(cluster: EmbeddedCluster) -> None:
+def test_the_bookies_and_status_commands_agree(cluster: EmbeddedCluster) -> None:
     uri = cluster.metadata_uri
     asyncio.run(forget_marks(uri))
     rows = process("bookies", uri=uri)["items"]
@@ -117,7 +117,7 @@ def test_bookies_and_status_agree(cluster: EmbeddedCluster) -> None:
 
 
 @pytest.mark.needs("openssl")
-def test_bookies_that_do_not_answer_are_told(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+def test_bookies_that_do_not_answer_are_reported(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     """The bookies do not answer because they do not speak TLS."""
     result = bkheal("--tls-ca", str(make_ca(tmp_path, "ca")), "bookies", uri=cluster.metadata_uri)
     assert result.returncode == 0
@@ -127,7 +127,7 @@ def test_bookies_that_do_not_answer_are_told(cluster: EmbeddedCluster, tmp_path:
     assert {row["detail"] for row in rows} == {None}
 
 
-def test_a_wrong_file_of_secrets_is_wrong_configuration(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+def test_a_missing_secrets_file_is_a_configuration_error(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     missing = str(tmp_path / "nothing.pem")
     result = bkheal("--tls-ca", missing, "ledger", "list", uri=cluster.metadata_uri)
     assert (result.returncode, result.stdout) == (78, b"")
@@ -178,7 +178,7 @@ def test_recovery_is_switched_off_and_on(cluster: EmbeddedCluster) -> None:
     ("uri", "exit_code", "says"),
     [("http://nowhere", 78, "example: zk://"), (NOBODY, 3, "127.0.0.1:1"), (None, 78, "BKHEAL_METADATA_URI")],
 )
-def test_a_wrong_address_is_one_clear_sentence(uri: str | None, exit_code: int, says: str) -> None:
+def test_a_wrong_address_is_reported_in_one_clear_line(uri: str | None, exit_code: int, says: str) -> None:
     result = typed(uri, "status")
     assert result.returncode == exit_code, result.stderr
     assert says in result.stderr.decode()
@@ -186,7 +186,7 @@ def test_a_wrong_address_is_one_clear_sentence(uri: str | None, exit_code: int, 
 
 
 @pytest.mark.usefixtures("soon_given_up")
-def test_a_cluster_that_is_not_there_is_one_sentence() -> None:
+def test_a_missing_cluster_is_reported_in_one_line() -> None:
     missing = typed(NOBODY, "ledger", "list")
     assert missing.returncode == 3
     assert missing.stderr.count(b"\n") == 1
@@ -218,7 +218,7 @@ def test_a_root_is_initialised_only_if_it_is_absent(zookeeper: EmbeddedZooKeeper
     assert f"there is a cluster at {uri} already".encode() in again.stdout
 
 
-def test_what_is_no_usable_cluster_stays_a_failure_to_initialise(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
+def test_init_if_absent_still_fails_for_an_unusable_cluster(zookeeper: EmbeddedZooKeeper, fresh_root: str) -> None:
     at = f"{zookeeper.connect_string}{fresh_root}"
     assert typed(f"zk+longhierarchical://{at}", "cluster", "init", "--if-absent").returncode == 0
     other = typed(f"zk+flat://{at}", "cluster", "init", "--if-absent")
@@ -246,7 +246,7 @@ def test_wrong_usage_exits_with_2(cluster: EmbeddedCluster, arguments: tuple[str
     assert says in " ".join(result.stderr.decode().replace("│", " ").split())
 
 
-def test_too_few_bookies_create_nothing(cluster: EmbeddedCluster) -> None:
+def test_with_too_few_bookies_nothing_is_created(cluster: EmbeddedCluster) -> None:
     before = document("ledger", "list", uri=cluster.metadata_uri)["items"]
     result = started(cluster.metadata_uri, "ledger", "write", "-e", "4", "-w", "2", stdin=b"x\n")
     assert result.returncode == 69
@@ -304,7 +304,7 @@ def test_the_audit_runs_under_spark_submit(cluster: EmbeddedCluster, tmp_path: P
 
 
 @pytest.mark.usefixtures("soon_given_up")
-def test_an_audit_where_there_is_no_cluster_marks_and_reports_nothing(tmp_path: Path) -> None:
+def test_an_audit_without_a_cluster_marks_and_reports_nothing(tmp_path: Path) -> None:
     result = typed(NOBODY, "audit", "--report-dir", str(tmp_path))
     assert result.returncode == 3
     assert b"127.0.0.1:1" in result.stderr

@@ -118,7 +118,9 @@ async def replicator(zookeeper: EmbeddedZooKeeper, root: str, home: Path, *optio
         await process.stop(STATE_S)
 
 
-async def test_a_replicator_follows_its_file(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> None:
+async def test_a_replicator_reloads_its_configuration_file(
+    zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
+) -> None:
     async with replicator(zookeeper, fresh_root, tmp_path) as running:
         await running.until_rate(1_000_000)
 
@@ -141,7 +143,7 @@ async def test_a_replicator_follows_its_file(zookeeper: EmbeddedZooKeeper, fresh
         assert await running.process.stop(STATE_S) == 0
 
 
-async def test_a_flag_stays_before_a_changed_file(
+async def test_a_flag_takes_precedence_over_a_changed_file(
     zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
 ) -> None:
     async with replicator(zookeeper, fresh_root, tmp_path, "--bytes-per-second", "5000000") as running:
@@ -152,7 +154,7 @@ async def test_a_flag_stays_before_a_changed_file(
         assert await running.rate() == 5_000_000
 
 
-async def test_an_auditor_follows_its_file_even_while_the_store_is_away(tmp_path: Path) -> None:
+async def test_an_auditor_reloads_its_file_even_without_a_connection_to_the_store(tmp_path: Path) -> None:
     path = tmp_path / "bkheal.toml"
     start = "[auditor]\nhttp_port = 0\ngrpc_port = 0\nui_enabled = false\n"
     path.write_text(f"{start}requests_per_second = 1\n")
@@ -177,7 +179,7 @@ async def test_an_auditor_follows_its_file_even_while_the_store_is_away(tmp_path
         assert await process.stop(STATE_S) == 0
 
 
-async def test_a_bookie_says_what_needs_a_restart(
+async def test_a_bookie_logs_which_changes_need_a_restart(
     zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
 ) -> None:
     uri, path = await _cluster(zookeeper, fresh_root), tmp_path / "bkheal.toml"

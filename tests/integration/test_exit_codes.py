@@ -36,7 +36,7 @@ def audit(place: Place, *options: str) -> int:
     return CliRunner().invoke(audit_cli.app, words).exit_code
 
 
-def test_an_audit_says_by_its_exit_code_what_it_found(
+def test_the_exit_code_of_an_audit_shows_what_it_found(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lend_session(monkeypatch, spark)
@@ -52,7 +52,7 @@ async def replicate_once(place: Place, directory: Path, name: str) -> int:
     return await ManagedProcess.start(name, words, log_path=directory / f"{name}.log").wait(PROGRAM_S)
 
 
-def test_a_replicator_touches_nothing_while_repair_is_disabled_and_says_that_work_is_left(
+def test_a_replicator_changes_nothing_while_repair_is_disabled_and_reports_remaining_work(
     place: Place, tmp_path: Path
 ) -> None:
     deleted = LedgerId(7)  # a worker would end the task of this ledger at once

@@ -31,7 +31,7 @@ async def exporter(cluster: EmbeddedCluster, directory: Path, name: str, *option
     return Served(process, line[1])
 
 
-async def test_the_reasons_of_an_exporter_follow_its_options(tmp_path: Path) -> None:
+async def test_the_hold_back_reasons_of_an_exporter_depend_on_its_options(tmp_path: Path) -> None:
     async with await start_cluster(tmp_path, 1) as cluster, await connected(cluster) as client:
         topology = tmp_path / "topology.json"
         places = {bookie: {"rack": "/r2"} for bookie in LOST} | {cluster.bookies[0].bookie_id: {"rack": "/r1"}}

@@ -29,7 +29,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Repai
         yield made
 
 
-async def test_a_source_that_stands_still_does_not_stop_a_repair(world: RepairWorld) -> None:
+async def test_a_paused_source_does_not_stop_a_repair(world: RepairWorld) -> None:
     repair = await world.repair_at(Step.COPYING)
     source = await world.busiest_source(repair)
     source.running.pause()
@@ -43,7 +43,7 @@ async def test_a_source_that_stands_still_does_not_stop_a_repair(world: RepairWo
 
 
 @pytest.mark.long
-async def test_a_target_that_stands_still_is_replaced_by_another(world: RepairWorld) -> None:
+async def test_a_paused_target_is_replaced_by_another(world: RepairWorld) -> None:
     """The worker waits for the deadline of an add before it takes another target."""
     repair = await world.repair_at(Step.COPYING)
     [target] = await world.targets(repair)
@@ -85,7 +85,7 @@ async def test_a_worker_whose_session_has_ended_finishes_in_its_next_one(world: 
 
 
 @pytest.mark.parametrize("step", steps(Step.COPYING, long=[Step.LOCKED, Step.RESERVED, Step.COPIED]))
-async def test_a_lost_bookie_that_returns_before_the_metadata_is_changed_keeps_its_place(
+async def test_a_lost_bookie_that_returns_before_the_metadata_change_stays_a_member(
     world: RepairWorld, step: Step
 ) -> None:
     repair = await world.repair_at(step)
@@ -104,14 +104,14 @@ async def test_a_lost_bookie_that_returns_after_it_was_replaced_stays_replaced(w
     assert await world.metadata(repair.ledger_id) == after
 
 
-async def test_two_copies_of_three_that_are_lost_at_once_are_made_again(world: RepairWorld) -> None:
+async def test_two_of_three_copies_lost_at_once_are_restored(world: RepairWorld) -> None:
     repair = await world.repair_at(Step.COPYING, lost_count=2)
     lost = [world.bookie(member) for member in repair.before.fragments[0].members[:2]]
     repair.go_on()
     await world.assert_repaired(repair, gone=lost)
 
 
-async def test_the_next_worker_makes_two_lost_copies_again_if_the_first_is_killed(world: RepairWorld) -> None:
+async def test_the_next_worker_restores_two_lost_copies_if_the_first_is_killed(world: RepairWorld) -> None:
     repair = await world.repair_at(Step.COPYING, lost_count=2)
     lost = [world.bookie(member) for member in repair.before.fragments[0].members[:2]]
     await world.kill9(repair.replicator)
@@ -120,7 +120,7 @@ async def test_the_next_worker_makes_two_lost_copies_again_if_the_first_is_kille
 
 
 @pytest.mark.long
-async def test_a_ledger_without_any_copy_waits_parked_until_the_last_source_is_back(world: RepairWorld) -> None:
+async def test_a_ledger_without_any_copy_stays_parked_until_the_last_source_returns(world: RepairWorld) -> None:
     repair = await world.repair_at(Step.COPYING, lost_count=2)
     lost = [world.bookie(member) for member in repair.before.fragments[0].members[:2]]
     last = world.bookie(repair.before.fragments[0].members[2])
@@ -170,7 +170,7 @@ async def test_a_repair_goes_on_after_every_bookie_was_killed_at_once(world: Rep
     assert after.members() > repair.before.members() - {repair.lost.bookie_id}
 
 
-async def test_the_end_of_every_session_at_once_costs_no_second_member(world: RepairWorld) -> None:
+async def test_the_end_of_all_sessions_at_once_replaces_no_second_member(world: RepairWorld) -> None:
     """Every registration and every lock disappears, as after an outage of ZooKeeper."""
     repair = await world.repair_at(Step.COPYING)
     others = [bookie for bookie in world.cluster.bookies if bookie is not repair.lost]
@@ -198,7 +198,7 @@ async def test_a_ledger_that_is_deleted_during_its_repair_leaves_no_metadata_beh
 
 
 @pytest.mark.long
-async def test_bookies_that_are_restarted_one_after_another_during_a_repair_cost_no_needless_copy(
+async def test_a_rolling_restart_of_bookies_during_a_repair_causes_no_needless_copy(
     world: RepairWorld,
 ) -> None:
     """The copy pauses while they restart. Then the target gets only its missing entries, and the others get none."""

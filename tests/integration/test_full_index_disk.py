@@ -87,7 +87,7 @@ async def filled(disk: SmallDisk) -> tuple[RocksIndex, list[tuple[bytes, bytes]]
     pytest.fail("the disk never became full")
 
 
-async def test_an_index_that_finds_no_space_while_it_is_opened_again_is_opened_later(
+async def test_an_index_whose_reopening_finds_no_space_is_reopened_later(
     disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index, written = await filled(disk)
@@ -107,7 +107,7 @@ async def test_an_index_that_finds_no_space_while_it_is_opened_again_is_opened_l
     await index.close()
 
 
-async def test_an_index_is_opened_again_only_with_space_for_its_tables(disk: SmallDisk) -> None:
+async def test_an_index_is_reopened_only_with_enough_space_for_its_tables(disk: SmallDisk) -> None:
     index, written = await filled(disk)
     disk.leave(disk.log_bytes() + (1 << 20) + SLACK_BYTES)
     with pytest.raises(DiskFullError, match="no space left"):
@@ -119,7 +119,7 @@ async def test_an_index_is_opened_again_only_with_space_for_its_tables(disk: Sma
     await index.close()
 
 
-async def test_a_start_on_a_full_disk_asks_for_space_and_for_no_other_index(disk: SmallDisk) -> None:
+async def test_a_start_on_a_full_disk_asks_for_space_and_not_for_a_rebuild(disk: SmallDisk) -> None:
     first = await RocksIndex.open(disk.index)
     for number in range(PAGES):
         await first.write(page(number))

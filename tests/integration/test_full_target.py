@@ -41,7 +41,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-async def test_a_target_whose_disk_fills_up_is_not_named_and_the_next_one_gets_the_copy(
+async def test_a_target_with_a_full_disk_is_not_added_and_the_next_one_gets_the_copy(
     small_disk: Path, tmp_path: Path
 ) -> None:
     async with await start_cluster(tmp_path / "cluster", 3) as cluster, await connected(cluster) as client:

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.long]
 PROBLEM = f"its disk did not answer for {SILENT_S:g} s"
 
 
-async def test_a_directory_that_hangs_does_not_take_the_others_along_and_does_not_keep_the_bookie_from_starting(
+async def test_a_hanging_ledger_directory_affects_neither_the_others_nor_the_start_of_the_bookie(
     machine: Machine, disks: list[Path], tmp_path: Path
 ) -> None:
     with fragile_disk(tmp_path) as disk:  # it has the most space, so it takes the first logs
@@ -67,7 +67,7 @@ async def test_a_directory_that_hangs_does_not_take_the_others_along_and_does_no
 
 
 @pytest.mark.parametrize("is_journal", [False, True], ids=["ledger directory", "journal"])
-async def test_after_a_process_was_stopped_for_longer_no_disk_counts_as_hanging(
+async def test_after_a_long_stop_of_the_process_no_disk_is_reported_as_hanging(
     machine: Machine, disks: list[Path], tmp_path: Path, is_journal: bool
 ) -> None:
     with fragile_disk(tmp_path) as disk:
@@ -90,7 +90,7 @@ async def test_after_a_process_was_stopped_for_longer_no_disk_counts_as_hanging(
         assert await bookie.process.stop(STATE_S) == 0
 
 
-async def test_a_bookie_whose_only_ledger_disk_hangs_is_read_only_and_ends_and_nothing_acknowledged_is_lost(
+async def test_a_bookie_whose_only_ledger_disk_hangs_becomes_read_only_exits_and_loses_nothing(
     machine: Machine, tmp_path: Path
 ) -> None:
     with fragile_disk(tmp_path) as device, slow_disk(tmp_path, device) as disk:
@@ -115,7 +115,7 @@ async def test_a_bookie_whose_only_ledger_disk_hangs_is_read_only_and_ends_and_n
         assert await bookie.process.stop(STATE_S) == 0
 
 
-async def test_a_bookie_that_is_stopped_while_its_ledger_disk_hangs_ends(machine: Machine, tmp_path: Path) -> None:
+async def test_a_bookie_stopped_while_its_ledger_disk_hangs_exits(machine: Machine, tmp_path: Path) -> None:
     with fragile_disk(tmp_path) as device, slow_disk(tmp_path, device) as disk:
         bookie = DiskBookie(machine, [disk])
         await bookie.start()
@@ -132,7 +132,7 @@ async def test_a_bookie_that_is_stopped_while_its_ledger_disk_hangs_ends(machine
 
 
 @pytest.mark.parametrize("option", ["journal_dir", "ledger_dir"])
-async def test_a_start_on_a_disk_that_hangs_ends_with_an_error(machine: Machine, tmp_path: Path, option: str) -> None:
+async def test_a_start_on_a_hanging_disk_fails_with_an_error(machine: Machine, tmp_path: Path, option: str) -> None:
     with fragile_disk(tmp_path) as disk:
         directories = {option: disk.root / "directory"}
         process, _ = await machine.ready(**directories)

@@ -13,7 +13,7 @@ from tests.deadlines import STATE_S
 pytestmark = pytest.mark.integration
 
 
-async def test_a_spark_that_hangs_is_noticed_and_its_process_ends_with_its_exit_code(tmp_path: Path) -> None:
+async def test_a_hanging_spark_is_detected_and_the_process_exits_with_its_code(tmp_path: Path) -> None:
     """The test also shows that another session uses the Java process of a stopped one."""
     child = ManagedProcess.start(
         "hung", [sys.executable, "-m", "tests.integration.hung_spark_child"], log_path=tmp_path / "log"

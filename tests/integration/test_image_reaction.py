@@ -33,7 +33,7 @@ def metadata(*members: BookieId) -> LedgerMetadata:
     return LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), members),)).closed(EntryId(9), 100)
 
 
-async def test_a_lost_bookies_ledgers_are_marked_by_the_image_and_then_by_the_full_pass(tmp_path: Path) -> None:
+async def test_ledgers_of_a_lost_bookie_are_marked_from_the_image_and_then_by_the_full_run(tmp_path: Path) -> None:
     async with await start_cluster(tmp_path, 3) as cluster, await connected(cluster) as client:
         a, b, victim = (bookie.bookie_id for bookie in cluster.bookies)
         ledgers = LedgerStore(client.store, client.cluster, random.Random(1))

@@ -76,14 +76,12 @@ def killed_lives(root: Path, kills: list[tuple[str, int]], layout: tuple[int, in
 
 
 @pytest.mark.parametrize("layout", [(1, 1), pytest.param((2, 2), marks=pytest.mark.long)])
-def test_ten_lives_that_end_at_ten_steps_lose_nothing(tmp_path: Path, layout: tuple[int, int]) -> None:
+def test_ten_kills_at_ten_different_steps_lose_nothing(tmp_path: Path, layout: tuple[int, int]) -> None:
     killed_lives(tmp_path, [(point, 2 + number % 3) for number, point in enumerate(GATE_POINTS)], layout)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("point", child_module().POINTS)
-def test_lives_that_end_at_one_step_at_different_times_lose_nothing(
-    tmp_path: Path, point: str, layout: tuple[int, int]
-) -> None:
+def test_kills_at_one_step_at_different_times_lose_nothing(tmp_path: Path, point: str, layout: tuple[int, int]) -> None:
     killed_lives(tmp_path, [(point, 1 + number) for number in range(LIVES)], layout)

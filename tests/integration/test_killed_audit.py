@@ -72,7 +72,7 @@ def findings(result: AuditResult) -> list[dict[str, Any]]:
     return sorted(({**row, "run_id": ""} for row in found), key=lambda row: row["ledger_id"])
 
 
-def test_an_audit_after_one_that_was_killed_while_it_marked_adds_the_marks_that_are_missing(
+def test_an_audit_after_one_killed_during_marking_adds_the_missing_marks(
     spark: SparkSession, zookeeper: EmbeddedZooKeeper, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--metadata-uri", place.uri, "--report-dir", str(place.report_dir), "--master", "local[1]", "--quiet"]
@@ -105,7 +105,7 @@ def test_an_audit_after_one_that_was_killed_while_it_marked_adds_the_marks_that_
 
 
 @pytest.mark.long  # a process with its own Spark; tests/spark/test_incremental_audit.py finds the same defects
-def test_an_audit_after_one_that_was_killed_while_it_read_continues_with_the_parts_that_were_finished(
+def test_an_audit_after_one_killed_during_reading_continues_after_the_finished_parts(
     spark: SparkSession,
     zookeeper: EmbeddedZooKeeper,
     fresh_root: str,

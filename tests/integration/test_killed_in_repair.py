@@ -60,7 +60,7 @@ async def test_a_repair_takes_another_target_if_one_is_killed(world: RepairWorld
     await world.assert_repaired(repair, gone=[repair.lost, target])
 
 
-async def test_a_source_that_is_killed_while_the_target_reads_from_it_costs_nothing(world: RepairWorld) -> None:
+async def test_a_source_killed_while_the_target_reads_from_it_loses_nothing(world: RepairWorld) -> None:
     """The source is paused first, so the requests of the target stay unanswered until the kill."""
     repair = await world.repair_at(Step.COPYING, "--pull")
     [target] = await world.targets(repair)
@@ -84,7 +84,7 @@ async def test_a_target_that_is_killed_while_it_reads_from_a_source_is_replaced(
     assert await world.counted(world.bookie(new), "bkheal_bookie_requests_total", "copy", "ok") > 0
 
 
-async def test_a_target_that_is_killed_when_the_metadata_names_it_is_lost_like_any_member(world: RepairWorld) -> None:
+async def test_a_target_killed_after_the_metadata_change_is_replaced_like_any_lost_member(world: RepairWorld) -> None:
     """The target may be restarting, so the worker does not replace it; an audit marks the ledger after the delay."""
     repair = await world.repair_at(Step.NAMED)
     [new] = (await world.metadata(repair.ledger_id)).members() - repair.before.members()
@@ -98,7 +98,7 @@ async def test_a_target_that_is_killed_when_the_metadata_names_it_is_lost_like_a
 
 
 @pytest.mark.parametrize("step", steps(Step.COPYING, Step.LISTED, long=[Step.RESERVED, Step.NAMED]))
-async def test_a_repair_outlives_zookeeper_that_is_killed_and_started_again(world: RepairWorld, step: Step) -> None:
+async def test_a_repair_survives_a_kill_and_a_restart_of_zookeeper(world: RepairWorld, step: Step) -> None:
     repair = await world.repair_at(step)
     world.cluster.zookeeper.kill()
     await world.cluster.zookeeper.process.wait(STATE_S)
@@ -108,7 +108,9 @@ async def test_a_repair_outlives_zookeeper_that_is_killed_and_started_again(worl
 
 
 @pytest.mark.long  # tests/unit/replicator/copying/test_several_targets.py shows that without faults, each is read once
-async def test_after_the_loss_of_two_of_three_members_both_targets_get_what_is_read_for_one(world: RepairWorld) -> None:
+async def test_after_the_loss_of_two_of_three_members_entries_are_read_once_for_both_targets(
+    world: RepairWorld,
+) -> None:
     """A busy machine may delay an answer until the worker repeats its request, so some entries may be read twice."""
     await world.whole()
     ledger_id = await world.written(LedgerOptions(3, 3, 2))

@@ -50,7 +50,7 @@ async def assert_all_is_there(cluster: EmbeddedCluster, acknowledged: Mapping[Le
             assert found == [payload(ledger_id, entry_id) for entry_id in range(len(found))]
 
 
-async def test_whatever_was_acknowledged_is_read_after_all_bookies_were_killed_at_once(
+async def test_every_acknowledged_entry_is_read_after_all_bookies_were_killed_at_once(
     cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
     writer = WriterProcess(cluster.metadata_uri, tmp_path, ledgers=LEDGERS)
@@ -65,7 +65,7 @@ async def test_whatever_was_acknowledged_is_read_after_all_bookies_were_killed_a
     await assert_all_is_there(cluster, writer.acknowledged())
 
 
-async def test_nothing_is_acknowledged_that_the_failing_disks_of_all_bookies_did_not_take(
+async def test_entries_that_failing_disks_did_not_store_are_not_acknowledged(
     cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
     for bookie in cluster.bookies:  # writes beyond this file size fail, first those to the journal

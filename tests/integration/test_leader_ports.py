@@ -33,7 +33,7 @@ def auditor_on(cluster: EmbeddedCluster, directory: Path, host: str, ports: tupl
     )
 
 
-async def test_a_standby_leads_clients_to_the_leader_and_after_its_end_to_the_next_one(tmp_path: Path) -> None:
+async def test_a_standby_forwards_clients_to_the_leader_and_then_to_its_successor(tmp_path: Path) -> None:
     rng = random.SystemRandom()
     ports = (free_loopback_port(rng), free_loopback_port(rng), free_loopback_port(rng))
     async with await start_cluster(tmp_path, 1) as cluster, await connected(cluster) as client:

@@ -73,7 +73,7 @@ def left_open(uri: str, count: int) -> LedgerId:
     return asyncio.run(write())
 
 
-def test_entries_come_from_a_file_and_are_printed_in_every_format(uri: str, tmp_path: Path) -> None:
+def test_entries_are_read_from_a_file_and_printed_in_every_format(uri: str, tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"one\n\xff\xfe\nthree")
     written = document(uri, "ledger", "write", str(tmp_path / "lines"), "-e", "3", "-w", "3", "-a", "2")
     ledger = str(written["ledger_id"])
@@ -87,7 +87,7 @@ def test_entries_come_from_a_file_and_are_printed_in_every_format(uri: str, tmp_
     assert "6f 6e 65" in output(uri, "ledger", "read", ledger, "--format", "hex", "--last", "0")
 
 
-def test_a_ledger_whose_writer_is_gone_is_recovered(uri: str) -> None:
+def test_a_ledger_whose_writer_has_died_is_recovered(uri: str) -> None:
     ledger = str(left_open(uri, 5))
     assert document(uri, "ledger", "show", ledger)["state"] == "OPEN"
     assert "5 entries" in process(uri, "ledger", "recover", ledger)
@@ -99,7 +99,7 @@ def test_a_ledger_whose_writer_is_gone_is_recovered(uri: str) -> None:
     assert b"999999" in missing.stderr
 
 
-def test_a_wrong_password_is_one_sentence(uri: str) -> None:
+def test_a_wrong_password_is_reported_in_one_line(uri: str) -> None:
     written = document(uri, "ledger", "write", "--password", "right", stdin=b"x\n")
     ledger = str(written["ledger_id"])
     for verb in ("read", "recover"):
@@ -110,7 +110,7 @@ def test_a_wrong_password_is_one_sentence(uri: str) -> None:
     assert output(uri, "ledger", "read", ledger, "--password", "right") == "x\n"
 
 
-def test_a_password_has_any_bytes(uri: str) -> None:
+def test_a_password_may_contain_any_bytes(uri: str) -> None:
     password = b"\xff\xfe\x80key"
 
     async def write() -> LedgerId:
@@ -171,7 +171,7 @@ def test_a_tail_follows_a_ledger_until_it_is_closed(uri: str) -> None:
             assert tail.wait(PROGRAM_S) == 0
 
 
-def test_deleting_asks_first(uri: str) -> None:
+def test_deleting_asks_for_confirmation(uri: str) -> None:
     ledger = str(document(uri, "ledger", "write", "-n", "1")["ledger_id"])
     assert bkheal(uri, "ledger", "delete", ledger, stdin=b"n\n").returncode == 1
     assert document(uri, "ledger", "show", ledger)["state"] == "CLOSED"
@@ -240,7 +240,7 @@ def test_bad_copies_are_found_by_verify_and_marked_on_request(uri: str) -> None:
     assert end_task(uri, ledger) == (bookie,)
 
 
-def test_verify_refuses_what_it_cannot_do_before_anything_is_read(uri: str) -> None:
+def test_verify_refuses_invalid_requests_before_anything_is_read(uri: str) -> None:
     ledger = str(document(uri, "ledger", "write", "-n", "1")["ledger_id"])
     missing = bkheal(uri, "ledger", "verify", ledger, "999999")
     assert (missing.returncode, missing.stdout) == (1, b"")
@@ -261,7 +261,7 @@ def recorded(uri: str) -> list[tuple[str, str]]:
     return [(row["action"], row["detail"]) for row in document(uri, "changes")["items"]]
 
 
-def test_a_log_from_creation_to_deletion(uri: str) -> None:
+def test_a_log_is_created_used_and_deleted(uri: str) -> None:
     assert bkheal(uri, "log", "append", "shop/orders", stdin=b"x\n").returncode == 1  # the log does not exist yet
     process(uri, "log", "create", "shop/orders", "-e", "3", "-w", "3", "-a", "2", "--ledger-bytes", "40")
     again = bkheal(uri, "log", "create", "shop/orders")
@@ -305,7 +305,7 @@ def log_names(uri: str) -> list[str]:
     return [row["log"] for row in document(uri, "log", "list")["items"]]
 
 
-def test_a_tail_follows_a_log_over_ledgers_and_writers(uri: str) -> None:
+def test_a_tail_follows_a_log_across_ledgers_and_writers(uri: str) -> None:
     with sync.connect(uri) as client:
         log = client.log("tailed")
         log.create()
@@ -322,7 +322,7 @@ def test_a_tail_follows_a_log_over_ledgers_and_writers(uri: str) -> None:
         log.delete()
 
 
-def test_simpletest_proves_the_cluster_and_cleans_up(uri: str) -> None:
+def test_simpletest_checks_the_cluster_and_cleans_up(uri: str) -> None:
     with sync.connect(uri) as client:
         before = client.ledgers()
         row = document(uri, "simpletest", "-e", "3", "-w", "2", "-a", "2", "-n", "500", "--size", "200")
@@ -336,7 +336,7 @@ def test_simpletest_proves_the_cluster_and_cleans_up(uri: str) -> None:
     assert bkheal(uri, "simpletest", "-e", "1").returncode == 2
 
 
-def test_the_synchronous_client_has_everything(uri: str) -> None:
+def test_the_synchronous_client_has_every_operation(uri: str) -> None:
     with sync.connect(uri) as client:
         with client.create_ledger(custom={"app": b"sync"}) as ledger:
             assert ledger.append_all(b"%d" % number for number in range(700)) == list(range(700))
@@ -386,7 +386,7 @@ def is_drained(pipe: int) -> bool:
     return waiting[0] == 0
 
 
-def test_ctrl_c_ends_a_command_that_waits_for_lines(uri: str) -> None:
+def test_ctrl_c_ends_a_command_that_waits_for_input(uri: str) -> None:
     before = ledger_ids(uri)
     code, told = interrupted_at_input(uri, "ledger", "write", until=lambda: new_lines(uri, before) == "one\n")
     assert code == 130
@@ -419,7 +419,7 @@ def log_lines(uri: str) -> str:
             return ""
 
 
-def test_lines_come_from_pipes_of_every_kind(uri: str, tmp_path: Path) -> None:
+def test_lines_are_read_from_pipes_of_every_kind(uri: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with subprocess.Popen(
         command("ledger", "write", str(tmp_path / "pipe"), "-o", "json"), env=environment(uri), stdout=subprocess.PIPE
@@ -430,14 +430,14 @@ def test_lines_come_from_pipes_of_every_kind(uri: str, tmp_path: Path) -> None:
     assert bkheal(uri, "ledger", "write", str(tmp_path / "pipe"), "-n", "2").returncode == 2
 
 
-def test_a_line_that_is_no_entry_is_named(uri: str) -> None:
+def test_a_line_too_long_for_an_entry_is_named(uri: str) -> None:
     result = bkheal(uri, "ledger", "write", stdin=b"one\n" + b"x" * ((1 << 20) + 1))
     assert result.returncode == 1
     assert b"error: line 2 is longer" in result.stderr
     assert document(uri, "ledger", "write", stdin=b"x" * (1 << 20))["length"] == 1 << 20
 
 
-def test_asking_beyond_the_end_says_where_the_end_is(uri: str) -> None:
+def test_a_read_beyond_the_end_reports_where_the_end_is(uri: str) -> None:
     ledger = str(document(uri, "ledger", "write", stdin=b"a\nb\n")["ledger_id"])
     for bounds in (("--first", "3"), ("--last", "2")):
         result = bkheal(uri, "ledger", "read", ledger, *bounds)
@@ -450,7 +450,7 @@ def test_asking_beyond_the_end_says_where_the_end_is(uri: str) -> None:
     assert (crashed.returncode, b"not closed" in crashed.stderr) == (0, True)
 
 
-def test_a_deposed_append_is_not_told_to_try_again(uri: str) -> None:
+def test_an_append_replaced_by_another_writer_fails_with_that_reason(uri: str) -> None:
     arguments = command("log", "append", "contended", "--create")
     with subprocess.Popen(arguments, env=environment(uri), stdin=subprocess.PIPE, stderr=subprocess.PIPE) as first:
         assert first.stdin is not None
@@ -466,7 +466,7 @@ def test_a_deposed_append_is_not_told_to_try_again(uri: str) -> None:
     output(uri, "log", "delete", "contended", "--yes")
 
 
-def test_odd_arguments_are_one_sentence(uri: str) -> None:
+def test_invalid_arguments_are_reported_in_one_line(uri: str) -> None:
     for arguments in (
         ("ledger", "list", "--created-after", "9999999999d"),
         ("ledger", "list", "--prefix", "x"),
@@ -482,7 +482,7 @@ def test_odd_arguments_are_one_sentence(uri: str) -> None:
     output(uri, "log", "delete", "tab\tline\n", "--yes")
 
 
-def test_closed_streams_are_no_traceback(uri: str) -> None:
+def test_closed_streams_cause_no_traceback(uri: str) -> None:
     for redirection in (">&-", "<&-", "2>&-"):
         line = f"{shlex.join(command('ledger', 'write', '-n', '1'))} {redirection}"
         result = subprocess.run(
@@ -491,14 +491,14 @@ def test_closed_streams_are_no_traceback(uri: str) -> None:
         assert (result.returncode, result.stderr) == (0, b"")
 
 
-def test_a_ledger_is_shown_for_people(uri: str) -> None:
+def test_a_ledger_is_printed_readably(uri: str) -> None:
     written = document(uri, "ledger", "write", "--custom", "app=shown", "--custom", "run=1", stdin=b"x\n")
     shown = output(uri, "ledger", "show", str(written["ledger_id"]))
     assert "custom metadata: app=shown, run=1\n" in shown
     assert "created: 20" in shown
 
 
-def test_a_ledger_without_a_moment_of_creation_is_shown_for_people(cluster: EmbeddedCluster, uri: str) -> None:
+def test_a_ledger_without_a_creation_time_is_printed_readably(cluster: EmbeddedCluster, uri: str) -> None:
     """Apache's client creates such a ledger, unless it is configured to store the time."""
     ledger = document(uri, "ledger", "write", stdin=b"x\n")["ledger_id"]
 
@@ -513,7 +513,7 @@ def test_a_ledger_without_a_moment_of_creation_is_shown_for_people(cluster: Embe
     assert "created: -\n" in output(uri, "ledger", "show", str(ledger))
 
 
-def test_a_closed_client_says_so(uri: str) -> None:
+def test_a_closed_client_raises_closed(uri: str) -> None:
     with sync.connect(uri) as client:
         pass
     with pytest.raises(RuntimeError, match="closed"):

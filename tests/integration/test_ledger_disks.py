@@ -126,7 +126,7 @@ class DiskBookie:
         return [disk for disk in json.loads(done.stdout)["disks"] if disk["role"] == "ledgers"]
 
 
-async def test_a_directory_that_fills_up_fails_or_is_missing_does_not_take_the_others_along(
+async def test_a_full_failed_or_missing_ledger_directory_does_not_stop_the_others(
     machine: Machine, disks: list[Path]
 ) -> None:
     bookie = DiskBookie(machine, disks)

@@ -29,7 +29,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
             runner.run(world.stop())
 
 
-def test_what_was_in_a_lost_directory_is_found_and_repaired_in_place(spark: SparkSession, world: Damaged) -> None:
+def test_the_data_of_a_lost_directory_is_found_missing_and_repaired_in_place(
+    spark: SparkSession, world: Damaged
+) -> None:
     ledger_id, first = world.do(world.written()), world.bookies[0]
     more = first.directory / "more"
     first.options = ("--ledger-dir", f"{first.directory / 'ledgers'},{more}")

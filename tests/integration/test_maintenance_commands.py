@@ -13,7 +13,9 @@ from tests.integration.commands import document, started, typed
 pytestmark = pytest.mark.integration
 
 
-def test_a_window_of_a_rack_is_opened_shown_and_ended(shared_cluster: EmbeddedCluster, tmp_path: Path) -> None:
+def test_a_maintenance_window_of_a_rack_is_opened_shown_and_ended(
+    shared_cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
     uri = shared_cluster.metadata_uri
     names = sorted(bookie.bookie_id for bookie in shared_cluster.bookies)[:2]
     topology = tmp_path / "topology.json"

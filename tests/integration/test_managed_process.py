@@ -63,7 +63,7 @@ async def test_a_line_of_its_log_is_found_with_its_groups(tmp_path: Path) -> Non
         assert process.log_path.read_text() == "ready on 127.0.0.1:4711\n"
 
 
-async def test_lines_of_an_earlier_run_in_the_same_log_do_not_count(tmp_path: Path) -> None:
+async def test_lines_of_an_earlier_run_in_the_same_log_are_ignored(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("ready on 127.0.0.1:1\n")
     async with ManagedProcess.start("polite", POLITE, log_path=log) as process:
@@ -80,7 +80,7 @@ async def test_it_has_the_environment_and_directory_it_was_given(tmp_path: Path)
     assert process.log_tail() == f"blue {tmp_path}"
 
 
-async def test_stop_lets_it_end_by_itself_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_stop_lets_the_process_end_by_itself_and_leaves_nothing(tmp_path: Path) -> None:
     process = ManagedProcess.start("polite", POLITE, log_path=tmp_path / "log")
     await process.wait_for_line("ready", STATE_S)
     group = group_of(process)
@@ -89,7 +89,7 @@ async def test_stop_lets_it_end_by_itself_and_leaves_nothing(tmp_path: Path) -> 
     assert await process.stop() == 7, "a second stop does not return the exit code"
 
 
-async def test_stop_ends_a_paused_process_in_good_order(tmp_path: Path) -> None:
+async def test_stop_ends_a_paused_process_cleanly(tmp_path: Path) -> None:
     process = ManagedProcess.start("polite", POLITE, log_path=tmp_path / "log")
     await process.wait_for_line("ready", STATE_S)
     process.pause()
@@ -99,13 +99,13 @@ async def test_stop_ends_a_paused_process_in_good_order(tmp_path: Path) -> None:
     process.pause()  # has no effect after the end of the process
 
 
-async def test_stop_kills_what_does_not_listen(tmp_path: Path) -> None:
+async def test_stop_kills_a_process_that_ignores_the_signal(tmp_path: Path) -> None:
     process = ManagedProcess.start("deaf", [sys.executable, "-c", DEAF_PROGRAM], log_path=tmp_path / "log")
     await process.wait_for_line("deaf", STATE_S)
     assert await process.stop(grace_s=0.05) == -signal.SIGKILL
 
 
-async def test_kill_takes_what_it_started_along(tmp_path: Path) -> None:
+async def test_kill_also_kills_its_child_processes(tmp_path: Path) -> None:
     process = ManagedProcess.start("family", ["sh", "-c", "sleep 600 & echo on; wait"], log_path=tmp_path / "log")
     await process.wait_for_line("on", STATE_S)
     group = group_of(process)
@@ -115,7 +115,7 @@ async def test_kill_takes_what_it_started_along(tmp_path: Path) -> None:
     assert_gone(group)
 
 
-async def test_what_it_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+async def test_child_processes_left_behind_end_with_it(tmp_path: Path) -> None:
     process = ManagedProcess.start(
         "parent",
         ["sh", "-c", "sleep 600 & echo on; read -r _ < fifo"],
@@ -149,7 +149,7 @@ async def test_a_program_that_does_not_exist_is_an_error_that_names_it(tmp_path:
         await process.wait_for_line("ready", STATE_S)
 
 
-async def test_silence_ends_at_the_deadline(tmp_path: Path) -> None:
+async def test_a_wait_without_output_ends_at_the_deadline(tmp_path: Path) -> None:
     async with ManagedProcess.start("silent", SLEEP, log_path=tmp_path / "log") as process:
         with pytest.raises(EmbeddedProcessError, match=r"after 0\.1 s.*'ready'"):
             await process.wait_for_line("ready", 0.1)

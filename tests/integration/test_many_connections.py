@@ -100,7 +100,9 @@ async def test_connections_of_apaches_protocol_beyond_the_limit_wait(machine: Ma
 
 
 @pytest.mark.long
-async def test_a_bookie_without_files_to_open_is_read_only_and_loses_nothing(machine: Machine, tmp_path: Path) -> None:
+async def test_a_bookie_without_free_file_descriptors_becomes_read_only_and_loses_nothing(
+    machine: Machine, tmp_path: Path
+) -> None:
     bookie = DiskBookie(machine, [tmp_path / f"disk-{number}" for number in range(3)])
     await bookie.start()
     assert sum(await bookie.flush()) == 1

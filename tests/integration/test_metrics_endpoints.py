@@ -81,7 +81,9 @@ async def machine(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path)
         yield machine
 
 
-async def test_a_repair_is_counted_by_those_who_did_it(zookeeper: EmbeddedZooKeeper, machine: Machine) -> None:
+async def test_a_repair_is_counted_by_the_processes_that_took_part(
+    zookeeper: EmbeddedZooKeeper, machine: Machine
+) -> None:
     bookies = {bookie: served for served, bookie in [await machine.bookie(f"bookie-{n}") for n in range(3)]}
     async with await connect(machine.uri, PATIENT, session_timeout_s=LONG_SESSION_S) as client:
         async with await client.create_ledger(LedgerOptions(2, 2, 2)) as writer:
@@ -133,7 +135,7 @@ async def own_zookeeper(tmp_path: Path) -> AsyncIterator[EmbeddedZooKeeper]:
         yield server
 
 
-async def test_without_zookeeper_processes_are_alive_and_not_ready(
+async def test_without_zookeeper_processes_are_live_but_not_ready(
     own_zookeeper: EmbeddedZooKeeper, tmp_path: Path
 ) -> None:
     async with machine_on(own_zookeeper.connect_string, "/ledgers", tmp_path) as machine:
@@ -153,7 +155,7 @@ async def test_without_zookeeper_processes_are_alive_and_not_ready(
             await served.until_value(1, "bkheal_zookeeper_session_connected")
 
 
-async def test_a_port_in_use_is_a_matter_of_configuration(machine: Machine) -> None:
+async def test_a_port_in_use_is_a_configuration_error(machine: Machine) -> None:
     served, _ = await machine.bookie("bookie")
     taken = served.url.rpartition(":")[2]
     for module, options in (("replicator", ()), ("bookie.server", ("--journal-dir", "j", "--ledger-dir", "l"))):
@@ -164,7 +166,7 @@ async def test_a_port_in_use_is_a_matter_of_configuration(machine: Machine) -> N
         assert (ended.returncode, f":{taken}" in ended.stderr) == (78, True), ended.stderr
 
 
-async def test_prometheus_own_linter_is_content(machine: Machine) -> None:
+async def test_promtool_accepts_the_metrics(machine: Machine) -> None:
     bookie, _ = await machine.bookie("bookie")
     replicator = await machine.replicator()
     status = ServiceStatus("1", "p", True, "p", True, machine.uri, "i", True, 600, backlog=Backlog(counted_ms=1))

@@ -73,7 +73,7 @@ async def test_a_misplaced_ledger_is_moved_by_copying_one_position_once(world: R
     await world.settled()
 
 
-async def test_a_mark_without_a_topology_is_left(world: RepairWorld) -> None:
+async def test_a_mark_without_a_topology_is_kept(world: RepairWorld) -> None:
     ledger_id = await world.written(TWO_COPIES)
     before = await world.metadata(ledger_id)
     await world.mark(ledger_id)
@@ -86,7 +86,7 @@ async def test_a_mark_without_a_topology_is_left(world: RepairWorld) -> None:
     await world.settled()
 
 
-async def test_a_copy_in_a_bad_place_is_listed_as_a_debt_and_moved_when_the_rack_is_back(world: RepairWorld) -> None:
+async def test_a_badly_placed_copy_is_listed_as_a_debt_and_moved_when_the_rack_returns(world: RepairWorld) -> None:
     ledger_id = await world.written(TWO_COPIES)
     member = min((await world.metadata(ledger_id)).members())
     apart = world.bookie(member)

@@ -71,7 +71,7 @@ async def test_a_source_that_is_cut_off_does_not_stop_a_repair(world: Linked) ->
     assert target.bookie_id in (await world.metadata(repair.ledger_id)).members()
 
 
-async def test_a_slow_network_slows_a_repair_down_and_costs_no_second_target(world: Linked) -> None:
+async def test_a_slow_network_slows_down_a_repair_and_causes_no_second_target(world: Linked) -> None:
     repair, sources, target = await begun(world)
     slow = [*sources, target]
     for bookie in slow:
@@ -86,7 +86,7 @@ async def test_a_slow_network_slows_a_repair_down_and_costs_no_second_target(wor
     assert target.bookie_id in (await world.metadata(repair.ledger_id)).members()
 
 
-async def test_a_target_that_is_cut_off_and_back_gets_the_rest_of_the_copy(world: Linked) -> None:
+async def test_a_target_that_is_disconnected_and_returns_gets_the_rest_of_the_copy(world: Linked) -> None:
     """The cut is shorter than the deadline of an add, so the same target gets the copy."""
     repair, _, target = await begun(world)
     target.link.cut()

@@ -38,7 +38,7 @@ def group() -> Iterator[Path]:
         path.rmdir()
 
 
-async def test_a_bookie_needs_no_thread_after_its_start(group: Path, machine: Machine, tmp_path: Path) -> None:
+async def test_a_bookie_creates_no_thread_after_its_start(group: Path, machine: Machine, tmp_path: Path) -> None:
     bookie = DiskBookie(machine, [tmp_path / f"disk-{number}" for number in range(3)])
     await bookie.start()
     (group / "cgroup.procs").write_text(str(bookie.process.pid))

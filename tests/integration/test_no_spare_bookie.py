@@ -55,7 +55,7 @@ async def wait_reasons(client: ConnectedBookKeeper, expected: dict[LedgerId, Par
             await asyncio.sleep(0.1)
 
 
-async def test_tasks_wait_parked_until_a_sixth_bookie_heals_them(spark: SparkSession, tmp_path: Path) -> None:
+async def test_tasks_stay_parked_until_a_sixth_bookie_allows_their_repair(spark: SparkSession, tmp_path: Path) -> None:
     async with (
         await start_cluster(tmp_path, 5) as cluster,
         await connected(cluster) as client,

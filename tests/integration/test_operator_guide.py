@@ -57,7 +57,7 @@ async def assert_repaired(site: Site, lost: BookieId, old: Mapping[LedgerId, Ver
     return changed
 
 
-async def test_a_killed_bookie_is_seen_at_once_and_healed_and_reports_and_metrics_tell(site: Site) -> None:
+async def test_a_killed_bookie_is_detected_at_once_repaired_and_shown_in_reports_and_metrics(site: Site) -> None:
     await site.whole(delay_s=SHORT_DELAY_S)
     leader = site.auditors[await site.leader()]
     before = await site.published()
@@ -148,7 +148,7 @@ async def until_metrics_tell(site: Site, victim: BookieId, before: Counted, ledg
             await served.until_value(1, "bkheal_zookeeper_session_connected")
 
 
-async def test_a_paused_run_does_not_delay_what_follows_the_loss_of_a_bookie(site: Site) -> None:
+async def test_a_paused_run_does_not_delay_the_reaction_to_a_lost_bookie(site: Site) -> None:
     await site.whole(delay_s=SHORT_DELAY_S)
     leader, old = site.auditors[await site.leader()], await site.metadata()
     await site.told("audit", "pause", "--kind", "bookies", "--for", "1h")
@@ -193,7 +193,7 @@ async def test_a_maintenance_window_holds_marks_back_until_it_is_ended(site: Sit
 
 
 @pytest.mark.long  # test_prometheus_exporter.py tests the exporter and its alerts without an audit
-async def test_without_the_service_cron_audits_and_an_exporter_feeds_the_alerts(site: Site) -> None:
+async def test_without_the_service_cron_audits_and_an_exporter_provide_the_alerts(site: Site) -> None:
     """The auditors are stopped. A real Prometheus has the chart's rules, with shorter times."""
     find_program("prometheus")
     await site.whole(delay_s=0)
@@ -217,7 +217,7 @@ async def test_without_the_service_cron_audits_and_an_exporter_feeds_the_alerts(
         assert await prometheus.is_clear("BkhealAuditorLeaderMissing", "BkhealClusterStateMissing")
 
 
-async def test_bookies_are_restarted_one_after_another_and_nothing_is_marked(site: Site) -> None:
+async def test_a_rolling_restart_of_bookies_causes_no_marks(site: Site) -> None:
     await site.whole()
     before, leader = await site.published(), site.auditors[await site.leader()]
     for bookie in site.cluster.bookies:
@@ -235,7 +235,7 @@ async def test_bookies_are_restarted_one_after_another_and_nothing_is_marked(sit
     assert await site.published() == before
 
 
-async def test_the_next_leader_leads_by_the_vote_it_had_and_goes_on_with_a_delay_that_runs(site: Site) -> None:
+async def test_the_next_leader_keeps_its_vote_and_continues_a_running_delay(site: Site) -> None:
     await site.whole()
     before, old = await site.published(), await site.metadata()
     back, gone = site.cluster.bookies[1], site.cluster.bookies[5]
@@ -278,7 +278,7 @@ async def test_the_next_leader_leads_by_the_vote_it_had_and_goes_on_with_a_delay
     await assert_repaired(site, gone.bookie_id, old)
 
 
-async def test_after_an_outage_of_zookeeper_everything_comes_back_and_nothing_was_taken_for_lost(site: Site) -> None:
+async def test_after_an_outage_of_zookeeper_everything_recovers_and_nothing_is_taken_for_lost(site: Site) -> None:
     await site.whole(delay_s=0)
     before, old = await site.published(), await site.metadata()
     registered = (await site.client.ports.registrations.list()).registered

@@ -68,7 +68,7 @@ async def lose_one(
     return writer.ledger_id
 
 
-async def test_with_cron_jobs_an_exporter_lets_every_alert_on_data_fire(tmp_path: Path) -> None:
+async def test_with_cron_jobs_and_an_exporter_every_alert_on_data_can_fire(tmp_path: Path) -> None:
     find_program("prometheus")
     prometheus = Prometheus(tmp_path, free_loopback_port(random.SystemRandom()))
     async with (
@@ -103,7 +103,9 @@ async def test_with_cron_jobs_an_exporter_lets_every_alert_on_data_fire(tmp_path
                 assert await prometheus.is_clear(*AUDITORS)
 
 
-async def test_beside_the_auditor_of_apache_and_beside_ours_nothing_is_missed_or_counted_twice(tmp_path: Path) -> None:
+async def test_with_an_apache_auditor_or_ours_an_exporter_misses_nothing_and_counts_nothing_twice(
+    tmp_path: Path,
+) -> None:
     find_program("prometheus")
     prometheus = Prometheus(tmp_path, free_loopback_port(random.SystemRandom()), thresholds=AT_ONCE)
     async with (

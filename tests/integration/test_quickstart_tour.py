@@ -37,7 +37,7 @@ def processes_using(directory: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("quick_spark")
-def test_the_tour_heals_a_cluster_and_leaves_nothing_behind(own_temp: dict[str, str], tmp_path: Path) -> None:
+def test_the_tour_repairs_a_cluster_and_cleans_up(own_temp: dict[str, str], tmp_path: Path) -> None:
     result = subprocess.run(_TOUR, env=own_temp, capture_output=True, text=True, timeout=PROGRAM_S)
     assert result.returncode == 0, result.stdout + result.stderr
     lines = result.stdout.strip().splitlines()

@@ -50,7 +50,7 @@ async def wait_locked(client: ConnectedBookKeeper, process: ManagedProcess, ledg
     await process.wait_until(is_locked, "to lock the ledger", STATE_S)
 
 
-async def test_what_one_replicator_leaves_undone_the_next_one_finishes(tmp_path: Path) -> None:
+async def test_the_next_replicator_finishes_interrupted_repairs(tmp_path: Path) -> None:
     async with (
         await start_cluster(tmp_path, 4) as cluster,
         await connected(cluster) as client,
@@ -82,7 +82,7 @@ async def test_what_one_replicator_leaves_undone_the_next_one_finishes(tmp_path:
 
 
 @pytest.mark.long
-async def test_a_replicator_ends_in_good_order_while_zookeeper_does_not_answer(tmp_path: Path) -> None:
+async def test_a_replicator_exits_cleanly_while_zookeeper_does_not_answer(tmp_path: Path) -> None:
     async with await start_cluster(tmp_path, 3) as cluster:
         idle = replicator(cluster, tmp_path, "idle", "--output", "json")
         await idle.wait_for_line(r'"event": "ready"', STATE_S)
@@ -93,7 +93,7 @@ async def test_a_replicator_ends_in_good_order_while_zookeeper_does_not_answer(t
             cluster.zookeeper.process.resume()
 
 
-def test_a_root_that_is_no_cluster_is_a_matter_of_configuration(
+def test_a_root_without_a_cluster_is_a_configuration_error(
     zookeeper_uri_of_nothing: str,
 ) -> None:
     command = [sys.executable, "-m", "replicator", "--metadata-uri", zookeeper_uri_of_nothing, "--once"]

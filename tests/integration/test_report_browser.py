@@ -82,9 +82,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_a_page_asks_nobody_for_anything_and_nothing_goes_wrong(
-    browser: Browser, pages: dict[str, Path], name: str
-) -> None:
+def test_a_page_sends_no_requests_and_has_no_errors(browser: Browser, pages: dict[str, Path], name: str) -> None:
     for page in (pages[name], pages[name].parents[1] / "index.html"):
         browser.open(page)
         assert browser.run("return document.readyState") == "complete"
@@ -105,14 +103,14 @@ def test_a_page_fits_the_screen_and_can_be_read_on_it(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_follows_the_scheme_of_the_system(browser: Browser, pages: dict[str, Path], scheme: str) -> None:
+def test_the_page_follows_the_color_scheme_of_the_system(browser: Browser, pages: dict[str, Path], scheme: str) -> None:
     browser.open(pages["clean"], scheme=scheme)
     color = browser.run("return getComputedStyle(document.body).backgroundColor")
     brightness = max(int(part) for part in re.findall(r"\d+", color)[:3])
     assert brightness > 200 if scheme == "light" else brightness < 60
 
 
-def test_a_person_reads_the_verdict_the_numbers_and_what_to_do(browser: Browser, pages: dict[str, Path]) -> None:
+def test_a_user_reads_the_verdict_the_numbers_and_the_next_steps(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["no live copy"])
     text = browser.run("return document.body.innerText")
     for words in (
@@ -132,14 +130,16 @@ def test_a_person_reads_the_verdict_the_numbers_and_what_to_do(browser: Browser,
     assert min(widths) > 0
 
 
-def test_markup_in_names_stays_text(browser: Browser, pages: dict[str, Path]) -> None:
+def test_markup_in_names_is_shown_as_text(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["attack"])
     assert browser.run("return document.querySelectorAll('script, img, iframe, [onerror]').length") == 0
     assert "<script>alert(1)</script>" in browser.run("return document.body.innerText")
     assert browser.run("return [...document.links].map(a => a.protocol).filter(p => p !== 'file:')") == []
 
 
-def test_the_policy_stops_what_escaping_would_miss(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
+def test_the_content_security_policy_blocks_what_escaping_would_miss(
+    browser: Browser, pages: dict[str, Path], tmp_path: Path
+) -> None:
     """The test inserts markup into a page without the templates, which would escape it."""
     evil = (
         "<script>document.title='run'</script><img src='http://127.0.0.1:9/x'><p style='color:red' id='p'>p</p></main>"
@@ -152,7 +152,7 @@ def test_the_policy_stops_what_escaping_would_miss(browser: Browser, pages: dict
     assert len([entry for entry in browser.log("browser") if "Content Security Policy" in entry["message"]]) >= 3
 
 
-def test_the_index_leads_to_a_report_and_back(browser: Browser, pages: dict[str, Path]) -> None:
+def test_the_index_links_to_a_report_and_back(browser: Browser, pages: dict[str, Path]) -> None:
     index = pages["clean"].parents[1] / "index.html"
     browser.open(index)
     assert browser.run("return document.querySelectorAll('tbody tr').length") == 7

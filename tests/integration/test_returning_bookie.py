@@ -31,7 +31,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Repai
         await made.whole()
 
 
-async def test_the_copy_for_a_bookie_that_returns_ends_within_the_chunks_under_way(world: RepairWorld) -> None:
+async def test_the_copy_for_a_returning_bookie_ends_after_the_chunks_in_progress(world: RepairWorld) -> None:
     ledger_id = await world.written(entries=ENTRIES)
     before = await world.metadata(ledger_id)
     lost = world.bookie(before.fragments[0].members[1])

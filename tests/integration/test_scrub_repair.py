@@ -37,7 +37,7 @@ async def first_entry(machine: Machine, bookie: BookieId) -> EntryResult:
     return reply.results[0]
 
 
-async def test_a_flipped_byte_is_found_and_the_entry_comes_back_from_the_other_bookie(machine: Machine) -> None:
+async def test_a_flipped_byte_is_found_and_the_entry_is_restored_from_the_other_bookie(machine: Machine) -> None:
     other = {"journal_dir": machine.home / "journal-2", "ledger_dir": machine.home / "ledgers-2"}
     process, damaged = await machine.ready(bookie_id="damaged")
     _, whole = await machine.ready(bookie_id="whole", **other)

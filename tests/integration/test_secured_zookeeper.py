@@ -21,7 +21,7 @@ STATE_ROOT = "/locked/bkheal"
 OWNERS = {("sasl", USER), ("x509", "CN=client")}
 
 
-def test_a_lost_bookie_is_replaced_on_a_locked_down_zookeeper(
+def test_a_lost_bookie_is_replaced_in_a_cluster_with_a_secured_zookeeper(
     quick_spark: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     security = make_security(tmp_path / "certificates")

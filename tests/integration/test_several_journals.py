@@ -100,7 +100,7 @@ async def shown(at: str) -> tuple[list[str], dict[str, Any]]:
     return document["read_only_reasons"], journals
 
 
-async def test_both_journals_are_replayed_after_a_kill_and_none_may_be_missing_or_exchanged(
+async def test_both_journals_are_replayed_after_a_kill_and_neither_may_be_missing_or_swapped(
     machine: Machine, disks: tuple[Path, Path]
 ) -> None:
     first, second = disks
@@ -172,7 +172,7 @@ async def test_a_journal_disk_that_is_full_makes_the_bookie_read_only_and_loses_
     assert await add(machine, again, ODD, 1) is Status.OK
 
 
-async def test_a_journal_disk_that_hangs_makes_the_bookie_read_only_and_ends_it_and_nothing_acknowledged_is_lost(
+async def test_a_hanging_journal_disk_makes_the_bookie_read_only_ends_it_and_loses_nothing(
     machine: Machine, tmp_path: Path
 ) -> None:
     with fragile_disk(tmp_path) as disk:

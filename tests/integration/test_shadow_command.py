@@ -49,7 +49,7 @@ def mark(place: Place, *numbers: int) -> None:
 
 @pytest.mark.long  # a process with its own Spark; tests/spark/test_shadow.py tests the comparison
 @pytest.mark.usefixtures("quick_spark")
-def test_a_process_tells_by_its_exit_code_that_both_sides_differ(place: Place) -> None:
+def test_the_exit_code_shows_that_both_sides_differ(place: Place) -> None:
     """``tests/spark/test_shadow.py`` checks the exit code for equal sides, in an existing Spark session."""
     mark(place, *range(100, 119))
     first = shadow(place, "-o", "json")
@@ -63,13 +63,13 @@ def test_a_process_tells_by_its_exit_code_that_both_sides_differ(place: Place) -
     assert len(place.marked()) == 19
 
 
-def test_wrong_usage_is_a_sentence_and_starts_nothing(place: Place) -> None:
+def test_wrong_usage_is_reported_in_one_line_and_starts_nothing(place: Place) -> None:
     refused = shadow(place, "--missing-share-max", "2")
     assert (refused.returncode, "Traceback" in refused.stderr) == (2, False)
     assert not place.report_dir.exists()
 
 
-def test_the_help_says_what_it_shows_and_how_it_ends() -> None:
+def test_the_help_describes_the_output_and_the_exit_codes() -> None:
     command = [sys.executable, "-m", "auditor.cli.main", "audit", "shadow", "--help"]
     said = subprocess.run(
         command, capture_output=True, text=True, timeout=PROGRAM_S, env={**os.environ, "COLUMNS": "200"}

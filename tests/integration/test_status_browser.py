@@ -22,7 +22,9 @@ __all__ = ["browser"]
 pytestmark = pytest.mark.integration
 
 
-async def test_a_person_reads_the_status_and_follows_a_run_to_its_report(browser: Chrome, tmp_path: Path) -> None:
+async def test_a_user_reads_the_status_and_follows_a_link_from_a_run_to_its_report(
+    browser: Chrome, tmp_path: Path
+) -> None:
     async with running(tmp_path) as world:
         run_id = await world.start()
         await world.control.finish(run_id)
@@ -48,7 +50,7 @@ async def test_a_person_reads_the_status_and_follows_a_run_to_its_report(browser
         await asyncio.to_thread(read)
 
 
-async def test_the_page_fits_a_narrow_screen_and_its_tables_scroll(browser: Chrome, tmp_path: Path) -> None:
+async def test_the_page_fits_a_narrow_screen_with_scrollable_tables(browser: Chrome, tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         run_id = await world.start()
         await world.control.finish(run_id)

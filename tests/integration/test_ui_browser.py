@@ -60,7 +60,7 @@ def keep_picture(browser: Chrome, name: str) -> None:
         browser.save_screenshot(str(Path(directory) / name))
 
 
-def test_a_person_runs_watches_and_cancels_audits(browser: Chrome, ui_url: str) -> None:
+def test_a_user_starts_watches_and_cancels_audits(browser: Chrome, ui_url: str) -> None:
     browser.get(ui_url)
     browser.find_element(By.CSS_SELECTOR, "nav.navbar").find_element(By.LINK_TEXT, "Auditor").click()
     assert urlsplit(browser.current_url).path == "/auditor/"

@@ -102,7 +102,7 @@ async def world(ensemble: Ensemble, tmp_path_factory: pytest.TempPathFactory) ->
         await asyncio.gather(*(bookie.stop() for bookie in cluster.bookies))
 
 
-async def test_servers_that_are_killed_one_after_another_cost_no_mark_no_copy_and_no_append(
+async def test_killing_the_servers_one_after_another_causes_no_mark_no_copy_and_no_failed_append(
     world: EnsembleWorld, ensemble: Ensemble
 ) -> None:
     await world.client.ports.tasks.initialize()
@@ -141,7 +141,7 @@ async def test_servers_that_are_killed_one_after_another_cost_no_mark_no_copy_an
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_repair_outlives_the_leader_of_the_servers(
+async def test_a_repair_survives_a_killed_zookeeper_leader(
     world: EnsembleWorld, ensemble: Ensemble, sent: signal.Signals
 ) -> None:
     """A paused leader keeps its connections, so clients leave it only after their own deadline."""

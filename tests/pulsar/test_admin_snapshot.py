@@ -69,7 +69,7 @@ def admin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Admin]:
     asyncio.run(server.stop())
 
 
-def test_the_admin_server_of_zookeeper_sends_what_is_audited(
+def test_zookeepers_admin_server_sends_a_snapshot_that_can_be_audited(
     spark: SparkSession, admin: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(admin.server.connect_string, "/ledgers", tmp_path) as place:

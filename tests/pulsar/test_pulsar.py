@@ -126,7 +126,7 @@ async def test_a_bookie_killed_under_load_is_healed_and_every_message_is_read(
 
 
 @pytest.mark.long
-async def test_a_broker_whose_bookies_use_bookkeepers_driver_loses_nothing_either(
+async def test_a_broker_whose_bookies_use_bookkeepers_driver_loses_no_messages(
     native_world: PulsarWorld, audit: Audit, tmp_path: Path
 ) -> None:
     cluster, uri = native_world.cluster, native_world.cluster.metadata_uri
@@ -149,7 +149,7 @@ async def test_a_broker_whose_bookies_use_bookkeepers_driver_loses_nothing_eithe
             assert await asyncio.to_thread(topic.read, messages) == topic.sent
 
 
-async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_what_nothing_refers_to_is_found(
+async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_unreferenced_ledgers_are_found(
     pulsar_world: PulsarWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:
     import pulsar
@@ -352,7 +352,7 @@ async def test_a_bookie_that_becomes_read_only_and_writable_again_is_not_lost(
 
 
 @pytest.mark.long
-async def test_an_outage_of_all_bookies_that_outlasts_their_nodes_is_no_lost_cluster(
+async def test_an_outage_of_all_bookies_longer_than_their_sessions_does_not_make_the_cluster_lost(
     pulsar_world: PulsarWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     cluster, uri = pulsar_world.cluster, pulsar_world.cluster.metadata_uri
@@ -397,7 +397,7 @@ async def _busy_and_idle(messages: pulsar.Client, client: ConnectedBookKeeper, b
     return topics
 
 
-async def test_a_bookie_is_made_read_only_drained_under_producers_by_unloading_its_topics_and_decommissioned(
+async def test_a_bookie_is_set_read_only_drained_under_load_by_unloading_topics_and_decommissioned(
     pulsar_world: PulsarWorld, client: ConnectedBookKeeper, tmp_path: Path
 ) -> None:
     here, uri, bookie = pulsar_world, pulsar_world.cluster.metadata_uri, pulsar_world.cluster.bookies[0]
@@ -433,7 +433,7 @@ async def test_a_bookie_is_made_read_only_drained_under_producers_by_unloading_i
 
 
 @pytest.mark.long
-async def test_a_bookie_with_bookkeepers_driver_is_drained_under_producers_and_decommissioned(
+async def test_a_bookie_with_bookkeepers_driver_is_drained_under_load_and_decommissioned(
     native_world: PulsarWorld, tmp_path: Path
 ) -> None:
     uri, bookie = native_world.cluster.metadata_uri, native_world.cluster.bookies[0]
@@ -464,7 +464,7 @@ def _token(role: str, key: bytes) -> str:
     return (signed + b"." + base64.urlsafe_b64encode(signature).rstrip(b"=")).decode()
 
 
-async def test_a_broker_answers_each_role_that_may_log_in_before_a_drain_and_no_other(
+async def test_the_check_before_a_drain_accepts_every_valid_login_and_no_other(
     pulsar_world: PulsarWorld, tmp_path: Path
 ) -> None:
     key, topic = b"k" * 32, f"persistent://{NAMESPACE}/any"

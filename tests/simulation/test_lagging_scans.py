@@ -61,7 +61,7 @@ async def by_the_driver(store: PacedStore, cluster: Cluster, _: LeafParent) -> o
 
 
 @pytest.mark.parametrize("read", [scanned, read_again, incrementally, by_the_driver])
-def test_a_reading_sees_what_was_written_before_it(
+def test_a_scan_sees_what_was_written_before_it(
     read: Callable[[PacedStore, Cluster, LeafParent], Awaitable[object]],
 ) -> None:
     async def history() -> None:

@@ -36,7 +36,7 @@ def histories() -> subprocess.CompletedProcess[str]:
     return simulate("run", "--first", "0", "--seeds", str(HISTORIES), "--jobs", "1", "--output", "json")
 
 
-def test_histories_break_no_rule(histories: subprocess.CompletedProcess[str]) -> None:
+def test_simulated_histories_break_no_rule(histories: subprocess.CompletedProcess[str]) -> None:
     assert histories.returncode == 0, histories.stderr[-4000:]
     found: dict[str, Any] = json.loads(histories.stdout)
     assert found["histories"] == HISTORIES
@@ -45,7 +45,7 @@ def test_histories_break_no_rule(histories: subprocess.CompletedProcess[str]) ->
     assert found["faults_median"] >= 3
 
 
-def test_a_seed_repeats_itself_in_another_process_and_after_other_histories(
+def test_a_seed_gives_the_same_history_in_another_process_and_after_others(
     histories: subprocess.CompletedProcess[str],
 ) -> None:
     digests = json.loads(histories.stdout)["digests"]
@@ -54,19 +54,19 @@ def test_a_seed_repeats_itself_in_another_process_and_after_other_histories(
     assert [line.rpartition(" ")[2] for line in again.stdout.splitlines()] == [digests[seed] for seed in seeds]
 
 
-def test_what_failed_once_does_not_fail_again() -> None:
+def test_seeds_that_failed_before_do_not_fail_again() -> None:
     ended = simulate("replay", "--corpus")
     assert ended.returncode == 0, ended.stdout[-4000:]
     assert ended.stdout.count("digest") == len(read_corpus())
 
 
 @pytest.mark.timeout(1800)  # several hundred histories, some of which end at the limit of turns
-def test_each_planted_defect_shows_exactly_as_the_published_table_says() -> None:
+def test_each_planted_defect_is_found_exactly_as_the_published_table_shows() -> None:
     ended = simulate("defects", "--known", "--jobs", "1")
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
 
 
-def test_a_record_that_does_not_hold_is_a_failure_that_says_what_to_do(tmp_path: Path) -> None:
+def test_an_outdated_record_is_a_failure_that_explains_what_to_do(tmp_path: Path) -> None:
     records = tmp_path / "records.json"
     records.write_text(json.dumps([asdict(replace(read_found()["acks-out-of-order"], rule="I2"))]))
     ended = simulate("defects", "--known", "--jobs", "1", "--only", "acks-out-of-order", "--records", str(records))
@@ -75,7 +75,7 @@ def test_a_record_that_does_not_hold_is_a_failure_that_says_what_to_do(tmp_path:
     assert REFRESH in ended.stdout
 
 
-def test_the_published_table_is_that_of_the_records() -> None:
+def test_the_published_table_matches_the_records() -> None:
     assert TABLE.read_text() == table(), REFRESH
     assert set(read_found()) == set(DEFECTS), REFRESH
 
@@ -99,7 +99,7 @@ def test_a_run_that_was_interrupted_is_continued(tmp_path: Path) -> None:
     assert [json.loads(line)["seed"] for line in progress.read_text().splitlines()] == [0, 1, 2]
 
 
-def test_a_seed_can_be_read_event_by_event() -> None:
+def test_a_seed_can_be_traced_event_by_event() -> None:
     ended = simulate("replay", "--seed", "1", "--trace")
     assert "b0           serves" in ended.stdout
     assert "hears add OK" in ended.stdout

@@ -48,7 +48,7 @@ def on_virtual_time(test: object) -> None:
     loop.close()
 
 
-def test_reads_are_old_until_sync() -> None:
+def test_reads_return_old_data_until_sync() -> None:
     async def history() -> None:
         writer, lagging = two_sessions(5.0)
         await writer.create("/a", b"1")
@@ -67,7 +67,7 @@ def test_reads_are_old_until_sync() -> None:
     on_virtual_time(history)
 
 
-def test_its_own_writes_are_seen_and_time_brings_the_rest() -> None:
+def test_a_session_sees_its_own_writes_at_once_and_others_later() -> None:
     async def history() -> None:
         writer, lagging = two_sessions(5.0)
         await writer.create("/a", b"1")
@@ -84,7 +84,7 @@ def test_its_own_writes_are_seen_and_time_brings_the_rest() -> None:
     on_virtual_time(history)
 
 
-def test_a_transaction_is_seen_whole_or_not_at_all() -> None:
+def test_a_transaction_is_visible_completely_or_not_at_all() -> None:
     async def history() -> None:
         writer, lagging = two_sessions(1.0)
         seen: set[tuple[bool, bool]] = set()
@@ -155,7 +155,7 @@ CURRENT_READS: dict[str, Callable[[Parts], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("name", CURRENT_READS)
-def test_what_must_be_no_older_than_its_call_is_not_on_a_lagging_server(name: str) -> None:
+def test_reads_that_must_be_current_are_current_on_a_lagging_server(name: str) -> None:
     read = CURRENT_READS[name]
 
     async def history() -> None:

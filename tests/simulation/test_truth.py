@@ -49,7 +49,7 @@ def record_disks(truth: Truth, bookie: BookieId) -> None:
     truth.changed(1, f"{own_path('incarnations', ROOT)}/{bookie}", b"", b"", 1)
 
 
-def test_a_disk_lost_right_before_it_is_named_is_no_violation_and_one_known_to_be_lost_is() -> None:
+def test_only_a_disk_loss_recorded_before_the_metadata_change_is_a_violation() -> None:
     async def history(truth: Truth, *, is_recorded: bool) -> None:
         set_ledger(truth, A, B, last=None, version=0)
         truth.offered(LEDGER, EntryId(0), b"x")
@@ -65,7 +65,7 @@ def test_a_disk_lost_right_before_it_is_named_is_no_violation_and_one_known_to_b
         on_virtual_time(lambda truth, is_recorded=is_recorded: history(truth, is_recorded=is_recorded))  # type: ignore[misc]
 
 
-def test_new_disks_may_deny_what_metadata_does_not_count_on_them_for() -> None:
+def test_new_disks_may_deny_entries_that_metadata_does_not_expect_on_them() -> None:
     async def history(truth: Truth, *, is_moved: bool) -> None:
         set_ledger(truth, A, B, C, last=None, version=0)
         truth.offered(LEDGER, EntryId(0), b"x")
@@ -80,7 +80,7 @@ def test_new_disks_may_deny_what_metadata_does_not_count_on_them_for() -> None:
         on_virtual_time(lambda truth, is_moved=is_moved: history(truth, is_moved=is_moved))  # type: ignore[misc]
 
 
-def test_new_disks_may_deny_what_was_deleted_before_they_came() -> None:
+def test_new_disks_may_deny_entries_deleted_before_the_disks_were_added() -> None:
     async def history(truth: Truth, *, is_deleted: bool) -> None:
         set_ledger(truth, A, B, C, last=None, version=0)
         truth.offered(LEDGER, EntryId(0), b"x")
@@ -95,7 +95,7 @@ def test_new_disks_may_deny_what_was_deleted_before_they_came() -> None:
         on_virtual_time(lambda truth, is_deleted=is_deleted: history(truth, is_deleted=is_deleted))  # type: ignore[misc]
 
 
-def test_beyond_the_quorums_ledgers_are_doomed_that_are_there_or_name_what_is_gone() -> None:
+def test_beyond_the_quorums_existing_ledgers_and_later_ones_on_lost_disks_are_doomed() -> None:
     async def history(truth: Truth) -> None:
         set_ledger(truth, A, B, last=None, version=0)
         truth.wiped(A)
@@ -121,7 +121,7 @@ def set_lock(truth: Truth, who: str, *, is_there: bool) -> None:
     truth.changed(session, lock_path(ROOT, LEDGER), before, after, None)
 
 
-def test_a_collector_may_delete_an_empty_ledger_and_one_of_apache_what_it_lost_the_lock_of() -> None:
+def test_a_collector_may_delete_an_empty_ledger_and_apaches_also_one_whose_lock_it_lost() -> None:
     async def history(truth: Truth, *, last: int, is_apache: bool, unlocked_by: str) -> None:
         set_ledger(truth, A, C, last=last, version=0)
         set_lock(truth, "b", is_there=True)

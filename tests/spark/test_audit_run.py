@@ -119,7 +119,7 @@ def test_a_second_run_changes_nothing_and_adds_to_the_history(spark: SparkSessio
     assert ask(place.report_dir, since, limit=9, timeout_s=60).rows == [(first.run_id, second.run_id)]
 
 
-def test_an_auditor_without_room_for_its_report_marks_all_the_same(spark: SparkSession, place: Place) -> None:
+def test_an_auditor_that_cannot_write_its_report_still_marks(spark: SparkSession, place: Place) -> None:
     place.add_cookies("x:1", "y:1")
     place.report_dir.write_text("a file where the directory should be")
     result = place.audit(spark)
@@ -131,7 +131,7 @@ def test_an_auditor_without_room_for_its_report_marks_all_the_same(spark: SparkS
         place.audit(spark, is_dry_run=True)
 
 
-def test_a_disk_that_fills_during_a_run_costs_the_report_and_no_marks(spark: SparkSession, place: Place) -> None:
+def test_a_disk_that_fills_during_a_run_prevents_the_report_but_no_marks(spark: SparkSession, place: Place) -> None:
     place.add_cookies("x:1", "y:1")
 
     def fill(event: ProgressEvent) -> None:
@@ -175,7 +175,7 @@ def test_damage_recorded_by_a_worker_is_marked_after_the_ledger_is_closed(spark:
     assert [note.ledger_id for note in place.do(notes.all())] == [5]
 
 
-def test_a_clean_cluster_is_clean(spark: SparkSession, place: Place) -> None:
+def test_a_healthy_cluster_has_a_clean_verdict(spark: SparkSession, place: Place) -> None:
     place.register("x:1", "y:1")
     result = place.audit(spark)
     assert (result.summary.verdict, result.exit_code(FailOn.ANY)) == (Verdict.CLEAN, ExitCode.OK)
@@ -183,7 +183,7 @@ def test_a_clean_cluster_is_clean(spark: SparkSession, place: Place) -> None:
     assert pq.read_table(result.summary_path.parent / report.FINDINGS).num_rows == 0
 
 
-def test_unreadable_metadata_is_a_finding_and_stops_nothing(spark: SparkSession, place: Place) -> None:
+def test_unreadable_metadata_is_a_finding_and_does_not_stop_the_run(spark: SparkSession, place: Place) -> None:
     place.damage(1)
     result = place.audit(spark)
     assert place.marked() == LOST
@@ -199,7 +199,9 @@ def test_unreadable_metadata_is_a_finding_and_stops_nothing(spark: SparkSession,
 
 
 @pytest.mark.parametrize("cookies", [("p:1", "q:1", "r:1", "s:1", "t:1"), ()])
-def test_the_brake_holds_when_most_bookies_are_gone(spark: SparkSession, place: Place, cookies: Sequence[str]) -> None:
+def test_the_brake_prevents_marks_if_most_bookies_are_missing(
+    spark: SparkSession, place: Place, cookies: Sequence[str]
+) -> None:
     place.add_cookies(*cookies)
     if not cookies:  # without cookies, only the metadata names the lost bookies
         place.create({6: closed("p:1", "q:1", "r:1")})
@@ -211,7 +213,7 @@ def test_the_brake_holds_when_most_bookies_are_gone(spark: SparkSession, place: 
     assert place.audit(spark, missing_share_max=0.9).summary.published.ledgers >= 5
 
 
-def test_the_brake_holds_when_every_ledger_is_gone(spark: SparkSession, place: Place) -> None:
+def test_the_brake_prevents_marks_if_every_ledger_is_missing(spark: SparkSession, place: Place) -> None:
     place.create(dict.fromkeys(range(100, 200), HEALTHY))
     place.audit(spark, is_dry_run=True)
     store = LedgerStore(place.store, place.cluster, random.Random(1))
@@ -251,7 +253,7 @@ def test_bookies_that_keep_leaving_make_the_run_incomplete(
     assert set(place.marked()) >= set(LOST), "the findings were not marked"
 
 
-def test_ledgers_that_were_not_listed_make_the_run_incomplete(
+def test_unlisted_ledgers_make_the_run_incomplete(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = ClusterView.leaf_parents
@@ -269,7 +271,7 @@ def test_ledgers_that_were_not_listed_make_the_run_incomplete(
     assert place.marked() == LOST | of_a_deleted_ledger, "a partial run may add marks, and must withdraw none"
 
 
-def test_progress_is_told_phase_by_phase(spark: SparkSession, place: Place) -> None:
+def test_progress_is_reported_for_each_phase(spark: SparkSession, place: Place) -> None:
     events: list[ProgressEvent] = []
     run_audit(spark, AuditSettings(place.uri, place.report_dir), events.append)
     phases = list(dict.fromkeys(event.phase for event in events))
@@ -277,7 +279,7 @@ def test_progress_is_told_phase_by_phase(spark: SparkSession, place: Place) -> N
     assert [event.total for event in events if event.phase is Phase.PUBLISH] == [5]
 
 
-def test_a_run_divides_its_limits_with_the_others_that_read(
+def test_a_run_shares_its_limits_with_other_runs_that_read(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others, seen, divided = Readers(place.store, "another-run"), list[set[str]](), list[tuple[str, str, int]]()
@@ -302,7 +304,7 @@ def test_a_run_divides_its_limits_with_the_others_that_read(
     assert run_id not in runs()
 
 
-def test_no_cluster_and_no_store_are_different_errors(
+def test_a_missing_cluster_and_an_unreachable_store_are_different_errors(
     spark: SparkSession, zookeeper: EmbeddedZooKeeper, tmp_path: Path
 ) -> None:
     with pytest.raises(NotAClusterError) as missing:
@@ -360,7 +362,7 @@ def test_the_command_prints_the_summary_and_returns_the_exit_code(
     assert "missing_share_max" in capsys.readouterr().err
 
 
-def test_a_bookie_that_leaves_after_the_scan_is_left_to_another_run(
+def test_the_loss_of_a_bookie_that_leaves_after_the_scan_is_left_to_another_run(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.add_cookies("a:1", "b:1", "x:1")
@@ -405,7 +407,7 @@ def test_an_accepted_loss_is_reported_and_not_marked(spark: SparkSession, place:
     assert accepted_ledgers(place) == [3]
 
 
-def test_an_accepted_loss_is_marked_again_when_anything_else_is_lost(spark: SparkSession, place: Place) -> None:
+def test_an_accepted_loss_is_marked_again_if_anything_else_is_lost(spark: SparkSession, place: Place) -> None:
     other = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), names("x:1 y:1")), Fragment(EntryId(10), names("a:1 b:1"))))
     place.create({9: other.closed(EntryId(19), 2000), 10: closed("x:1", "y:1", "z:1")})
     place.register("d:1", "e:1")  # with more live bookies, the brake does not act
@@ -420,7 +422,7 @@ def test_an_accepted_loss_is_marked_again_when_anything_else_is_lost(spark: Spar
     assert accepted_ledgers(place) == [9, 10]
 
 
-def test_a_bookie_of_an_accepted_loss_that_returns_has_the_ledger_marked(spark: SparkSession, place: Place) -> None:
+def test_a_returning_bookie_of_an_accepted_loss_causes_a_mark(spark: SparkSession, place: Place) -> None:
     accept(place, 3, ACCEPTED)
     place.register("y:1")
     dry = place.audit(spark, is_dry_run=True)
@@ -439,9 +441,7 @@ def test_an_accepted_loss_whose_bookies_all_return_is_marked_once(spark: SparkSe
     assert (result.summary.verdict, accepted_ledgers(place)) == (Verdict.CLEAN, [])
 
 
-def test_a_bookie_that_returns_while_auto_recovery_is_disabled_is_not_forgotten(
-    spark: SparkSession, place: Place
-) -> None:
+def test_a_return_while_auto_recovery_is_disabled_keeps_the_accepted_loss(spark: SparkSession, place: Place) -> None:
     accept(place, 3, ACCEPTED)
     place.register("y:1")
     place.do(place.tasks.initialize())
@@ -450,9 +450,7 @@ def test_a_bookie_that_returns_while_auto_recovery_is_disabled_is_not_forgotten(
     assert (place.marked(), accepted_ledgers(place)) == ({}, [3])
 
 
-def test_a_bookie_that_returns_is_not_forgotten_by_a_run_that_may_mark_no_more(
-    spark: SparkSession, place: Place
-) -> None:
+def test_a_return_in_a_run_at_its_limit_of_marks_keeps_the_accepted_loss(spark: SparkSession, place: Place) -> None:
     place.create({9: closed("x:1", "y:1")})
     place.register("x:1", "y:1")
     accept(place, 3, ACCEPTED)
@@ -463,7 +461,7 @@ def test_a_bookie_that_returns_is_not_forgotten_by_a_run_that_may_mark_no_more(
     assert (set(place.marked()), accepted_ledgers(place)) == ({3, 9}, [])
 
 
-def test_accepted_losses_cost_no_request_per_ledger(
+def test_accepted_losses_cause_no_request_per_ledger(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for ledger_id in (3, 20, 21, 22):
@@ -481,7 +479,7 @@ def test_accepted_losses_cost_no_request_per_ledger(
     assert reads == [1]
 
 
-def test_a_run_sends_its_report_to_the_store_also_if_findings_come_through_a_folder(
+def test_a_run_uploads_its_report_even_if_findings_are_written_to_a_folder(
     place: Place, spark: SparkSession, tmp_path: Path
 ) -> None:
     folder = tmp_path / "findings"
@@ -501,7 +499,7 @@ def test_a_run_sends_its_report_to_the_store_also_if_findings_come_through_a_fol
     assert read_findings(there, result.run_id, 100).rows == read_findings(place.report_dir, result.run_id, 100).rows
 
 
-def test_a_store_that_refuses_the_report_costs_neither_marks_nor_the_report_here(
+def test_a_store_that_refuses_the_report_prevents_neither_marks_nor_the_local_report(
     place: Place, spark: SparkSession, tmp_path: Path
 ) -> None:
     (tmp_path / "store").write_text("a file where the folder should be")
@@ -515,7 +513,7 @@ def test_a_store_that_refuses_the_report_costs_neither_marks_nor_the_report_here
     assert find(place.report_dir, "latest").run_id == result.run_id
 
 
-def test_a_store_that_hangs_delays_no_mark(
+def test_a_hanging_store_delays_no_mark(
     place: Place, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store answers only after the run has marked, so a run that waits for the answer would not mark."""
@@ -561,7 +559,7 @@ def test_nodes_that_are_truncated_or_nearly_too_large_are_judged_one_by_one(spar
     assert all(0 < len(detail) < 1000 for detail in unreadable.values())
 
 
-def test_a_leaf_that_vanishes_after_the_plan_costs_no_finding_of_the_others(
+def test_a_leaf_that_is_deleted_after_the_plan_hides_no_finding_of_the_others(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.create({30_001: closed("a:1", "x:1"), 30_002: HEALTHY})

@@ -13,7 +13,7 @@ from tests.deadlines import PROGRAM_S
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]
 
 
-def test_another_client_is_measured_alone_and_beside_audits() -> None:
+def test_another_client_is_measured_with_and_without_audits() -> None:
     command = [sys.executable, "-m", "auditor.cli.main", "bench", "budget", "--ledgers", "2000", "--rounds", "1"]
     done = subprocess.run([*command, "--output", "json"], capture_output=True, text=True, timeout=10 * PROGRAM_S)
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from bookie.embedded.zookeeper import EmbeddedZooKeeper
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]
 
 
-def test_both_ways_are_measured(
+def test_marking_with_and_without_an_image_is_measured(
     spark: SparkSession, zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
 ) -> None:
     figures = measure(spark, zookeeper.connect_string, tmp_path, 500, fresh_root)

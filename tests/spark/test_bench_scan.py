@@ -14,7 +14,7 @@ from bookie.embedded.zookeeper import EmbeddedZooKeeper
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]
 
 
-def test_figures_are_given_for_each_way_of_reading(
+def test_each_way_of_reading_is_measured(
     spark: SparkSession, zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
 ) -> None:
     settings = BenchSettings(zookeeper.connect_string, tmp_path, ledgers=300, bookies=5, warm_runs=1, root=fresh_root)
@@ -27,7 +27,7 @@ def test_figures_are_given_for_each_way_of_reading(
     assert len(figures["audit_warm_s"]) == 1
 
 
-def test_the_check_of_references_is_measured_beside_that_of_bookies(
+def test_the_reference_check_is_measured_together_with_the_bookie_check(
     spark: SparkSession, zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
 ) -> None:
     settings = ReferenceBench(zookeeper.connect_string, tmp_path, topics=21, bookies=5, warm_runs=1, root=fresh_root)

@@ -97,7 +97,7 @@ def test_severity_follows_the_entry_with_the_fewest_copies(
     assert (found["copies_min"], found["severity"]) == (copies, severity)
 
 
-def test_a_striped_fragment_too_short_to_reach_the_missing_bookie_lacks_no_copy(spark: SparkSession) -> None:
+def test_a_short_fragment_with_no_entry_on_the_missing_bookie_lacks_no_copy(spark: SparkSession) -> None:
     # Entry 6 of E=5, Qw=2 is on positions 1 and 2.
     (found,) = check(spark, ledger([(6, 6, "abcxd")]))
     assert (found["copies_min"], found["severity"], found["missing_positions"]) == (2, "metadata_only", [3])
@@ -116,7 +116,7 @@ def test_an_open_last_fragment_is_judged_as_if_every_entry_were_there(spark: Spa
     )
 
 
-def test_an_empty_ledger_needs_its_metadata_changed_only(spark: SparkSession) -> None:
+def test_an_empty_ledger_needs_only_a_change_of_its_metadata(spark: SparkSession) -> None:
     (found,) = check(spark, ledger([(0, -1, "xyz")], length=0))
     assert (found["severity"], found["entries"], found["bytes_estimate"]) == ("metadata_only", 0, 0)
 
@@ -140,7 +140,7 @@ def test_a_drained_bookie_is_a_finding_of_its_own_and_counts_as_a_copy(spark: Sp
     assert (both["kind"], both["severity"], both["missing"]) == ("MISSING_BOOKIE", "critical", ["b", "x"])
 
 
-def test_a_drained_bookie_that_is_gone_is_missing(spark: SparkSession) -> None:
+def test_a_drained_bookie_that_is_lost_counts_as_missing(spark: SparkSession) -> None:
     (found,) = check(spark, ledger([(0, 9, "ax")]), draining="x")
     assert (found["kind"], found["severity"]) == ("MISSING_BOOKIE", "critical")
 
@@ -150,7 +150,7 @@ def test_a_bookie_at_two_positions_is_named_once(spark: SparkSession) -> None:
     assert (found["missing_positions"], found["missing"]) == ([0, 2], ["x"])
 
 
-def test_registered_bookies_may_come_as_a_table(spark: SparkSession) -> None:
+def test_registered_bookies_may_be_given_as_a_table(spark: SparkSession) -> None:
     # Read-only bookies are registered, so the table has both kinds.
     bookies = spark.createDataFrame([("a", "writable"), ("b", "read_only")], "bookie_id string, state string")
     rows = table(spark, ledger([(0, 9, "ab")]), ledger([(0, 9, "ax")], ledger_id=2))
@@ -170,7 +170,7 @@ def test_no_registered_bookie_means_that_all_are_missing(spark: SparkSession) ->
     assert (found["missing"], found["severity"]) == (["a", "b"], "no_live_copy")
 
 
-def test_extreme_numbers_end_no_run(spark: SparkSession) -> None:
+def test_extreme_numbers_do_not_end_a_run(spark: SparkSession) -> None:
     huge = (1 << 63) - 1
     rows = [
         ledger([(0, huge, "ax")], length=huge),

@@ -55,7 +55,7 @@ def drawn_rows(count: int) -> list[tuple[Any, ...]]:
     return rows
 
 
-def test_severity_and_bytes_equal_the_pure_functions(spark: SparkSession) -> None:
+def test_severity_and_bytes_in_spark_equal_those_of_the_pure_functions(spark: SparkSession) -> None:
     rows = drawn_rows(2_000)
     table = bookie_check(spark.createDataFrame([(*row, *NO_OWNER, None) for row in rows], LEDGER_DDL), LIVE, DRAINING)
     found = {row["ledger_id"]: row for row in table.collect()}

@@ -119,7 +119,7 @@ def test_misplaced_ensembles_are_counted_and_nothing_is_marked(
     assert [(event.done, event.total) for event in events if event.phase is Phase.CHECK] == [(0, 4), (3, 4)]
 
 
-def test_bookies_that_the_topology_does_not_know_make_it_partial(spark: SparkSession, place: Place) -> None:
+def test_bookies_missing_from_the_topology_make_the_run_partial(spark: SparkSession, place: Place) -> None:
     text = json.dumps({name: where for name, where in TOPOLOGY.items() if name != "a:1"})
     file = place.report_dir.parent / "topology.json"
     file.write_text(text)
@@ -130,13 +130,15 @@ def test_bookies_that_the_topology_does_not_know_make_it_partial(spark: SparkSes
     assert check_time(place, CheckKind.PLACEMENT) == -1
 
 
-def test_without_a_topology_there_is_nothing_to_judge_by(spark: SparkSession, place: Place) -> None:
+def test_a_placement_run_without_a_topology_is_refused(spark: SparkSession, place: Place) -> None:
     with pytest.raises(NoTopologyError, match="there is no topology"):
         place.check(spark, RunKind.PLACEMENT)
     assert not place.report_dir.exists() or list(place.report_dir.iterdir()) == []
 
 
-def test_what_a_replacement_would_improve_is_marked_on_demand_alone(spark: SparkSession, place: Place) -> None:
+def test_misplaced_ledgers_that_a_move_would_improve_are_marked_only_on_demand(
+    spark: SparkSession, place: Place
+) -> None:
     grouped = {name: {"rack": where} for name, where in TOPOLOGY.items()}
     groups = {"red": {"a:1": grouped["a:1"], "c:1": grouped["c:1"]}, "blue": {"d:1": grouped["d:1"]}}
     place.do(TopologyStore(place.store, place.cluster).write(json.dumps({"b:1": "/r1", "x:1": "/r2", **groups})))
@@ -153,7 +155,7 @@ def test_what_a_replacement_would_improve_is_marked_on_demand_alone(spark: Spark
     assert place.marked() == {2: [], 3: [], 20: [], 10_001: []}
 
 
-def test_a_lost_bookie_is_marked_once_its_delay_is_over(spark: SparkSession, place: Place) -> None:
+def test_a_lost_bookie_causes_marks_after_its_delay(spark: SparkSession, place: Place) -> None:
     place.add_cookies("a:1", "x:1")
     place.do(place.tasks.switches.set_lost_bookie_delay_s(3600))
     down = FirstSeenDown(place.store, place.cluster.root)
@@ -175,7 +177,7 @@ def test_a_lost_bookie_is_marked_once_its_delay_is_over(spark: SparkSession, pla
     assert place.do(down.read())[BookieId("x:1")].audited_ms == later.summary.finished_ms
 
 
-def test_a_ledger_with_one_copy_left_does_not_wait_for_the_delay(spark: SparkSession, place: Place) -> None:
+def test_a_ledger_with_one_copy_left_is_marked_without_the_delay(spark: SparkSession, place: Place) -> None:
     place.add_cookies("x:1")
     place.create({4: replace(closed("a:1", "c:1", "x:1"), write_quorum=3)})
     place.do(place.tasks.switches.set_lost_bookie_delay_s(3600))
@@ -229,7 +231,9 @@ def test_a_maintenance_window_holds_marks_back_and_the_report_has_the_reason(spa
     assert place.marked() == {3: ["x:1"]}
 
 
-def test_marks_whose_reason_has_ended_are_withdrawn_by_the_next_run_alone(spark: SparkSession, place: Place) -> None:
+def test_marks_whose_reason_has_ended_are_withdrawn_by_a_run_but_not_by_a_dry_run(
+    spark: SparkSession, place: Place
+) -> None:
     """Ledger 1 names only registered bookies, ledger 3 still names x, and ledger 9 was deleted."""
     marks = {1: ["y:1"], 2: [], 3: ["x:1"], 9: ["x:1"]}
     for ledger_id, missing in marks.items():
@@ -254,7 +258,7 @@ def test_ledgers_with_recorded_damage_are_marked_and_counted(spark: SparkSession
     assert place.audit(spark).summary.published.damage_marked == 0
 
 
-def test_a_bookie_that_returns_within_its_delay_begins_anew_later(spark: SparkSession, place: Place) -> None:
+def test_the_delay_restarts_for_a_bookie_that_returned_before_its_end(spark: SparkSession, place: Place) -> None:
     place.add_cookies("x:1")
     place.do(place.tasks.switches.set_lost_bookie_delay_s(3600))
     place.audit(spark)
@@ -326,7 +330,7 @@ def test_a_stop_cancels_a_spark_job_in_the_middle_and_no_other(spark: SparkSessi
             running.result(60)
 
 
-def test_runs_of_two_kinds_side_by_side_do_not_mix(spark: SparkSession, place: Place) -> None:
+def test_two_concurrent_runs_of_different_kinds_do_not_mix(spark: SparkSession, place: Place) -> None:
     store_topology(place)
     settings = AuditSettings(place.uri, place.report_dir)
     kinds = [RunKind.BOOKIES, RunKind.PLACEMENT, RunKind.REPLICAS]
@@ -369,7 +373,9 @@ def test_a_dry_run_does_not_queue_with_the_runs_that_mark(spark: SparkSession, p
     assert pools[False].isdisjoint(pools[True])
 
 
-def test_bookies_that_cannot_tell_make_it_partial_and_nothing_is_marked(spark: SparkSession, place: Place) -> None:
+def test_bookies_that_cannot_answer_make_the_run_partial_and_nothing_is_marked(
+    spark: SparkSession, place: Place
+) -> None:
     result = place.check(spark, RunKind.REPLICAS, sample_seed=1)
     summary = result.summary
     assert summary.replicas is not None
@@ -379,7 +385,7 @@ def test_bookies_that_cannot_tell_make_it_partial_and_nothing_is_marked(spark: S
     assert check_time(place, CheckKind.REPLICAS) == -1
 
 
-def test_only_the_range_and_the_sample_are_asked_for(spark: SparkSession, place: Place) -> None:
+def test_only_ledgers_in_the_range_and_the_sample_are_checked(spark: SparkSession, place: Place) -> None:
     open_ledger = LedgerMetadata(2, 2, 2, closed("a:1", "b:1").fragments)
     place.create({30: open_ledger})
     ranged = place.check(spark, RunKind.REPLICAS, ledger_min=2, ledger_max=3).summary

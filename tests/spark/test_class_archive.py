@@ -51,14 +51,14 @@ def started(archive: Path) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_a_session_maps_the_archive(archive: Path) -> None:
+def test_a_session_uses_the_class_archive(archive: Path) -> None:
     mapped, printed = started(archive)
     assert str(archive.resolve()) in mapped
     assert "cds" not in printed
 
 
 @pytest.mark.long
-def test_a_session_starts_without_an_archive_that_was_cut_off(archive: Path, tmp_path: Path) -> None:
+def test_a_session_starts_despite_a_truncated_class_archive(archive: Path, tmp_path: Path) -> None:
     cut = tmp_path / "classes.jsa"
     cut.write_bytes(archive.read_bytes()[: 1 << 20])
     mapped, printed = started(cut)
@@ -67,7 +67,7 @@ def test_a_session_starts_without_an_archive_that_was_cut_off(archive: Path, tmp
 
 
 @pytest.mark.long
-def test_a_session_starts_without_an_archive_of_other_classes(archive: Path, tmp_path: Path) -> None:
+def test_a_session_starts_despite_an_archive_of_other_classes(archive: Path, tmp_path: Path) -> None:
     other = tmp_path / "classes.jsa"
     other.write_bytes(b"\0" * 4096)
     mark_whole(other)

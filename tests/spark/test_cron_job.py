@@ -21,7 +21,7 @@ from tests.spark.audit_world import opened
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 
-def test_a_cron_job_audits_and_shows_its_metrics_meanwhile(
+def test_a_cron_job_audits_and_serves_its_metrics_during_the_run(
     spark: SparkSession, zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_helm()

@@ -39,7 +39,7 @@ def test_ledgers_of_drained_bookies_are_marked(
 
 
 @pytest.mark.parametrize("is_withdrawn", [False, True])
-def test_a_drain_alone_is_no_under_replication(
+def test_a_drain_alone_is_not_under_replication(
     spark: SparkSession,
     zookeeper: EmbeddedZooKeeper,
     fresh_root: str,

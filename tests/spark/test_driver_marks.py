@@ -82,7 +82,7 @@ def test_the_driver_marks_a_small_cluster_before_spark_reads_it(spark: SparkSess
     assert again.summary.driver_marks.ledgers == 0, "an audited loss must not be read again"
 
 
-def test_ledgers_are_judged_by_what_is_read_last(spark: SparkSession, place: Place) -> None:
+def test_the_last_read_of_a_ledger_determines_its_verdict(spark: SparkSession, place: Place) -> None:
     """An accepted loss, a deleted ledger and damaged metadata are also left to the pass over all ledgers."""
     lost = LostFragment(EntryId(0), EntryId(9), (1,), (BookieId("x:1"),))
     accepted = Decision(LedgerId(3), Decided.LOSS_ACCEPTED, "an operator", 1, "gone", lost=(lost,))
@@ -98,7 +98,7 @@ def test_ledgers_are_judged_by_what_is_read_last(spark: SparkSession, place: Pla
     assert result.summary.counts.unreadable == 1
 
 
-def test_a_bookie_that_returns_before_the_verdict_costs_no_mark(
+def test_a_bookie_that_returns_before_the_verdict_causes_no_mark(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     after_listing(monkeypatch, 1, lambda: place.register("x:1"))
@@ -106,7 +106,7 @@ def test_a_bookie_that_returns_before_the_verdict_costs_no_mark(
     assert (first, place.marked()) == (set(), {})
 
 
-def test_what_holds_marks_back_holds_the_driver_too(spark: SparkSession, place: Place) -> None:
+def test_reasons_to_hold_back_marks_apply_to_the_driver_too(spark: SparkSession, place: Place) -> None:
     result, first = audited(spark, place, is_dry_run=True)
     assert (first, place.marked(), result.summary.driver_marks.ledgers) == (set(), {}, 0)
 
@@ -136,7 +136,7 @@ def test_a_larger_cluster_is_left_to_spark(spark: SparkSession, place: Place, mo
 
 
 @pytest.mark.parametrize("limit", [{"metadata_rate": 1_000.0}, {"metadata_bytes_rate": 256_000.0}])
-def test_spark_does_not_wait_for_a_driver_that_may_only_read_slowly(
+def test_spark_does_not_wait_for_a_driver_with_a_low_rate_limit(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch, limit: dict[str, float]
 ) -> None:
     monkeypatch.setattr(driver_marks, "START_S", (len(LEDGERS) - 1) / 1_000)
@@ -144,14 +144,14 @@ def test_spark_does_not_wait_for_a_driver_that_may_only_read_slowly(
     assert (first, set(place.marked()), result.summary.driver_marks.ledgers) == (set(), ON_X, 0)
 
 
-def test_limits_that_permit_to_read_all_ledgers_at_once_keep_no_driver_from_it(
+def test_limits_high_enough_to_read_all_ledgers_at_once_do_not_stop_the_driver(
     spark: SparkSession, place: Place
 ) -> None:
     _, first = audited(spark, place, metadata_rate=1_000.0, metadata_bytes_rate=256_000.0)
     assert first == ON_X
 
 
-def test_a_session_that_has_started_reads_all_ledgers_at_once(spark: SparkSession, place: Place) -> None:
+def test_a_session_that_is_already_running_reads_all_ledgers_at_once(spark: SparkSession, place: Place) -> None:
     summary = place.audit(spark).summary
     assert (summary.driver_marks.ledgers, set(place.marked())) == (0, ON_X)
 

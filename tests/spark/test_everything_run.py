@@ -91,7 +91,7 @@ def check_time(place: Place) -> int:
 
 
 @pytest.mark.long
-def test_one_reading_finds_what_the_single_checks_find(
+def test_a_full_check_reads_once_and_finds_the_same_as_the_single_checks(
     spark: SparkSession, place: Place, zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.do(TopologyStore(place.store, place.cluster).write(json.dumps(GROUPS)))
@@ -152,7 +152,7 @@ def test_one_reading_finds_what_the_single_checks_find(
         assert text in page
 
 
-def test_it_counts_for_the_checks_that_it_contains(spark: SparkSession, place: Place) -> None:
+def test_a_full_check_counts_as_each_check_that_it_contains(spark: SparkSession, place: Place) -> None:
     store_topology(place)
     place.do(place.tasks.switches.set_lost_bookie_delay_s(0))
     result = place.check(spark, RunKind.EVERYTHING, mark_misplaced=True, missing_share_max=1.0)
@@ -172,7 +172,7 @@ class Later(SystemClock):
         return super().epoch_ms() + 7_200_000
 
 
-def test_what_one_check_cannot_do_is_no_obstacle_to_the_others(spark: SparkSession, place: Place) -> None:
+def test_an_impossible_check_does_not_prevent_the_others(spark: SparkSession, place: Place) -> None:
     """The run has no topology, and unreadable metadata, whose fault is reported and causes no mark."""
     place.do(place.tasks.switches.set_lost_bookie_delay_s(0))
     path = ledger_path(place.cluster.kind, place.cluster.root, 1)

@@ -63,14 +63,14 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
         yield place
 
 
-def test_a_directory_that_fails_before_a_run_costs_no_mark(spark: SparkSession, place: Place) -> None:
+def test_a_directory_that_fails_before_a_run_prevents_no_mark(spark: SparkSession, place: Place) -> None:
     with without_server(place.report_dir):
         result = place.audit(spark)
     assert "not connected" in result.report_problem
     assert (place.marked(), place.audited(), result.exit_code()) == (LOST, {"x:1"}, ExitCode.CONFIGURATION)
 
 
-def test_a_directory_that_fails_before_the_report_costs_no_mark(spark: SparkSession, place: Place) -> None:
+def test_a_directory_that_fails_before_the_report_prevents_no_mark(spark: SparkSession, place: Place) -> None:
     with ExitStack() as stack:
 
         def fail_late(event: ProgressEvent) -> None:
@@ -82,7 +82,7 @@ def test_a_directory_that_fails_before_the_report_costs_no_mark(spark: SparkSess
     assert (place.marked(), place.audited(), result.exit_code()) == (LOST, {"x:1"}, ExitCode.CONFIGURATION)
 
 
-async def test_what_looks_at_the_directory_continues(tmp_path: Path) -> None:
+async def test_readers_of_a_failing_directory_continue(tmp_path: Path) -> None:
     reports, stored = tmp_path / "reports", tmp_path / "store" / RUN_ID
     stored.mkdir(parents=True)
     (stored / "summary.json").write_text("{}")

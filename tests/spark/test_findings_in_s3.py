@@ -91,7 +91,7 @@ def audit(place: Place, *more: str) -> Ended:
     )
 
 
-async def test_findings_that_spark_wrote_to_s3_are_read_on_other_machines(
+async def test_findings_written_by_spark_to_s3_are_readable_on_other_machines(
     place: Place, endpoint: str, requests: Path, tmp_path: Path
 ) -> None:
     store = f"s3a://{BUCKET}/reports?endpoint_override={endpoint}"
@@ -122,7 +122,7 @@ async def test_findings_that_spark_wrote_to_s3_are_read_on_other_machines(
     assert await ReportRoutes(auditor, report_store=store)._found([f"{run_id}/{PAGE}"]) is not None
 
 
-def test_a_bucket_that_refuses_the_findings_costs_no_marks(place: Place, endpoint: str) -> None:
+def test_a_bucket_that_refuses_the_findings_prevents_no_marks(place: Place, endpoint: str) -> None:
     ended = audit(place, "--findings-dir", "s3a://no-such-bucket/findings")
     assert ended.returncode == ExitCode.CONFIGURATION
     assert place.marked() == {number: ["x:1"] for number in LOST}
@@ -131,7 +131,7 @@ def test_a_bucket_that_refuses_the_findings_costs_no_marks(place: Place, endpoin
     assert SECRET not in told + ended.stdout.decode()
 
 
-def test_executors_of_a_cluster_write_findings_and_image_to_s3_and_the_driver_alone_has_the_directory_of_reports(
+def test_executors_write_findings_and_image_to_s3_and_only_the_driver_has_the_report_directory(
     place: Place, endpoint: str, requests: Path, tmp_path: Path
 ) -> None:
     python = make_environment(tmp_path / "environment", build_wheel(tmp_path))

@@ -53,7 +53,7 @@ def test_a_cluster_of_pulsars_driver_is_audited_and_read_and_gets_no_layout(fore
     assert any(path.endswith("/urL0000000001") for path in after)
 
 
-def test_a_ledger_that_may_not_be_read_is_a_finding_of_an_audit_and_no_more(foreign: Foreign, bkheal: Bkheal) -> None:
+def test_a_ledger_without_read_permission_is_only_a_finding_of_an_audit(foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.set_acls(ledger_path(LayoutKind.HIERARCHICAL, foreign.root, 1), owners_alone())
     before = foreign.tree()
     code, said = bkheal("audit", foreign.uri, foreign.directory)
@@ -62,7 +62,7 @@ def test_a_ledger_that_may_not_be_read_is_a_finding_of_an_audit_and_no_more(fore
     assert foreign.tree() == before
 
 
-def test_an_audit_that_may_not_mark_says_so_and_changes_nothing(foreign: Foreign, bkheal: Bkheal) -> None:
+def test_an_audit_without_permission_to_mark_reports_it_and_changes_nothing(foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.create(f"{foreign.root}/underreplication")
     foreign.lock("underreplication", others_read())
     before = foreign.tree()
@@ -73,7 +73,7 @@ def test_an_audit_that_may_not_mark_says_so_and_changes_nothing(foreign: Foreign
     assert foreign.tree() == before
 
 
-def test_shadow_mode_needs_no_more_than_reading(foreign: Foreign, bkheal: Bkheal) -> None:
+def test_shadow_mode_needs_only_read_permission(foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.ensure_path(f"{foreign.root}/underreplication/ledgers")
     for name in ("underreplication/ledgers", "underreplication", "available/readonly", "available", "00", "LAYOUT", ""):
         foreign.lock(name, others_read())
@@ -84,7 +84,7 @@ def test_shadow_mode_needs_no_more_than_reading(foreign: Foreign, bkheal: Bkheal
     assert foreign.tree() == before
 
 
-def test_shadow_mode_that_may_not_read_the_tasks_says_so(foreign: Foreign, bkheal: Bkheal) -> None:
+def test_shadow_mode_without_permission_to_read_the_tasks_reports_it(foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.ensure_path(f"{foreign.root}/underreplication/ledgers")
     foreign.lock("underreplication/ledgers", owners_alone())
     code, said = bkheal("shadow", foreign.uri, foreign.directory)

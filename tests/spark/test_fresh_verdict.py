@@ -34,7 +34,7 @@ def ledger(rng: random.Random) -> LedgerMetadata:
     return metadata if rng.random() < 0.3 else metadata.closed(EntryId(starts[-1] + rng.randint(-1, 8)), 100)
 
 
-def test_one_ledger_is_judged_as_all_ledgers_are(spark: SparkSession) -> None:
+def test_a_single_ledger_gets_the_same_verdict_as_in_a_check_of_all_ledgers(spark: SparkSession) -> None:
     rng = random.Random(7)
     ledgers = {LedgerId(number): ledger(rng) for number in range(LEDGERS)}
     columns = LedgerColumns(LIVE)

@@ -59,7 +59,7 @@ def fill(disk: Path, left_kib: int) -> Path:
 
 
 @pytest.mark.parametrize("left_kib", [0, 16, 64])
-def test_a_report_without_room_costs_no_mark_and_the_exit_code_shows_it(
+def test_a_report_without_disk_space_prevents_no_mark_and_shows_in_the_exit_code(
     spark: SparkSession, place: Place, disk: Path, tmp_path: Path, left_kib: int
 ) -> None:
     place.report_dir, image = disk / "reports", tmp_path / "image"
@@ -77,7 +77,7 @@ def test_a_report_without_room_costs_no_mark_and_the_exit_code_shows_it(
 
 
 @pytest.mark.parametrize("left_kib", [0, 16])
-def test_an_image_without_room_costs_neither_marks_nor_the_report(
+def test_an_image_without_disk_space_prevents_neither_marks_nor_the_report(
     spark: SparkSession, place: Place, disk: Path, left_kib: int
 ) -> None:
     filler = fill(disk, left_kib)

@@ -82,7 +82,7 @@ def found(result: AuditResult) -> set[int]:
     return set(pq.read_table(result.summary_path.parent / report.FINDINGS)["ledger_id"].to_pylist())
 
 
-def test_an_incremental_audit_takes_from_a_store_what_did_not_change(
+def test_an_incremental_audit_reads_unchanged_ledgers_from_a_store(
     spark: SparkSession, place: Place, clock: ManualClock, s3: S3Objects
 ) -> None:
     place.unregister("x:1")
@@ -97,7 +97,7 @@ def test_an_incremental_audit_takes_from_a_store_what_did_not_change(
     assert not (place.report_dir / "image").exists()
 
 
-def test_damaged_files_of_a_store_are_read_from_zookeeper(
+def test_ledgers_in_damaged_files_of_a_store_are_read_from_zookeeper(
     spark: SparkSession, place: Place, clock: ManualClock, s3: S3Objects
 ) -> None:
     place.unregister("x:1")
@@ -116,7 +116,7 @@ def test_damaged_files_of_a_store_are_read_from_zookeeper(
     assert found(damaged) == {5, 10_005}
 
 
-def test_a_bucket_that_denies_access_costs_no_finding_and_no_mark(
+def test_a_bucket_that_denies_access_prevents_no_finding_and_no_mark(
     spark: SparkSession, place: Place, clock: ManualClock, s3: S3Objects, caplog: pytest.LogCaptureFixture
 ) -> None:
     audit(spark, place, clock)
@@ -133,7 +133,7 @@ def test_a_bucket_that_denies_access_costs_no_finding_and_no_mark(
     assert KEY_ID not in told + repr(denied) + denied.summary_path.read_text()
 
 
-def test_a_loss_is_marked_by_an_image_in_a_store(
+def test_a_loss_is_marked_from_an_image_in_a_store(
     spark: SparkSession, place: Place, clock: ManualClock, s3: S3Objects
 ) -> None:
     audit(spark, place, clock)
@@ -143,7 +143,7 @@ def test_a_loss_is_marked_by_an_image_in_a_store(
     assert set(place.marked()) == {5, 10_005}
 
 
-def test_a_store_that_stops_to_answer_during_a_scan_costs_no_mark(
+def test_a_store_that_stops_answering_during_a_scan_prevents_no_mark(
     spark: SparkSession, place: Place, clock: ManualClock, s3: S3Objects
 ) -> None:
     audit(spark, place, clock)
@@ -156,7 +156,7 @@ def test_a_store_that_stops_to_answer_during_a_scan_costs_no_mark(
     assert place.audited() == {"x:1"}
 
 
-def test_a_store_that_dies_after_the_beginning_costs_no_mark(
+def test_a_store_that_stops_answering_after_the_beginning_prevents_no_mark(
     spark: SparkSession, place: Place, clock: ManualClock, s3: S3Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note = files.note_beginning
@@ -173,7 +173,7 @@ def test_a_store_that_dies_after_the_beginning_costs_no_mark(
 
 
 @pytest.mark.needs("hadoop-hdfs")
-def test_an_incremental_audit_with_its_image_and_its_reports_in_hdfs(
+def test_an_incremental_audit_works_with_image_and_reports_in_hdfs(
     spark: SparkSession, place: Place, clock: ManualClock, tmp_path: Path
 ) -> None:
     with hdfs_cluster(tmp_path / "hdfs") as address:

@@ -141,7 +141,7 @@ def test_a_scan_repeated_after_the_loss_of_an_executor_takes_as_much_from_the_im
 
 
 @pytest.mark.long
-def test_a_dry_run_takes_from_the_image_and_writes_none(spark: SparkSession, place: Place, clock: ManualClock) -> None:
+def test_a_dry_run_uses_the_image_and_writes_none(spark: SparkSession, place: Place, clock: ManualClock) -> None:
     place.unregister("x:1")
     audit(spark, place, clock)
     found = again(spark, place, clock, is_dry_run=True)
@@ -178,7 +178,7 @@ def test_a_bookie_that_leaves_during_an_incremental_scan_makes_it_read_everythin
 
 
 @pytest.mark.long
-def test_a_bookie_that_was_there_in_between_makes_a_run_read_everything(
+def test_a_bookie_that_joined_and_left_since_the_image_makes_a_run_read_everything(
     spark: SparkSession, place: Place, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.unregister("x:1")
@@ -218,7 +218,7 @@ def test_a_bookie_whose_drain_ended_and_began_again_makes_a_run_read_everything(
 
 @pytest.mark.long
 @pytest.mark.parametrize("names", [("nothing", "flipped", "wrong"), ("empty", "old", "foreign", "cut")])
-def test_any_image_leads_to_the_same_marks_in_the_end(
+def test_incremental_audits_with_any_image_end_with_the_same_marks(
     spark: SparkSession, place: Place, clock: ManualClock, tmp_path: Path, names: Sequence[str]
 ) -> None:
     place.unregister("x:1")
@@ -298,7 +298,7 @@ def test_any_image_leads_to_the_same_marks_in_the_end(
 
 
 @pytest.mark.long
-def test_a_run_that_died_is_continued_where_that_is_safe(
+def test_a_killed_run_is_continued_where_it_is_safe(
     spark: SparkSession, place: Place, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audit(spark, place, clock)
@@ -342,7 +342,7 @@ def test_a_run_that_died_is_continued_where_that_is_safe(
 
 
 @pytest.mark.long
-def test_two_runs_that_mark_and_write_the_image_at_once_find_the_same_and_leave_a_whole_image(
+def test_two_concurrent_runs_that_mark_find_the_same_and_leave_a_complete_image(
     spark: SparkSession, place: Place
 ) -> None:
     place.unregister("x:1")

@@ -20,7 +20,7 @@ from tests.spark.test_metadata_lint import drawn, row
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
-def test_suspects_equal_the_pure_function(spark: SparkSession) -> None:
+def test_suspects_in_spark_equal_those_of_the_pure_function(spark: SparkSession) -> None:
     rng = random.Random(110)
     metadata = {number: drawn(rng) for number in range(400)}
     unreadable = (400, *[None] * 10, "ledger metadata is truncated: 12 bytes", *NO_OWNER, None)

@@ -90,7 +90,7 @@ def inventory_of(summary: RunSummary) -> InventoryCounts:
 
 
 @pytest.mark.long
-def test_what_bookies_hold_is_compared_with_the_metadata(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+def test_ledgers_on_bookies_are_compared_with_the_metadata(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     with administered(tmp_path) as bookie:
         fill(place, bookie)
         summary = place.check(spark, RunKind.EVERYTHING, is_dry_run=True, inventory_grace_s=0).summary
@@ -122,7 +122,7 @@ def test_what_bookies_hold_is_compared_with_the_metadata(spark: SparkSession, pl
 
 
 @pytest.mark.long
-def test_what_is_recent_has_no_verdict_and_a_silent_bookie_is_named(
+def test_recent_changes_have_no_verdict_and_an_unreachable_bookie_is_named(
     spark: SparkSession, place: Place, tmp_path: Path
 ) -> None:
     register(place, "silent:3181", free_loopback_port(random.Random()))
@@ -148,7 +148,7 @@ def test_what_is_recent_has_no_verdict_and_a_silent_bookie_is_named(
 
 @pytest.mark.long
 @pytest.mark.parametrize("later_s", [0, 3600])
-def test_a_deletion_is_judged_after_the_grace_time_without_times_in_the_metadata(
+def test_a_deletion_is_reported_after_the_grace_time_without_times_in_the_metadata(
     spark: SparkSession, place: Place, tmp_path: Path, later_s: int
 ) -> None:
     """Apache's client writes no time of creation by default."""

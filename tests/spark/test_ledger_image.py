@@ -112,7 +112,7 @@ def forget(place: Place) -> None:
     place.do(down.reopen(BookieId("x:1"), place.do(down.read())[BookieId("x:1")].since_ms))
 
 
-def test_an_audit_that_marks_keeps_an_image(spark: SparkSession, place: Place) -> None:
+def test_an_audit_that_marks_writes_an_image(spark: SparkSession, place: Place) -> None:
     assert place.audit(spark, is_dry_run=True).summary.image.written_ledgers == 0
     assert place.audit(spark, with_image=False).summary.image.written_ledgers == 0
     assert not (place.report_dir / "image").exists()
@@ -132,7 +132,9 @@ def test_an_audit_that_marks_keeps_an_image(spark: SparkSession, place: Place) -
     }
 
 
-def test_after_a_loss_the_image_marks_first_and_the_full_pass_the_rest(spark: SparkSession, place: Place) -> None:
+def test_after_a_loss_ledgers_are_marked_from_the_image_first_and_then_by_the_full_run(
+    spark: SparkSession, place: Place
+) -> None:
     place.audit(spark)
     read_from_ms = image_of(place)[1].read_from_ms
     changed(place)
@@ -168,7 +170,7 @@ def test_a_ledger_that_is_repaired_during_the_full_pass_is_not_marked_again(spar
     assert place.audited() == {"x:1"}
 
 
-def test_a_dry_run_after_a_loss_marks_nothing_by_the_image(spark: SparkSession, place: Place) -> None:
+def test_a_dry_run_after_a_loss_marks_nothing_from_the_image(spark: SparkSession, place: Place) -> None:
     place.audit(spark)
     place.unregister("x:1")
     result, first = audited(spark, place, is_dry_run=True)
@@ -177,7 +179,7 @@ def test_a_dry_run_after_a_loss_marks_nothing_by_the_image(spark: SparkSession, 
 
 
 @pytest.mark.long
-def test_what_holds_marks_back_holds_the_image_too(spark: SparkSession, place: Place) -> None:
+def test_reasons_to_hold_back_marks_apply_to_the_image_too(spark: SparkSession, place: Place) -> None:
     members = tuple(map(BookieId, ("a:1", "b:1", "x:1")))
     place.create({10: LedgerMetadata(3, 3, 2, (Fragment(EntryId(0), members),)).closed(EntryId(9), 100)})
     place.audit(spark)
@@ -204,7 +206,7 @@ def test_what_holds_marks_back_holds_the_image_too(spark: SparkSession, place: P
     assert "disabled" in result.summary.image.problem
 
 
-def test_a_run_that_is_stopped_marks_nothing_more_by_the_image(spark: SparkSession, place: Place) -> None:
+def test_a_stopped_run_marks_nothing_more_from_the_image(spark: SparkSession, place: Place) -> None:
     place.audit(spark)
     place.unregister("x:1")
     gate = RunGate()
@@ -225,7 +227,7 @@ def test_a_run_that_is_stopped_marks_nothing_more_by_the_image(spark: SparkSessi
         pytest.param(("nothing", "empty", "old", "foreign", "cut"), marks=pytest.mark.long),
     ],
 )
-def test_any_image_leads_to_the_same_marks(
+def test_marking_with_any_image_ends_with_the_same_marks(
     spark: SparkSession, place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture, names: Sequence[str]
 ) -> None:
     place.audit(spark)

@@ -164,14 +164,14 @@ def test_every_ledger_has_a_row(spark: SparkSession, filled: Place) -> None:
         assert unreadable["fragments"] is None
 
 
-def test_a_range_is_an_option(spark: SparkSession, filled: Place) -> None:
+def test_a_range_of_ledgers_can_be_selected(spark: SparkSession, filled: Place) -> None:
     table = filled.table(spark, first_ledger=8, last_ledger=20_000)
     assert sorted(row["ledger_id"] for row in table.collect()) == [8, 9, 20_000]
     assert table.where("ledger_id = 9").count() == 1
     assert table.count() == 3, "a filter of an earlier query must not apply"
 
 
-def test_each_load_reads_anew(spark: SparkSession, filled: Place) -> None:
+def test_each_load_reads_again(spark: SparkSession, filled: Place) -> None:
     async def delete(store: MetadataStore, cluster: Cluster) -> None:
         await LedgerStore(store, cluster, random.Random(1)).delete(LedgerId(7))
 
@@ -185,7 +185,7 @@ def test_an_empty_cluster_has_no_rows(spark: SparkSession, place: Place) -> None
     assert place.table(spark, "bk_tasks").count() == 0
 
 
-def test_partitions_do_not_change_the_rows(spark: SparkSession, filled: Place) -> None:
+def test_the_number_of_partitions_does_not_change_the_rows(spark: SparkSession, filled: Place) -> None:
     one, many = (filled.table(spark, num_partitions=count).orderBy("ledger_id").collect() for count in (1, 5))
     assert one == many
     assert filled.table(spark, num_partitions=5).rdd.getNumPartitions() == 4
@@ -208,7 +208,7 @@ def test_a_scan_counts_what_it_read_and_keeps_the_suspects(spark: SparkSession, 
         scan.release()
 
 
-def test_what_a_scan_sent_to_its_tasks_is_freed_with_its_rows(
+def test_data_sent_to_tasks_is_released_with_the_rows_of_the_scan(
     spark: SparkSession, filled: Place, tmp_path: Path
 ) -> None:
     plan = [LeafParent(f"{filled.root}/00/0000", 4)]
@@ -228,14 +228,14 @@ def test_a_scan_of_no_nodes_finds_nothing(spark: SparkSession, place: Place, tmp
         scan.release()
 
 
-def test_an_unreachable_store_is_said_as_such(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_unreachable_store_is_reported_as_unreachable(spark: SparkSession, tmp_path: Path) -> None:
     # No process listens on the discard port.
     settings = AuditSettings("zk://127.0.0.1:9/ledgers", tmp_path, connect_timeout_s=0.2)
     with pytest.raises(StoreUnavailableError, match="nothing was marked"):
         scan_ledgers(spark, settings, [LeafParent("/ledgers/00/0000", 1)], frozenset())
 
 
-def test_a_store_that_does_not_allow_it_is_not_one_that_does_not_answer(
+def test_a_denied_permission_is_not_reported_as_an_unreachable_store(
     spark: SparkSession, filled: Place, tmp_path: Path
 ) -> None:
     leaf = f"{filled.root}/00/0000"
@@ -251,7 +251,7 @@ def test_a_wrong_option_fails_before_anything_is_read(spark: SparkSession) -> No
         spark.read.format("bk_ledgers").load()
 
 
-def test_bookies_are_a_table(spark: SparkSession, place: Place) -> None:
+def test_bookies_can_be_read_as_a_table(spark: SparkSession, place: Place) -> None:
     async def look(store: MetadataStore, cluster: Cluster) -> list[Row]:
         for bookie, is_read_only in (("w:1", False), ("r:1", True)):
             await store.create(
@@ -269,7 +269,7 @@ def test_bookies_are_a_table(spark: SparkSession, place: Place) -> None:
     ]
 
 
-def test_tasks_are_a_table(spark: SparkSession, place: Place) -> None:
+def test_tasks_can_be_read_as_a_table(spark: SparkSession, place: Place) -> None:
     async def mark(store: MetadataStore, cluster: Cluster) -> list[Row]:
         tasks = UnderReplication(store, cluster, SystemClock())
         await tasks.initialize()

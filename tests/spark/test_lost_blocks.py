@@ -52,7 +52,7 @@ def move(place: Place) -> None:
     place.do(place.store.set(path, encode(closed("n:1", "b:1")), -1))
 
 
-def test_rows_of_a_second_reading_are_an_error(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+def test_rows_that_would_need_a_second_read_are_an_error(spark: SparkSession, place: Place, tmp_path: Path) -> None:
 
     settings = AuditSettings(place.uri, tmp_path)
     with opened_cluster(parse_uri(place.uri), SystemClock(), Budget(run_id="a-run")) as cluster:
@@ -67,7 +67,7 @@ def test_rows_of_a_second_reading_are_an_error(spark: SparkSession, place: Place
 
 
 @pytest.mark.parametrize("listing", [2, 3])
-def test_a_bookie_that_joined_before_lost_metadata_was_read_again_is_not_lost(
+def test_a_bookie_that_joined_before_a_repeated_read_of_the_metadata_is_not_lost(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, listing: int
 ) -> None:
     def act() -> None:
@@ -92,7 +92,7 @@ def test_a_run_that_loses_its_metadata_each_time_ends_and_marks_nothing(
     assert place.marked() == {}
 
 
-def test_a_replicas_run_asks_again_for_what_was_lost(
+def test_a_replicas_run_reads_lost_metadata_again(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     after_listing(monkeypatch, 2, lambda: lose_blocks(spark))

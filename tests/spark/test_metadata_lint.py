@@ -57,7 +57,7 @@ def row(ledger_id: int, metadata: LedgerMetadata) -> tuple[Any, ...]:
     return (ledger_id, metadata.state.name, *sizes, *end, "CRC32C", None, 3, parts, None, *NO_OWNER, None)
 
 
-def test_faults_equal_the_pure_functions(spark: SparkSession) -> None:
+def test_metadata_faults_in_spark_equal_those_of_the_pure_functions(spark: SparkSession) -> None:
     rng = random.Random(98)
     readable = [drawn(rng) for _ in range(1_500)]
     rows = [row(number, metadata) for number, metadata in enumerate(readable)]
@@ -87,7 +87,7 @@ def test_every_fault_is_a_kind_of_finding() -> None:
     assert {fault.label for fault in MetadataFault} <= {kind.value for kind in FindingKind}
 
 
-def test_only_the_given_recoveries_are_stuck(spark: SparkSession) -> None:
+def test_only_recoveries_in_the_given_list_are_stuck(spark: SparkSession) -> None:
     rows = [
         (number, "IN_RECOVERY", 1, 1, 1, None, None, "CRC32C", None, 3, [(0, None, ["a"])], None, *NO_OWNER, None)
         for number in range(3)

@@ -82,7 +82,7 @@ def test_a_run_leaves_a_record_and_no_lock(place: Place, running: None, capsys: 
     assert (unknown.exit_code, "no run 'nothing' is on record" in unknown.stderr) == (1, True)
 
 
-def test_a_kind_that_is_under_way_is_busy_and_says_by_whom(
+def test_a_run_of_a_kind_in_progress_is_busy_and_names_the_holder(
     place: Place, running: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lease = place.do(runs_of(place).acquire(RunLane(RunKind.BOOKIES), "the-other-run", "elsewhere:1"))
@@ -104,7 +104,7 @@ def test_the_record_of_a_run_that_failed_has_the_exit_code_of_the_process(place:
     assert "topology" in record.detail
 
 
-def test_a_run_waits_for_its_turn(place: Place, running: None) -> None:
+def test_a_run_waits_for_the_end_of_another_of_its_kind(place: Place, running: None) -> None:
     runs = runs_of(place)
     lease = place.do(runs.acquire(RunLane(RunKind.BOOKIES), "the-other-run", "elsewhere:1"))
     ended: list[int] = []
@@ -153,7 +153,7 @@ def two_signals() -> None:
         os.kill(os.getpid(), number)
 
 
-def test_a_second_signal_ends_a_run_at_once_and_the_first_one_is_the_reason(
+def test_a_second_signal_ends_a_run_at_once_and_the_first_is_the_recorded_reason(
     place: Place, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lend_session(monkeypatch, spark, two_signals)
@@ -172,7 +172,7 @@ def test_two_signals_end_the_wait(place: Place) -> None:
     assert exit_code_of(stopped.value) == 130
 
 
-def test_progress_that_cannot_be_shown_does_not_end_the_run(place: Place, running: None) -> None:
+def test_a_failure_to_print_progress_does_not_end_the_run(place: Place, running: None) -> None:
     def closed_terminal(event: ProgressEvent) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -194,7 +194,7 @@ def stopped(gate: RunGate) -> Stop:
     return gate.stopped
 
 
-def test_a_request_in_the_store_stops_the_run(place: Place) -> None:
+def test_a_cancel_request_in_the_store_stops_the_run(place: Place) -> None:
     gate, runs = RunGate(), runs_of(place)
     settings = AuditSettings(place.uri, place.report_dir)
     keeper = RunKeeper(settings, a_record(place), gate, SystemClock())
@@ -211,7 +211,7 @@ def test_a_request_in_the_store_stops_the_run(place: Place) -> None:
     assert place.do(runs.cancel_requested_by("a-run")) is None
 
 
-def test_a_start_by_hand_is_recorded_before_the_run_and_once(place: Place) -> None:
+def test_a_manual_start_is_recorded_once_before_the_run(place: Place) -> None:
     """This also holds if the run has to wait first. A start by a schedule is not recorded."""
     runs, by = runs_of(place), f"me@{socket.gethostname()}"
     settings = AuditSettings(place.uri, place.report_dir, missing_share_max=0.9)
@@ -239,7 +239,7 @@ def test_a_start_by_hand_is_recorded_before_the_run_and_once(place: Place) -> No
     assert {record.cause for record in place.do(runs.list(9, now_ms=0))} == {RunCause.COMMAND, RunCause.SCHEDULE}
 
 
-def test_a_run_that_somebody_called_abandoned_ends(place: Place) -> None:
+def test_a_run_marked_as_abandoned_ends(place: Place) -> None:
     gate, runs = RunGate(), runs_of(place)
     keeper = RunKeeper(AuditSettings(place.uri, place.report_dir), a_record(place), gate, SystemClock())
     keeper.begin(0)
@@ -310,7 +310,7 @@ def ended_run(place: Place, *command: str) -> RunRecord:
     [("live_reading", "scan_ledgers"), ("ClusterView", "accepted_losses")],
     ids=["before the scan", "after the scan"],
 )
-def test_a_driver_that_ends_is_the_reason_of_the_failure(
+def test_the_end_of_sparks_driver_is_the_recorded_reason_of_the_failure(
     place: Place, quick_spark: None, owner: str, name: str
 ) -> None:
     record = ended_run(place, "-c", WITH_A_DRIVER_THAT_ENDS.format(owner=owner, name=name))
@@ -318,7 +318,7 @@ def test_a_driver_that_ends_is_the_reason_of_the_failure(
 
 
 @pytest.mark.parametrize("master", ["sprak://master:7077", "local[x]"])
-def test_a_master_that_cannot_be_used_is_named_and_a_small_cluster_is_marked(
+def test_an_unusable_master_is_named_and_a_small_cluster_is_marked(
     place: Place, quick_spark: None, master: str
 ) -> None:
     place.add_cookies("a:1", "b:1", "x:1")

@@ -85,7 +85,7 @@ def table(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
     return spark.createDataFrame(rows, LEDGER_DDL)
 
 
-def test_each_kind_of_fragment_is_told_for_what_it_is(spark: SparkSession) -> None:
+def test_each_kind_of_fragment_gets_its_finding(spark: SparkSession) -> None:
     found, verdicts = judged(
         spark,
         [
@@ -142,7 +142,7 @@ def test_the_verdict_in_spark_is_that_of_the_pure_function(spark: SparkSession) 
     assert {each["is_outside"] for each in verdicts} == {True, False}
 
 
-def test_the_matrix_in_spark_is_the_sum_of_the_pure_cells(spark: SparkSession) -> None:
+def test_the_rack_matrix_in_spark_equals_the_sum_of_the_pure_cells(spark: SparkSession) -> None:
     rng = random.Random(99)
     rows, expected = [], RackMatrix()
     for ledger_id in range(200):
@@ -184,7 +184,7 @@ def test_the_columns_are_those_of_every_check(spark: SparkSession) -> None:
     assert found.dtypes == bookie_check(rows, []).dtypes
 
 
-def test_without_groups_in_the_topology_no_group_is_asked_for(spark: SparkSession) -> None:
+def test_without_groups_in_the_topology_the_groups_of_a_ledger_are_ignored(spark: SparkSession) -> None:
     rows = table(spark, [row(1, [(0, 9, "ac")], wish=WISHES[3]), row(2, [(0, 9, "ac")], wish=WISHES[1])])
     verdicts = ensemble_verdicts(placed_fragments(rows, has_groups=False), RULES).collect()
     assert [(each["groups_text"], each["fragments"], each["spread"]) for each in verdicts] == [("", 2, "met")]

@@ -93,7 +93,7 @@ def counts(result: AuditResult) -> Sequence[int]:
     return found.referenced, found.unreferenced, found.lost, found.undecodable
 
 
-def test_every_kind_of_reference_counts_and_everything_else_is_reported(
+def test_every_kind_of_reference_is_counted_and_all_other_ledgers_are_reported(
     spark: SparkSession, pulsar: Pulsar, tmp_path: Path
 ) -> None:
     place, file = pulsar.place, tmp_path / "ids.txt"
@@ -152,7 +152,7 @@ def deny(zookeeper: EmbeddedZooKeeper, path: str) -> None:
     client.close()
 
 
-def test_a_node_that_cannot_be_decoded_spares_its_topic_and_is_a_finding(
+def test_a_node_that_cannot_be_decoded_is_a_finding_and_its_topic_is_not_reported(
     spark: SparkSession, pulsar: Pulsar, zookeeper: EmbeddedZooKeeper
 ) -> None:
     def topic(name: str) -> str:
@@ -204,7 +204,7 @@ def test_a_node_that_cannot_be_decoded_spares_its_topic_and_is_a_finding(
     assert counts(pulsar.check(spark)) == (1, 0, 0, 5), "an unreadable name may belong to any topic"
 
 
-def test_what_changes_during_the_run_and_what_another_pulsar_refers_to_is_not_reported(
+def test_changes_during_the_run_and_references_of_another_pulsar_are_not_reported(
     spark: SparkSession, pulsar: Pulsar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ledger gets its reference, and a reference loses its ledger, after the references were read."""
@@ -225,7 +225,7 @@ def test_what_changes_during_the_run_and_what_another_pulsar_refers_to_is_not_re
     assert (result.summary.verdict, result.exit_code(FailOn.ANY)) == (Verdict.UNREFERENCED, ExitCode.OK)
 
 
-def test_a_shadow_topic_neither_loses_a_ledger_nor_hides_the_loss_of_its_source(
+def test_a_shadow_topic_has_no_lost_ledgers_and_does_not_hide_a_loss_of_its_source(
     spark: SparkSession, pulsar: Pulsar
 ) -> None:
     source = "persistent://t/n/orders"
@@ -246,7 +246,7 @@ def test_a_shadow_topic_neither_loses_a_ledger_nor_hides_the_loss_of_its_source(
     }
 
 
-def test_a_large_namespace_is_read_in_shares_without_loss(
+def test_a_large_namespace_is_read_in_parts_without_loss(
     spark: SparkSession, pulsar: Pulsar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(references, "TOPICS_PER_SHARE", 3)
@@ -260,7 +260,7 @@ def test_a_large_namespace_is_read_in_shares_without_loss(
     assert to_arrow_schema(frame.schema).types == REFERENCE_SCHEMA.types
 
 
-def test_without_pulsar_or_a_place_for_the_ids_or_a_permission_the_run_says_why(
+def test_a_run_without_pulsar_an_export_directory_or_a_permission_fails_with_the_reason(
     spark: SparkSession, pulsar: Pulsar, tmp_path: Path, zookeeper: EmbeddedZooKeeper
 ) -> None:
     with pytest.raises(NoPulsarError, match="below /elsewhere: name the roots"):
@@ -279,7 +279,7 @@ def test_other_kinds_have_no_export(pulsar: Pulsar, tmp_path: Path) -> None:
     assert "a run of kind bookies has no --export" in " ".join(refused.stderr.replace("│", " ").split())
 
 
-def test_spark_keeps_no_references_of_a_reading_that_was_stopped(
+def test_spark_keeps_no_references_after_a_stopped_read(
     spark: SparkSession, pulsar: Pulsar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frames = type(spark.range(1))

@@ -82,7 +82,7 @@ def register(place: Place, ports: list[int]) -> None:
         place.do(registrations.register(bookie, info, is_read_only=False, takeover_deadline_s=5))
 
 
-def test_ledgers_of_bookies_without_lists_are_judged_by_their_ends(
+def test_ledgers_on_bookies_without_lists_are_checked_by_their_first_and_last_entries(
     spark: SparkSession, zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path
 ) -> None:
     served = [Unlisted(set()) for _ in range(3)]

@@ -113,7 +113,7 @@ def assert_kept_without_room(result: AuditResult, ledgers: set[LedgerId]) -> Non
     assert result.report_problem in outcome.detail
 
 
-def test_what_a_bookie_forgot_is_found_repaired_and_clean_afterwards(spark: SparkSession, tmp_path: Path) -> None:
+def test_entries_lost_by_a_bookie_are_found_and_repaired(spark: SparkSession, tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
         started = EmbeddedCluster.start(
             tmp_path / "cluster", bookies=3, is_zookeeper_durable=False, session_timeout_s=LONG_SESSION_S

@@ -30,7 +30,7 @@ def ledgers(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
     return spark.createDataFrame([(*row, *NO_OWNER, None) for row in rows], LEDGER_DDL)
 
 
-def test_findings_judged_within_a_ledger_are_those_grouped_by_ledger(spark: SparkSession) -> None:
+def test_findings_computed_for_each_ledger_equal_those_grouped_by_ledger(spark: SparkSession) -> None:
     table = ledgers(
         spark,
         row(1, "ab", "ac"),
@@ -54,7 +54,7 @@ def test_findings_judged_within_a_ledger_are_those_grouped_by_ledger(spark: Spar
     assert finding_sums(within) == finding_sums(grouped)
 
 
-def test_markings_come_most_severe_first_and_all_of_them(spark: SparkSession) -> None:
+def test_all_ledgers_to_mark_are_returned_with_the_most_severe_first(spark: SparkSession) -> None:
     count = 2 * ROWS_PER_BATCH + 7
     made = spark.range(count, numPartitions=3).selectExpr(
         "id AS ledger_id",
@@ -70,13 +70,13 @@ def test_markings_come_most_severe_first_and_all_of_them(spark: SparkSession) ->
     assert all(each.bytes_estimate == each.ledger_id and not each.critical_missing for each in streamed)
 
 
-def test_nothing_found_is_nothing_to_mark(spark: SparkSession) -> None:
+def test_without_findings_there_is_nothing_to_mark(spark: SparkSession) -> None:
     found = ledgers_judged(bookie_check_by_ledger(ledgers(spark, row(1, "ab")), LIVE))
     assert list(to_mark(found)) == []
     assert finding_sums(found).severities == ()
 
 
-def test_what_decides_about_a_mark_names_the_members_of_critical_fragments(spark: SparkSession) -> None:
+def test_a_ledger_to_mark_is_returned_with_the_members_of_its_critical_fragments(spark: SparkSession) -> None:
     table = ledgers(spark, row(1, "ab", "xb", "yz"), row(2, "xy"), row(3, "xa", "by"))
     found = ledgers_judged(bookie_check_by_ledger(table, LIVE))
     assert {each.ledger_id: (each.missing, set(each.critical_missing)) for each in to_mark(found)} == {

@@ -63,7 +63,7 @@ def _table(spark: SparkSession, secured: Secured, access: ZooKeeperAccess) -> Da
     return spark.read.format("bk_ledgers").options(**_options(secured, access)).load()
 
 
-def test_tasks_read_through_tls_and_login_and_no_plan_contains_the_password(
+def test_tasks_read_with_tls_and_a_login_and_no_plan_contains_the_password(
     spark: SparkSession, secured: Secured
 ) -> None:
     table = _table(spark, secured, secured.both)
@@ -99,7 +99,9 @@ async def _claim(secured: Secured, access: ZooKeeperAccess) -> None:
         await store.close()
 
 
-def test_a_login_that_is_refused_is_named_by_the_task(spark: SparkSession, secured: Secured, tmp_path: Path) -> None:
+def test_a_refused_login_is_named_in_the_error_of_the_task(
+    spark: SparkSession, secured: Secured, tmp_path: Path
+) -> None:
     (tmp_path / "wrong").write_text("wrong-secret")
     access = replace(secured.both, sasl_password_file=tmp_path / "wrong")
     with pytest.raises(Exception, match="refused the login") as caught:

@@ -23,7 +23,7 @@ from tests.deadlines import PROGRAM_S
 
 
 @pytest.mark.spark
-def test_workers_run_this_python_in_utc_and_try_again(spark: SparkSession) -> None:
+def test_workers_use_this_python_and_utc_and_retry_tasks(spark: SparkSession) -> None:
     assert spark.sparkContext.pythonExec == sys.executable
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.sparkContext.master == "local[2,4]"
@@ -41,7 +41,7 @@ def test_the_slots_of_a_session_are_the_cores_of_its_master(
 
 @pytest.mark.spark
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all threads of a process have one nice value")
-def test_sparks_processes_give_way_to_others_and_this_one_does_not(spark: SparkSession) -> None:
+def test_sparks_processes_have_a_lower_priority_and_this_process_does_not(spark: SparkSession) -> None:
     def nice_values(_: Iterable[int]) -> Iterable[tuple[int, int]]:
         yield os.getpriority(os.PRIO_PROCESS, os.getpid()), os.getpriority(os.PRIO_PROCESS, os.getppid())
 
@@ -85,7 +85,7 @@ def test_arrow_and_spark_schemas_are_the_same(spark: SparkSession, is_summarized
         ("spark://host:7077", "spark://host:7077"),
     ],
 )
-def test_a_local_master_repeats_failed_tasks(
+def test_a_local_master_retries_failed_tasks(
     master: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
@@ -136,5 +136,5 @@ def test_the_directory_of_the_event_log_is_created(tmp_path: Path) -> None:
         ("file://[x/", None),
     ],
 )
-def test_local_addresses_of_spark(address: str, expected: Path | None) -> None:
+def test_local_event_log_addresses_are_recognized(address: str, expected: Path | None) -> None:
     assert local_directory(address) == expected

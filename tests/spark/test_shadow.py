@@ -62,24 +62,24 @@ def test_each_ledger_of_either_side_has_one_outcome(spark: SparkSession) -> None
     }  # fmt: skip
 
 
-def test_nothing_on_either_side_is_agreement(spark: SparkSession) -> None:
+def test_empty_results_on_both_sides_agree(spark: SparkSession) -> None:
     assert compare(spark, [], {}) == {}
     table = compared(found_ledgers(findings(spark)), tasks(spark, {}))
     assert outcomes(table) == dict.fromkeys(Outcome, 0)
     assert differing(table).collect() == []
 
 
-def test_a_drained_bookie_counts_where_nothing_is_lost(spark: SparkSession) -> None:
+def test_a_drained_bookie_is_compared_if_no_bookie_is_lost(spark: SparkSession) -> None:
     rows = [finding(1, "xd"), finding(2, "d", "drain", "DRAINED_BOOKIE"), finding(3, "d", "drain", "DRAINED_BOOKIE")]
     assert compare(spark, rows, {1: "x", 2: "d", 3: ""}, draining="d") == {1: "agree", 2: "agree", 3: "differ"}
 
 
-def test_findings_of_other_kinds_are_passed_over(spark: SparkSession) -> None:
+def test_findings_of_other_kinds_are_ignored(spark: SparkSession) -> None:
     unreadable = ("UNREADABLE_METADATA", 1, *[None] * 13)
     assert compare(spark, [unreadable, finding(2, "x", kind="MISSING_ENTRIES")], {1: "x"}) == {1: "only there"}
 
 
-def test_what_differs_comes_by_ledger_id_with_the_worst_severity(spark: SparkSession) -> None:
+def test_differences_are_sorted_by_ledger_id_and_have_the_worst_severity(spark: SparkSession) -> None:
     rows = [finding(3, "x"), finding(3, "y", "no_live_copy"), finding(1, "x"), finding(2, "x")]
     table = compared(found_ledgers(findings(spark, *rows)), tasks(spark, {1: "x"}))
     assert [(row["ledger_id"], row["severity"]) for row in differing(table).collect()] == [
@@ -166,7 +166,7 @@ def test_shadow_mode_changes_nothing_but_records_of_runs(place_alone: Place, run
     assert not any(path.startswith(place.cluster.root) for path in changed)
 
 
-def test_two_sides_that_agree_exit_with_zero(place: Place, running: None) -> None:
+def test_agreement_of_both_sides_exits_with_code_0(place: Place, running: None) -> None:
     mark(place, (1, "x:1"), (2, "x:1"), (3, "x:1"), (4, "x:1"))
     code, document = shadowed(place)
     assert (code, document["agree"], document["reasons"], document["unexplained"]) == (0, 4, [], 0)
@@ -174,7 +174,7 @@ def test_two_sides_that_agree_exit_with_zero(place: Place, running: None) -> Non
     assert pq.read_table(document["table"]).num_rows == 0
 
 
-def test_every_kind_of_difference_is_told_with_its_reason(place: Place, running: None) -> None:
+def test_every_kind_of_difference_is_reported_with_its_reason(place: Place, running: None) -> None:
     mark(place, (1, "x:1"), (3, "y:1"), (5, "b:1"), (6, ""), (77, "x:1"))
     code, document = shadowed(place, "--limit", "3")
     assert code == 1
@@ -194,7 +194,7 @@ def test_every_kind_of_difference_is_told_with_its_reason(place: Place, running:
     assert rows[2]["marked"] is None
 
 
-def test_a_task_that_cannot_be_read_is_a_difference(place: Place, running: None) -> None:
+def test_an_unreadable_task_is_a_difference(place: Place, running: None) -> None:
     mark(place, (1, "x:1"), (2, "x:1"), (3, "x:1"), (4, "x:1"), (5, "b:1"))
     for number in (4, 5):
         place.do(place.store.set(task_path(place.cluster.root, number), b"damage", -1))
@@ -202,7 +202,7 @@ def test_a_task_that_cannot_be_read_is_a_difference(place: Place, running: None)
     assert (code, reasons(document)) == (1, {("only there", "unreadable task"): 1, ("differ", "unreadable task"): 1})
 
 
-def test_an_auditor_that_has_to_wait_or_is_not_there_explains_what_is_not_marked(place: Place, running: None) -> None:
+def test_a_delayed_disabled_or_missing_auditor_explains_missing_marks(place: Place, running: None) -> None:
     place.do(place.store.delete(f"{place.cluster.root}/underreplication/auditorelection/V_0000000007"))
     assert shadowed(place)[0] == 0
     place.do(place.tasks.switches.set_lost_bookie_delay_s(3600))
@@ -214,7 +214,7 @@ def test_an_auditor_that_has_to_wait_or_is_not_there_explains_what_is_not_marked
     assert (code, reasons(document), document["recovery_enabled"]) == (0, {("only here", "disabled"): 4}, False)
 
 
-def test_a_loss_since_the_run_before_is_new_and_later_it_is_not(place: Place, running: None) -> None:
+def test_a_loss_since_the_previous_run_is_new_only_once(place: Place, running: None) -> None:
     mark(place, (1, "x:1"), (2, "x:1"), (3, "x:1"), (4, "x:1"))
     assert shadowed(place)[0] == 0
     place.register("c:1", "d:1")
@@ -238,7 +238,7 @@ def at_the_second_look(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None])
     monkeypatch.setattr(SecondLook, "look", look)
 
 
-def test_what_resolves_itself_before_the_second_look_is_counted_as_such(
+def test_differences_that_resolve_before_the_second_check_are_counted_as_resolved(
     place: Place, running: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark(place, (1, "x:1"), (2, "y:1"), (5, "b:1"))
@@ -253,9 +253,7 @@ def test_what_resolves_itself_before_the_second_look_is_counted_as_such(
     assert (code, document["agree"], document["resolved"], document["reasons"]) == (0, 1, 4, [])
 
 
-def test_many_differences_are_looked_at_batch_by_batch(
-    place: Place, running: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_differences_are_checked_in_batches(place: Place, running: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shadow_run, "_BATCH", 7)
     place.create({number: closed("a:1", "x:1") for number in range(100, 150)})
     code, document = shadowed(place, "--limit", "5")
@@ -263,13 +261,13 @@ def test_many_differences_are_looked_at_batch_by_batch(
     assert pq.read_table(document["table"]).num_rows == 54
 
 
-def test_the_brake_leaves_nothing_to_compare(place: Place, running: None) -> None:
+def test_a_run_stopped_by_the_brake_is_not_compared(place: Place, running: None) -> None:
     place.unregister("a:1")
     code, document = shadowed(place)
     assert (code, "not registered" in document["said"]) == (6, True)
 
 
-def test_the_table_for_people_names_reasons_and_ledgers(place: Place, running: None) -> None:
+def test_the_printed_table_contains_reasons_and_ledgers(place: Place, running: None) -> None:
     mark(place, (1, "x:1"), (6, ""))
     result = CliRunner().invoke(
         audit_cli.app, ["shadow", "--metadata-uri", place.uri, "--report-dir", str(place.report_dir)]

@@ -156,7 +156,9 @@ def assert_as_live(
     return result.summary.snapshot
 
 
-def test_a_snapshot_gives_the_findings_of_the_cluster(spark: SparkSession, place: Place, snapshot: Path) -> None:
+def test_an_audit_of_a_snapshot_has_the_findings_of_the_cluster(
+    spark: SparkSession, place: Place, snapshot: Path
+) -> None:
     live = place.audit(spark, is_dry_run=True)
     counts = assert_as_live(spark, place, snapshot, live)
     assert (counts.ledgers, counts.read_again, counts.read_live) == (504, 12, 0)
@@ -166,7 +168,9 @@ def test_a_snapshot_gives_the_findings_of_the_cluster(spark: SparkSession, place
     assert replace(assert_as_live(spark, place, packed, live), file=counts.file) == counts
 
 
-def test_what_changed_since_is_read_in_the_cluster(spark: SparkSession, place: Place, snapshot: Path) -> None:
+def test_changes_since_the_snapshot_are_read_from_the_cluster(
+    spark: SparkSession, place: Place, snapshot: Path
+) -> None:
     ledgers = LedgerStore(place.store, place.cluster, random.Random(1))
 
     def write(ledger_id: int, metadata: LedgerMetadata) -> None:
@@ -205,7 +209,7 @@ def test_what_changed_since_is_read_in_the_cluster(spark: SparkSession, place: P
 
 
 @pytest.mark.long
-def test_everything_from_a_snapshot_has_the_findings_of_the_cluster(
+def test_a_full_check_of_a_snapshot_has_the_findings_of_the_cluster(
     spark: SparkSession, place: Place, snapshot: Path, tmp_path: Path
 ) -> None:
     """Most ledgers are misplaced. A check reads its findings again, so a moved ledger is not a finding."""
@@ -238,7 +242,7 @@ def test_everything_from_a_snapshot_has_the_findings_of_the_cluster(
 
 
 @pytest.mark.long
-def test_everything_from_a_snapshot_marks_and_is_the_audit_of_no_loss(
+def test_a_full_check_of_a_snapshot_marks_but_does_not_count_as_the_audit_of_a_loss(
     spark: SparkSession, place: Place, snapshot: Path, tmp_path: Path
 ) -> None:
     place.do(place.tasks.switches.set_lost_bookie_delay_s(0))
@@ -250,7 +254,7 @@ def test_everything_from_a_snapshot_marks_and_is_the_audit_of_no_loss(
     assert place.do(CheckTimes(place.store, place.cluster).read(CheckKind.PLACEMENT)) == -1
 
 
-def test_a_bookie_that_leaves_during_the_scan_makes_it_run_again(
+def test_a_bookie_that_leaves_during_the_scan_repeats_it(
     spark: SparkSession, place: Place, snapshot: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     after_listing(monkeypatch, 1, lambda: place.unregister("c:1"))
@@ -259,7 +263,7 @@ def test_a_bookie_that_leaves_during_the_scan_makes_it_run_again(
     assert sum(count.ledgers for count in result.summary.severities) > len(range(100, 600))
 
 
-def test_a_snapshot_that_cannot_be_used_changes_nothing(
+def test_an_unusable_snapshot_changes_nothing(
     spark: SparkSession, place: Place, snapshot: Path, tmp_path: Path
 ) -> None:
     sound, before = snapshot.read_bytes(), place.marked()
@@ -282,7 +286,7 @@ def test_a_snapshot_that_cannot_be_used_changes_nothing(
     assert place.marked() == before
 
 
-def test_a_snapshot_that_is_replaced_after_it_was_verified_marks_nothing(
+def test_a_snapshot_replaced_after_its_verification_marks_nothing(
     spark: SparkSession, place: Place, snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = Path(shutil.copy(snapshot, tmp_path / "mine"))
@@ -334,7 +338,7 @@ def test_commands_read_a_snapshot(
 
 
 @pytest.mark.parametrize(("method", "ending"), [("gz", ".gz"), ("snappy", ".snappy")])
-def test_zookeepers_own_compression_is_read(
+def test_snapshots_compressed_by_zookeeper_can_be_read(
     place: Place, server: EmbeddedZooKeeper, method: str, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = newest(server)

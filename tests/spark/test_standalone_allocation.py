@@ -126,7 +126,7 @@ def readers(cluster: StandaloneCluster, port: int) -> set[psutil.Process]:
     return found
 
 
-def test_what_speculation_read_twice_is_not_mixed(
+def test_results_read_twice_by_speculative_tasks_are_not_mixed(
     cluster: StandaloneCluster,
     place: Place,
     python: Path,
@@ -169,7 +169,7 @@ def test_what_speculation_read_twice_is_not_mixed(
     assert any(task["Speculative"] for task in tasks)
 
 
-def test_metadata_of_executors_that_dynamic_allocation_ends_is_read_again(
+def test_metadata_lost_with_executors_removed_by_dynamic_allocation_is_read_again(
     cluster: StandaloneCluster, place: Place, python: Path, tmp_path: Path, started: list[ManagedProcess]
 ) -> None:
     """A timeout for executors with cached data, which Spark does not have by default, ends them during the run."""

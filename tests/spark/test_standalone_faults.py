@@ -113,7 +113,7 @@ def assert_everything_is_marked(place: Place, run: StandingRun, exit_code: int) 
     assert (record.state, record.ledgers) == (RunState.DONE, LEDGERS)
 
 
-def test_metadata_that_ended_with_its_executors_is_read_again(
+def test_metadata_lost_with_its_executors_is_read_again(
     cluster: StandaloneCluster, place: Place, python: Path, tmp_path: Path, standing: list[StandingRun]
 ) -> None:
     run = StandingRun(cluster, place, python, tmp_path, listing=2)
@@ -127,7 +127,7 @@ def test_metadata_that_ended_with_its_executors_is_read_again(
     assert READ_AGAIN in run.log
 
 
-def test_an_audit_goes_on_without_a_worker_that_was_killed(
+def test_an_audit_continues_without_a_killed_worker(
     cluster: StandaloneCluster, place: Place, python: Path, tmp_path: Path, standing: list[StandingRun]
 ) -> None:
     run = StandingRun(cluster, place, python, tmp_path, listing=2)
@@ -142,7 +142,7 @@ def test_an_audit_goes_on_without_a_worker_that_was_killed(
     assert_everything_is_marked(place, run, run.go_on())
 
 
-def test_an_audit_that_is_cancelled_leaves_its_executors(
+def test_a_cancelled_audit_releases_its_executors(
     cluster: StandaloneCluster, place: Place, python: Path, tmp_path: Path, standing: list[StandingRun]
 ) -> None:
     run = StandingRun(cluster, place, python, tmp_path, listing=1)

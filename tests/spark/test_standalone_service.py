@@ -92,13 +92,13 @@ def leader(
         place.do(leader.auditor.process.stop())
 
 
-def test_an_auditor_whose_spark_hangs_ends_and_gives_its_executors_back(leader: Leader) -> None:
+def test_an_auditor_whose_spark_hangs_exits_and_releases_its_executors(leader: Leader) -> None:
     leader.java().suspend()
     assert leader.place.do(leader.auditor.process.wait(PROGRAM_S)) == ExitCode.INTERNAL
     leader.place.do(leader.until_given_back())
 
 
-def test_an_auditor_that_leads_no_more_gives_its_executors_back(leader: Leader, tmp_path: Path) -> None:
+def test_an_auditor_that_lost_its_leadership_releases_its_executors(leader: Leader, tmp_path: Path) -> None:
     """It is suspended for longer than its session lasts; then another one leads."""
     stopped = psutil.Process(leader.auditor.process.pid)
     stopped.suspend()

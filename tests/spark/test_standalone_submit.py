@@ -114,7 +114,7 @@ def test_an_audit_from_a_wheel_marks_and_reports_on_a_cluster(place: Place, subm
 
 
 @pytest.mark.long
-def test_an_executor_without_the_package_ends_the_audit_with_one_sentence(
+def test_an_executor_without_the_package_ends_the_audit_with_a_clear_message(
     place: Place, submitting: Submitting, bare: Path
 ) -> None:
     ended = submitting.audit(executor_python=bare)
@@ -129,7 +129,7 @@ def test_an_executor_without_the_package_ends_the_audit_with_one_sentence(
 
 
 @pytest.mark.long
-def test_an_executor_with_another_version_ends_the_audit_with_one_sentence(
+def test_an_executor_with_another_version_ends_the_audit_with_a_clear_message(
     place: Place, submitting: Submitting, python: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other" / "bkheal-99.0.dist-info" / "METADATA"
@@ -146,7 +146,7 @@ def test_an_executor_with_another_version_ends_the_audit_with_one_sentence(
 
 
 @pytest.mark.long
-def test_the_wheel_as_a_zip_file_brings_the_code_to_executors_without_it(
+def test_the_wheel_as_a_zip_file_provides_the_code_to_executors_without_it(
     place: Place, submitting: Submitting, wheel: Path, bare: Path
 ) -> None:
     archive = submitting.folder / "bkheal.zip"
@@ -155,7 +155,7 @@ def test_the_wheel_as_a_zip_file_brings_the_code_to_executors_without_it(
 
 
 @pytest.mark.long
-def test_an_archive_of_an_environment_brings_code_and_dependencies_to_executors(
+def test_an_archive_of_an_environment_provides_code_and_dependencies_to_executors(
     place: Place, submitting: Submitting, python: Path
 ) -> None:
     archive = submitting.folder / "environment.tar.gz"
@@ -170,7 +170,7 @@ def test_an_archive_of_an_environment_brings_code_and_dependencies_to_executors(
 
 
 @pytest.mark.long
-def test_an_archive_that_executors_lack_is_named(place: Place, submitting: Submitting, python: Path) -> None:
+def test_an_archive_that_is_missing_on_executors_is_named(place: Place, submitting: Submitting, python: Path) -> None:
     (submitting.folder / "environment").symlink_to(python.parent.parent)
     ended = submitting.audit(executor_python="./environment/bin/python")
     assert ended.returncode == ExitCode.CONFIGURATION, ended.stdout

@@ -117,7 +117,9 @@ def test_findings_name_the_topics_and_the_summary_ranks_them(spark: SparkSession
     assert "__change_events" not in printed.stdout
 
 
-def test_placement_findings_name_topics_that_lack_nothing(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+def test_placement_findings_name_topics_without_missing_copies(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
     place.register("y:1")
     topology = tmp_path / "topology.json"
     topology.write_text('{"a:1": "/r1", "b:1": "/r1", "x:1": "/r1", "y:1": "/r2"}', encoding="utf-8")

@@ -166,7 +166,7 @@ def test_the_tab_is_in_the_navigation_bar_of_every_page(spark: SparkSession, twi
     assert "/auditor/" not in ask(spark, "/jobs/").body
 
 
-def test_a_press_starts_a_run_that_is_seen_to_end(spark: SparkSession, twin: AuditorTwin) -> None:
+def test_a_click_starts_a_run_that_is_shown_until_its_end(spark: SparkSession, twin: AuditorTwin) -> None:
     twin.may_end.clear()
     with attached(spark, twin):
         reply = press(spark)
@@ -178,7 +178,7 @@ def test_a_press_starts_a_run_that_is_seen_to_end(spark: SparkSession, twin: Aud
         assert "clean" in ask(spark, "/auditor/").body
 
 
-def test_a_run_is_held_and_cancelled(spark: SparkSession, twin: AuditorTwin) -> None:
+def test_a_run_can_be_paused_resumed_and_cancelled(spark: SparkSession, twin: AuditorTwin) -> None:
     with attached(spark, twin):
         run_id = twin.run(ENDLESS.value, "", "").run_id
         for verb, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
@@ -188,7 +188,7 @@ def test_a_run_is_held_and_cancelled(spark: SparkSession, twin: AuditorTwin) -> 
         assert press(spark, f"{RUNS}/20261120T101599Z-ffffff/cancel").status == 404
 
 
-def test_programs_speak_json(spark: SparkSession, twin: AuditorTwin) -> None:
+def test_the_api_accepts_and_returns_json(spark: SparkSession, twin: AuditorTwin) -> None:
     with attached(spark, twin):
         token = json.loads(ask(spark, "/auditor/api/v1/token").body)["csrf_token"]
         assert re.fullmatch("[0-9a-f]{32}", token)
@@ -199,7 +199,7 @@ def test_programs_speak_json(spark: SparkSession, twin: AuditorTwin) -> None:
         assert (refused.status, "kind must be" in json.loads(refused.body)["error"]) == (400, True)
 
 
-def test_every_rule_holds_over_http(spark: SparkSession, twin: AuditorTwin) -> None:
+def test_invalid_requests_are_refused_over_http(spark: SparkSession, twin: AuditorTwin) -> None:
     with attached(spark, twin):
         for method in ("GET", "HEAD", "PUT", "DELETE", "OPTIONS"):
             reply = ask(spark, f"{RUNS}?kind=bookies", method=method)
@@ -231,7 +231,7 @@ def test_bodies_are_bounded(spark: SparkSession, twin: AuditorTwin) -> None:
         assert states(spark) == []
 
 
-def test_nobody_is_refused_unless_allowed_whatever_they_call_themselves(
+def test_anonymous_users_are_refused_unless_allowed_whatever_name_they_send(
     spark: SparkSession, twin: AuditorTwin, caplog: pytest.LogCaptureFixture
 ) -> None:
     with attached(spark, twin, replace(OPEN, is_anonymous_allowed=False)):
@@ -244,7 +244,7 @@ def test_nobody_is_refused_unless_allowed_whatever_they_call_themselves(
     assert [vars(line)["user"] for line in caplog.records if line.name == "bkheal.audit"] == ["anonymous"]
 
 
-def test_who_logged_in_may_act_and_sparks_list_is_asked(spark: SparkSession, twin: AuditorTwin) -> None:
+def test_logged_in_users_may_act_if_sparks_access_lists_allow_it(spark: SparkSession, twin: AuditorTwin) -> None:
     jvm: Any = spark.sparkContext._jvm
     ui = spark.sparkContext._jsc.sc().ui().get()
     thread = jvm.java.lang.Thread.currentThread()
@@ -277,7 +277,9 @@ def test_who_logged_in_may_act_and_sparks_list_is_asked(spark: SparkSession, twi
         thread.setContextClassLoader(loader)
 
 
-def test_a_proxy_names_its_users_from_its_own_address_alone(spark: SparkSession, twin: AuditorTwin) -> None:
+def test_user_names_are_accepted_only_from_the_address_of_a_trusted_proxy(
+    spark: SparkSession, twin: AuditorTwin
+) -> None:
     named = replace(OPEN, is_anonymous_allowed=False, user_header="X-Forwarded-User")
     with attached(spark, twin, replace(named, trusted_proxies=("10.0.0.7", "127.0.0.1"))):
         token = json.loads(ask(spark, "/auditor/api/v1/token", X_Forwarded_User="ann").body)["csrf_token"]
@@ -299,7 +301,7 @@ def test_a_proxy_names_its_users_from_its_own_address_alone(spark: SparkSession,
         assert "<form" not in ask(spark, "/auditor/", **headers).body
 
 
-def test_a_tab_that_only_shows(spark: SparkSession, twin: AuditorTwin) -> None:
+def test_a_read_only_tab_has_no_buttons(spark: SparkSession, twin: AuditorTwin) -> None:
     with attached(spark, twin, TabSettings()):
         page = ask(spark, "/auditor/").body
         assert "ui_trigger_enabled" in page
@@ -307,7 +309,7 @@ def test_a_tab_that_only_shows(spark: SparkSession, twin: AuditorTwin) -> None:
         assert press(spark, token="").status == 403
 
 
-def test_links_and_answers_begin_with_what_a_proxy_tells(spark: SparkSession, twin: AuditorTwin) -> None:
+def test_links_and_redirects_begin_with_the_prefix_sent_by_a_proxy(spark: SparkSession, twin: AuditorTwin) -> None:
     with attached(spark, twin):
         page = ask(spark, "/auditor/", X_Forwarded_Context="/gateway/ui").body
         assert 'href="/gateway/ui/auditor/"' in page
@@ -317,7 +319,7 @@ def test_links_and_answers_begin_with_what_a_proxy_tells(spark: SparkSession, tw
         assert (reply.status, reply.headers["Location"]) == (303, "/gateway/ui/auditor/")
 
 
-def test_a_configured_proxy_base_counts_for_sparks_links_too(spark: SparkSession, twin: AuditorTwin) -> None:
+def test_a_configured_proxy_base_is_used_for_sparks_links_too(spark: SparkSession, twin: AuditorTwin) -> None:
     with attached(spark, twin, replace(OPEN, proxy_base="/front/spark/")):
         page = ask(spark, "/auditor/").body
         assert 'href="/front/spark/jobs/"' in page
@@ -332,7 +334,7 @@ class Hostile(AuditorTwin):
         return replace(super().snapshot(), facts=(Fact("Bookie", "</ul><script>alert('x')</script>"),))
 
 
-def test_hostile_names_are_text(spark: SparkSession) -> None:
+def test_markup_in_names_is_shown_as_text(spark: SparkSession) -> None:
     with attached(spark, Hostile(spark)):
         page = ask(spark, "/auditor/").body
         assert "<script>alert" not in page
@@ -340,7 +342,7 @@ def test_hostile_names_are_text(spark: SparkSession) -> None:
         assert "<script>alert('x')" in html.unescape(page)
 
 
-def test_pages_are_framed_by_nobody_else_and_cached_nowhere(spark: SparkSession, twin: AuditorTwin) -> None:
+def test_pages_cannot_be_framed_by_other_sites_or_cached(spark: SparkSession, twin: AuditorTwin) -> None:
     with attached(spark, twin):
         for path in ("/auditor/", STATUS, RUNS):
             headers = ask(spark, path).headers
@@ -395,7 +397,7 @@ def test_an_auditor_that_hangs_holds_up_no_page_of_spark(spark: SparkSession) ->
         eventually(lambda: "bookie-3" in ask(spark, "/auditor/").body)
 
 
-def test_a_callback_that_breaks_breaks_no_page_of_spark(
+def test_a_callback_that_fails_breaks_no_page_of_spark(
     spark: SparkSession, twin: AuditorTwin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: TabHandler, facts: str) -> str:
@@ -409,7 +411,7 @@ def test_a_callback_that_breaks_breaks_no_page_of_spark(
         assert ask(spark, STATUS).status == 503
 
 
-def test_five_hundred_requests_at_once(spark: SparkSession, twin: AuditorTwin) -> None:
+def test_five_hundred_concurrent_requests_are_answered(spark: SparkSession, twin: AuditorTwin) -> None:
     paths = ["/auditor/", STATUS, "/auditor/", "/auditor/api/v1/token"] * 4
 
     def visit(connection: http.client.HTTPConnection) -> list[Reply]:
@@ -422,7 +424,7 @@ def test_five_hundred_requests_at_once(spark: SparkSession, twin: AuditorTwin) -
         assert all("bookie-3" in reply.body for reply, path in zip(replies, paths, strict=True) if "token" not in path)
 
 
-def test_of_many_presses_at_once_one_run_begins(spark: SparkSession, twin: AuditorTwin) -> None:
+def test_many_concurrent_clicks_start_one_run(spark: SparkSession, twin: AuditorTwin) -> None:
     twin.may_end.clear()
     with attached(spark, twin), crowd(spark, 8) as connections, ThreadPoolExecutor(8) as threads:
         token = json.loads(ask(spark, "/auditor/api/v1/token").body)["csrf_token"]
@@ -443,7 +445,7 @@ def test_a_second_tab_is_refused_with_one_warning(
     assert [line.getMessage() for line in warnings] == ["no auditor tab in the Spark UI"]
 
 
-def test_a_tab_comes_and_goes(spark: SparkSession, twin: AuditorTwin) -> None:
+def test_a_tab_can_be_attached_and_detached_repeatedly(spark: SparkSession, twin: AuditorTwin) -> None:
     for _ in range(3):
         with attached(spark, twin) as tab:
             assert ask(spark, STATUS).headers["Content-Type"] == "application/json"
@@ -454,6 +456,6 @@ def test_a_tab_comes_and_goes(spark: SparkSession, twin: AuditorTwin) -> None:
         assert ask(spark, RUNS, method="POST", body="kind=bookies").status >= 300
 
 
-def test_kinds_of_the_page_are_those_of_the_model(spark: SparkSession, twin: AuditorTwin) -> None:
+def test_the_page_lists_the_kinds_of_the_model(spark: SparkSession, twin: AuditorTwin) -> None:
     with attached(spark, twin):
         assert [row["kind"] for row in json.loads(ask(spark, STATUS).body)["kinds"]] == [kind.value for kind in RunKind]

@@ -93,7 +93,7 @@ def assert_complete(place: Place, summary: RunSummary) -> None:
 
 
 @pytest.mark.long
-def test_sessions_of_tasks_that_end_while_they_read_change_no_mark(
+def test_sessions_of_tasks_that_end_during_a_read_change_no_mark(
     spark: SparkSession, zookeeper: EmbeddedZooKeeper, place: Place
 ) -> None:
     ended = list[int]()
@@ -155,7 +155,7 @@ def shared(ensemble: Ensemble, fresh_root: str, tmp_path: Path) -> Iterator[Plac
 
 
 @pytest.mark.long
-def test_tasks_read_on_at_another_server_when_theirs_is_killed(
+def test_tasks_continue_at_another_server_if_theirs_is_killed(
     spark: SparkSession, ensemble: Ensemble, shared: Place
 ) -> None:
     quiet = shared.audit(spark, is_dry_run=True).summary
@@ -191,7 +191,7 @@ def test_a_snapshot_from_before_the_last_election_is_refused(
 
 
 @pytest.mark.long
-def test_a_run_whose_ensemble_loses_its_majority_fails_whole_and_the_next_one_marks(
+def test_a_run_fails_completely_if_the_ensemble_loses_its_majority_and_the_next_one_marks(
     spark: SparkSession, ensemble: Ensemble, shared: Place
 ) -> None:
     lost = ensemble.servers[:2]

@@ -189,7 +189,7 @@ class Chaos:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_properties_of_ledger_chaining_hold(seed: int) -> None:
+def test_the_guarantees_of_logs_hold_under_faults(seed: int) -> None:
     async def main() -> None:
         async with log_world() as world:
             chaos = Chaos(world, seed)
@@ -201,5 +201,5 @@ def test_the_properties_of_ledger_chaining_hold(seed: int) -> None:
     run_virtual(main())
 
 
-def test_a_deposed_writer_is_told_that_its_appends_are_in_doubt() -> None:
+def test_the_outcome_of_appends_of_a_replaced_writer_is_unknown() -> None:
     assert issubclass(LogDeposedError, OutcomeUnknownError)

@@ -230,7 +230,7 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
 
 
 @given(ledger=ledgers(), ahead=st.integers(0, 5), data=st.data())
-def test_a_change_appends_or_replaces_in_place_and_touches_nothing_else(
+def test_an_ensemble_change_appends_or_replaces_a_fragment_and_changes_nothing_else(
     ledger: LedgerMetadata, ahead: int, data: st.DataObject
 ) -> None:
     before = ledger.last_fragment
@@ -252,7 +252,7 @@ def test_a_change_appends_or_replaces_in_place_and_touches_nothing_else(
 
 
 @given(ledger=ledgers(), state=st.sampled_from(LedgerState), data=st.data())
-def test_a_change_of_what_is_not_the_writers_any_more_is_refused(
+def test_an_ensemble_change_of_a_ledger_taken_from_the_writer_is_refused(
     ledger: LedgerMetadata, state: LedgerState, data: st.DataObject
 ) -> None:
     before = ledger.last_fragment

@@ -128,12 +128,12 @@ async def history(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_no_disturbance_breaks_a_rule_and_everything_heals(seed: int) -> None:
+def test_no_fault_breaks_a_rule_and_everything_is_repaired(seed: int) -> None:
     run_virtual(history(seed))
 
 
 @pytest.mark.parametrize("seed", range(100, 106))
-def test_the_unlikely_branches_break_no_rule_either(seed: int) -> None:
+def test_unlikely_branches_break_no_rule(seed: int) -> None:
     rng = random.Random(seed)
     with deciding_by(lambda name: name.startswith(("replicator.", "queue.", "recovery.")) and rng.random() < 0.2):
         run_virtual(history(seed))

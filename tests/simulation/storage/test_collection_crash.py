@@ -144,7 +144,7 @@ async def test_power_loss_at_every_operation_loses_nothing_that_was_not_collecte
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_life_of_kills_power_losses_and_full_disks_loses_nothing_that_was_not_collected(seed: int) -> None:
+async def test_a_history_of_kills_power_losses_and_full_disks_loses_nothing_that_was_not_collected(seed: int) -> None:
     rng = random.Random(seed)
     machine, book = Machine(), Book()
     for life in range(8):
@@ -204,7 +204,7 @@ async def uncounted_bytes(machine: Machine) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_compaction_beside_all_else_keeps_the_newest_entries_and_counts_every_dead_byte(
+async def test_concurrent_compaction_keeps_the_newest_entries_and_counts_every_dead_byte(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (compaction, leftovers):  # a log has many windows
@@ -243,7 +243,7 @@ async def test_the_oracle_sees_a_collection_that_ignores_its_mark(monkeypatch: p
     assert await planted_fault_is_found()
 
 
-async def test_the_oracle_sees_a_log_that_goes_before_its_entries_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oracle_sees_a_log_removed_before_its_entries_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault: compaction copies nothing."""
 
     async def nothing(self: Compactor, log_id: int, size: int) -> int:

@@ -224,7 +224,7 @@ def failing(switch: PowerSwitch, first: int) -> Callable[[Operation, str], Await
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_kill_at_every_operation_loses_nothing_even_if_the_power_goes_later(seed: int) -> None:
+async def test_a_kill_at_any_operation_and_a_later_power_loss_lose_nothing(seed: int) -> None:
     killed = await moments(seed, lambda machine, _: machine.after_kill())
     for number, (machine, known) in enumerate(killed[::3]):
         await check(machine.after_kill(), known)
@@ -232,7 +232,7 @@ async def test_kill_at_every_operation_loses_nothing_even_if_the_power_goes_late
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_power_loss_on_disks_that_are_full_now_and_then_loses_nothing(seed: int) -> None:
+async def test_power_loss_on_disks_that_are_sometimes_full_loses_nothing(seed: int) -> None:
     for last in itertools.count(seed, 7):
         machine, known = Machine(settings=settings_of(seed)), Known()
         try:
@@ -245,7 +245,7 @@ async def test_power_loss_on_disks_that_are_full_now_and_then_loses_nothing(seed
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_power_loss_during_recovery_loses_nothing_either(seed: int) -> None:
+async def test_power_loss_during_recovery_loses_nothing(seed: int) -> None:
     for first, (crashed, known) in enumerate((await moments(seed, Machine.after_power_loss))[seed::17]):
         for second in itertools.count():
             machine = crashed.after_kill()
@@ -256,7 +256,7 @@ async def test_power_loss_during_recovery_loses_nothing_either(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_life_of_kills_power_losses_and_full_disks_loses_nothing(seed: int) -> None:
+async def test_a_history_of_kills_power_losses_and_full_disks_loses_nothing(seed: int) -> None:
     rng = random.Random(seed)
     machine, known = Machine(settings=settings_of(seed)), Known()
     for life in range(8):
@@ -271,7 +271,7 @@ async def recover(machine: Machine) -> None:
     await machine.open()
 
 
-async def test_overwritten_entry_never_goes_back_after_a_crash() -> None:
+async def test_an_overwritten_entry_never_returns_to_an_earlier_version_after_a_crash() -> None:
     """The last acknowledged version or a newer one is served, wherever older versions are stored."""
     versions = [entry(7, 1, b"version %d" % number) for number in range(4)]
 
@@ -294,7 +294,7 @@ async def test_overwritten_entry_never_goes_back_after_a_crash() -> None:
             break
 
 
-async def test_every_step_of_a_checkpoint_is_crashed_in() -> None:
+async def test_crashes_cover_every_step_of_a_checkpoint() -> None:
     """The histories above stop between each pair of steps whose order matters."""
     machine, switch = Machine(), PowerSwitch(None)
     await machine.run(history(machine, Known(), 1), switch)
@@ -344,7 +344,7 @@ async def test_the_oracle_sees_an_index_that_is_ahead_of_the_entry_logs(monkeypa
     assert await planted_fault_is_found()
 
 
-async def test_the_oracle_sees_a_cache_swapped_before_its_mark_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oracle_sees_a_mark_that_covers_more_than_the_flushed_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault: the mark covers more entries than the flushed cache contains."""
     begin = Checkpointer._begin
     monkeypatch.setattr(

@@ -63,5 +63,5 @@ def test_every_rule_cited_is_defined(package: str) -> None:
     assert missing == set()
 
 
-def test_no_citation_names_notes_outside_of_the_repository() -> None:
+def test_no_citation_refers_to_notes_outside_of_the_repository() -> None:
     assert [path for path, text in texts().items() if not path.endswith(OWN) and OLD.search(text)] == []

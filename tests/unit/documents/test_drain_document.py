@@ -34,12 +34,12 @@ def resolved(line: str) -> tuple[Any, list[str]]:
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_of_the_document_can_be_typed(line: str) -> None:
+def test_a_command_of_the_document_is_valid(line: str) -> None:
     command, arguments = resolved(line)
     command.make_context("bkheal", arguments)
 
 
-def test_the_document_has_every_verb() -> None:
+def test_the_document_has_every_command() -> None:
     verbs = ("ok-to-stop", "drain start", "drain stop", "drain status", "decommission", "recover", "dead-letters retry")
     for verb in verbs:
         assert any(line.startswith(f"bkheal {verb} ") for line in COMMANDS), verb
@@ -51,5 +51,5 @@ def test_the_document_has_every_verb() -> None:
             assert {"--dry-run", "--yes"} <= names, verb
 
 
-def test_every_reason_has_an_advice() -> None:
+def test_every_reason_has_advice() -> None:
     assert set(ADVICE) == set(ParkReason)

@@ -7,7 +7,7 @@ import re
 from tests.unit.documents.named_tests import ROOT, missing, named_in
 
 
-def test_every_file_and_test_named_exists() -> None:
+def test_every_file_and_test_mentioned_exists() -> None:
     named = named_in(_document())
     assert len(named) > 60
     assert missing(named) == []

@@ -54,17 +54,17 @@ def test_every_option_exists() -> None:
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_every_reason_is_in_the_table_with_whether_it_is_explained(reason: Reason) -> None:
+def test_every_reason_is_in_the_table_as_explained_or_not(reason: Reason) -> None:
     rows = [line for line in TEXT.splitlines() if line.startswith("|") and reason.word in line.replace("**", "")]
     told = "yes" if reason.is_explained else "no"
     assert any(f"| {told} |" in row.replace("**", "") for row in rows)
 
 
-def test_every_outcome_is_told() -> None:
+def test_every_outcome_is_in_the_document() -> None:
     assert all(outcome.value.split()[0] in TEXT for outcome in Outcome)
 
 
-def test_links_within_the_page_lead_to_headings() -> None:
+def test_links_within_the_page_point_to_headings() -> None:
     headings = {
         re.sub(r"[^\w\- ]", "", line.lstrip("#").strip().lower()).replace(" ", "-")
         for line in TEXT.splitlines()

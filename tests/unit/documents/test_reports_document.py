@@ -33,13 +33,13 @@ def test_there_are_ten_examples_and_each_is_under_a_heading() -> None:
 
 
 @pytest.mark.parametrize(("title", "question"), EXAMPLES, ids=[title for title, _ in EXAMPLES])
-def test_an_example_has_an_answer(reports: Path, title: str, question: str) -> None:
+def test_an_example_returns_rows(reports: Path, title: str, question: str) -> None:
     answer = ask(reports, question, limit=100, timeout_s=60)
     assert answer.rows, title
     assert len(set(answer.columns)) == len(answer.columns)
 
 
-def test_the_examples_include_runs_of_everything_and_leave_out_what_only_these_find(tmp_path: Path) -> None:
+def test_the_examples_include_full_runs_without_findings_that_only_those_have(tmp_path: Path) -> None:
     missing, other = finding(1, "b:3181"), finding(2, "b:3181")
     misplaced = {**finding(3, severity=Severity.MISPLACED), "kind": "MISPLACED"}
     rows = (

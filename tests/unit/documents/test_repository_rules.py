@@ -44,19 +44,19 @@ WORLD = {"time", "threading", "socket", "os", "subprocess", "concurrent", "multi
 
 
 @pytest.mark.parametrize("library", USERS)
-def test_a_library_with_one_adapter_is_imported_there_alone(library: str) -> None:
+def test_a_library_with_one_adapter_is_imported_only_there(library: str) -> None:
     assert {source.path for source in sources() if library in source.libraries} == USERS[library]
 
 
 @pytest.mark.parametrize("library", FOLDERS)
-def test_a_library_stays_in_its_packages(library: str) -> None:
+def test_a_library_is_imported_only_in_its_packages(library: str) -> None:
     users = {source.path for source in sources() if library in source.libraries}
     assert users
     assert {path for path in users if not path.startswith(FOLDERS[library])} == set()
 
 
 @pytest.mark.parametrize("package", CORES)
-def test_cores_reach_the_world_through_ports(package: str) -> None:
+def test_cores_do_io_only_through_ports(package: str) -> None:
     offenders = {
         source.path: sorted(source.libraries & WORLD)
         for source in sources(package)
@@ -65,7 +65,7 @@ def test_cores_reach_the_world_through_ports(package: str) -> None:
     assert offenders == {}
 
 
-def test_package_files_hold_no_logic() -> None:
+def test_package_files_contain_no_logic() -> None:
     full = [
         source.path
         for source in sources()
@@ -74,7 +74,7 @@ def test_package_files_hold_no_logic() -> None:
     assert full == []
 
 
-def test_what_spark_asks_for_at_run_time_is_installed_with_the_product() -> None:
+def test_run_time_requirements_of_spark_are_installed_with_the_product() -> None:
     """Spark's functions on Arrow batches import pandas.
 
     No import in our code shows this, and the tests install pandas anyway.
@@ -89,7 +89,7 @@ def test_nothing_is_unpickled() -> None:
     assert [source.path for source in sources() if source.libraries & {"pickle", "marshal", "shelve"}] == []
 
 
-def test_no_part_of_a_product_decides_fault_points() -> None:
+def test_no_product_code_decides_fault_points() -> None:
     """Outside a simulation, every fault point is false."""
     deciders = [
         source.path
@@ -102,7 +102,7 @@ def test_no_part_of_a_product_decides_fault_points() -> None:
     assert deciders == []
 
 
-def test_fault_points_are_named_and_many() -> None:
+def test_there_are_many_fault_points_and_each_has_a_name() -> None:
     """Each one has a name of its own form, written in place, so that a simulation can count how often it fires."""
     names = [
         node.args[0].value if isinstance(node.args[0], ast.Constant) else None

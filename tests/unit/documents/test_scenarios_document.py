@@ -18,7 +18,7 @@ REAL_PROCESSES = (
 )
 
 
-def test_every_scenario_names_a_test_on_real_processes_that_exists() -> None:
+def test_every_scenario_names_an_existing_test_on_real_processes() -> None:
     for number, scenario, outcome, _, shown_by in _rows():
         named = named_in(shown_by)
         assert named, number
@@ -28,14 +28,14 @@ def test_every_scenario_names_a_test_on_real_processes_that_exists() -> None:
         assert outcome.strip(), number
 
 
-def test_the_table_has_its_rows_and_each_its_own_number() -> None:
+def test_the_table_has_its_rows_with_unique_numbers() -> None:
     numbers = [int(number) for number, *_ in _rows()]
     assert len(numbers) >= ROWS_MIN
     assert len(set(numbers)) == len(numbers)
     assert len(numbers) == len(re.findall(r"^\| \d", _document(), re.MULTILINE)), "every row has five columns"
 
 
-def test_every_rule_named_is_defined() -> None:
+def test_every_rule_mentioned_is_defined() -> None:
     invariants = (ROOT / "docs/invariants.md").read_text()
     rows = re.findall(r"^\| (\w+(?:, \w+)*) \|", invariants, re.MULTILINE)
     defined = {rule for row in rows for rule in row.split(", ")} | anchors(ROOT / "docs/failure-model.md")

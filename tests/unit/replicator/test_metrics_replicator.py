@@ -39,7 +39,7 @@ def world() -> Measured:
     return Measured()
 
 
-def test_turns_are_counted_by_how_they_ended(world: Measured) -> None:
+def test_turns_are_counted_by_their_outcome(world: Measured) -> None:
     sink: EventSink = Fanout((world.events,))
     sink.task_ended(
         TaskResult(
@@ -69,7 +69,7 @@ def test_turns_are_counted_by_how_they_ended(world: Measured) -> None:
     assert world.value(f"{names.TIME_TO_FULL}_bucket", le="300.0") == 1
 
 
-def test_only_a_repair_with_a_known_mark_has_a_time_to_full(world: Measured) -> None:
+def test_only_a_repair_with_a_known_mark_is_timed_until_full_replication(world: Measured) -> None:
     for ending in Ending:
         world.events.task_ended(TaskResult(LEDGER, ending, marked_ms=-1 if ending is Ending.REPAIRED else NOW_MS))
     assert world.value(f"{names.TIME_TO_FULL}_count") == 0
@@ -82,7 +82,7 @@ def test_each_task_is_in_one_state(world: Measured) -> None:
     assert values == {"eligible": 1, "locked": 2, "backing_off": 4, "given_up": 3, "delayed": 4, "parked": 5, "left": 6}
 
 
-def test_totals_of_the_worker_are_followed(world: Measured) -> None:
+def test_totals_of_the_worker_are_exported(world: Measured) -> None:
     world.events.sample(
         Load(
             ledgers_in_flight=3,
@@ -102,7 +102,7 @@ def test_totals_of_the_worker_are_followed(world: Measured) -> None:
     assert (world.value(names.THROTTLE), world.value(names.THROTTLED)) == (0, 2.0)
 
 
-def test_progress_is_a_copied_entry_or_a_turn_that_did_something(world: Measured) -> None:
+def test_progress_is_a_copied_entry_or_a_turn_with_a_result(world: Measured) -> None:
     for ending in (Ending.BUSY, Ending.FAILED, Ending.STOPPED):
         world.events.task_ended(TaskResult(LEDGER, ending))
     world.events.sample(Load(ledgers_in_flight=1))
@@ -111,7 +111,7 @@ def test_progress_is_a_copied_entry_or_a_turn_that_did_something(world: Measured
     assert world.value(names.LAST_PROGRESS) == NOW_MS / 1000
 
 
-def test_the_throttle_measures_the_time_for_which_copies_waited() -> None:
+def test_the_throttle_measures_how_long_copies_waited() -> None:
     @in_virtual_time
     async def run() -> None:
         clock = VirtualClock()
@@ -124,7 +124,7 @@ def test_the_throttle_measures_the_time_for_which_copies_waited() -> None:
     run()
 
 
-def test_a_loop_that_hangs_is_noticed() -> None:
+def test_a_hanging_event_loop_is_detected() -> None:
     @in_virtual_time
     async def run() -> None:
         clock, beats = VirtualClock(), []
@@ -141,7 +141,7 @@ def test_a_loop_that_hangs_is_noticed() -> None:
     run()
 
 
-def test_apaches_names_are_there_when_asked_for(world: Measured) -> None:
+def test_apaches_names_are_exported_if_requested(world: Measured) -> None:
     apache = ApacheEvents()
     assert "replication_worker" not in render(world.metrics.registry).body.decode()
     world.metrics.registry.register(apache)

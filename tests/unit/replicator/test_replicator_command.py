@@ -16,7 +16,7 @@ NO_FILES = {"BKHEAL_CONFIG": "", "HOME": "/nowhere", "XDG_CONFIG_HOME": "", "BKH
     ("options", "is_json"),
     [([], False), (["--output", "json"], True), (["-o", "json"], True), (["--output", "table"], False)],
 )
-def test_events_are_written_as_json_where_asked_for(
+def test_events_are_written_as_json_if_requested(
     options: list[str], is_json: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[ReplicatorSettings] = []
@@ -31,7 +31,7 @@ def test_events_are_written_as_json_where_asked_for(
     assert [settings.is_output_json for settings in seen] == [is_json]
 
 
-def test_another_output_is_refused() -> None:
+def test_an_unknown_output_format_is_refused() -> None:
     result = CliRunner().invoke(bkheal, ["replicator", "--output", "xml"], env=NO_FILES)
     assert result.exit_code == 2
     assert "'table', 'json'" in result.output

@@ -38,7 +38,7 @@ from replicator.telemetry.status import JsonEvents, LogEvents, Progress
 from replicator.worker import Worker
 
 
-def test_every_problem_of_the_settings_is_named() -> None:
+def test_all_problems_of_the_settings_are_named() -> None:
     with pytest.raises(ConfigurationError) as raised:
         ReplicatorSettings(
             "", ledgers_in_flight=0, bytes_per_second=-1, poll_interval_s=0, grace_s=-1, open_ledger_grace_s=-1
@@ -46,14 +46,14 @@ def test_every_problem_of_the_settings_is_named() -> None:
     assert len(raised.value.problems) == 6
 
 
-def test_wrong_settings_and_uris_exit_as_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_settings_and_uris_are_configuration_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--metadata-uri", "zk://h/ledgers", "--ledgers-in-flight", "0"]) == 78
     assert "ledgers_in_flight" in capsys.readouterr().err
     assert main(["--metadata-uri", "http://h/ledgers"]) == 78
     assert "only 'zk'" in capsys.readouterr().err
 
 
-def test_options_in_a_file_that_this_command_does_not_follow_are_logged(
+def test_options_that_are_not_reloaded_from_a_file_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ends(settings: ReplicatorSettings) -> int:
@@ -91,7 +91,7 @@ async def test_a_replicator_stops_when_the_metadata_migrates(caplog: pytest.LogC
     assert stopped.is_set()
 
 
-def test_a_replicator_that_is_refused_is_not_ready_and_reports_the_reason() -> None:
+def test_a_refused_replicator_is_not_ready_and_reports_the_reason() -> None:
     telemetry = _Telemetry(has_apache_names=False)
     pages = Pages(telemetry.metrics, Health(ready=telemetry.ready()), needs_certificate=False)
 
@@ -142,7 +142,7 @@ async def test_events_are_counted_and_written_as_json_lines() -> None:
     assert events[1]["reason"] == "no_live_copy"
 
 
-async def test_the_tasks_are_reported_as_they_were_listed_and_written_only_when_they_changed() -> None:
+async def test_listed_tasks_are_reported_and_written_only_if_they_changed() -> None:
     progress, stream = Progress(), _Written()
     sink = Fanout((progress, LogEvents(), JsonEvents(stream)))
     for outlook in (Outlook(), Outlook(in_grace=2), Outlook(in_grace=2), Outlook(eligible=1, in_grace=1)):
@@ -157,7 +157,7 @@ async def test_the_tasks_are_reported_as_they_were_listed_and_written_only_when_
     assert events[-1]["recovered"] is True
 
 
-def test_a_run_is_settled_only_when_nothing_is_delayed() -> None:
+def test_a_run_is_settled_only_if_nothing_is_delayed() -> None:
     assert Outlook(parked=3, backing_off=1, given_up=1).is_settled
     assert not Outlook(parked=3, in_grace=1).is_settled
 

@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_collected_fails_the_run() -> None:
 @pytest.mark.parametrize(
     ("exit_code", "is_broken"), [(0, False), (1, True), (2, True), (3, True), (5, False), (-9, True)]
 )
-def test_an_end_that_no_test_explains_is_a_failure(exit_code: int, is_broken: bool) -> None:
+def test_an_exit_code_that_no_test_explains_is_a_failure(exit_code: int, is_broken: bool) -> None:
     assert result_of(report("a", "passed"), exit_code=exit_code).has_failed == is_broken
 
 
@@ -85,7 +85,7 @@ def test_skipped_tests_are_counted_by_reason() -> None:
 
 
 @pytest.mark.parametrize(("wall_s", "sentences"), [(15.0, 0), (15.1, 1)])
-def test_a_ring_that_takes_half_as_much_again_as_it_may_is_named(wall_s: float, sentences: int) -> None:
+def test_a_ring_that_exceeds_its_time_by_half_is_reported(wall_s: float, sentences: int) -> None:
     found = over_budget(totals([RING], [result_of(report("a", "passed"), wall_s=wall_s)]))
     assert len(found) == sentences
     assert all("ring unit took" in sentence for sentence in found)
@@ -101,13 +101,13 @@ def test_the_slowest_tests_come_first() -> None:
     assert lines == ["    5.0 s  b"]
 
 
-def test_the_closing_line_reads_as_pytests() -> None:
+def test_the_closing_line_has_the_format_of_pytest() -> None:
     result = result_of(report("a", "passed"), report("b", "failed", longrepr="no"), exit_code=1)
     assert closing_line([result], 61.0) == "==== 1 failed, 1 passed in 61.00s (0:01:01) ===="
     assert closing_line([], 1.0) == "==== 0 passed in 1.00s (0:00:01) ===="
 
 
-def test_suites_have_different_names_and_every_one_runs_whatever_became_of_the_others(tmp_path: Path) -> None:
+def test_suite_names_are_unique_and_every_suite_runs_even_if_others_fail(tmp_path: Path) -> None:
     names = [suite.name for suite in load_suites()]
     assert len(names) == len(set(names))
     table = tmp_path / "suites.toml"

@@ -17,7 +17,7 @@ ONE = TABLE[0]
 
 
 @pytest.mark.parametrize("sabotage", TABLE, ids=lambda sabotage: sabotage.name)
-def test_a_sabotage_fits_the_tree(sabotage: Sabotage) -> None:
+def test_a_sabotage_matches_the_tree(sabotage: Sabotage) -> None:
     assert list(problems(sabotage)) == []
 
 
@@ -38,7 +38,7 @@ def test_names_are_unique() -> None:
         (replace(ONE, tests=("tests/unit/rings/test_sabotage_table.py::test_a",)), "no such test"),
     ],
 )
-def test_what_does_not_fit_is_said(stale: Sabotage, says: str) -> None:
+def test_a_sabotage_that_does_not_match_is_reported(stale: Sabotage, says: str) -> None:
     assert says in "; ".join(problems(stale))
 
 
@@ -81,7 +81,7 @@ def test_only_failed_tests_catch_a_sabotage(cases: dict[str, str], outcome: Outc
     assert judge(("tests/test_x.py::test_a", "tests/test_x.py::test_b"), reported(**cases))[0] is outcome
 
 
-def test_the_list_names_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_contains_every_sabotage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     listed = capsys.readouterr().out
     assert all(f"{sabotage.name}: {sabotage.breaks}" in listed for sabotage in TABLE)

@@ -137,7 +137,7 @@ PULSARS = (
 )
 
 
-def test_the_owner_and_the_groups_of_a_ledger_stay_in_its_batch() -> None:
+def test_the_owner_and_groups_of_a_ledger_do_not_leak_into_the_next_batch() -> None:
     wish = {
         "policyClass": "IsolatedBookieEnsemblePlacementPolicy",
         "properties": {"isolationBookieGroups": "red"},
@@ -181,7 +181,7 @@ def test_rows_equal_the_reference_decoder(ledgers: list[LedgerMetadata]) -> None
 
 @relaxed
 @given(st.lists(st.one_of(ledger_metadata().map(encode), st.binary(max_size=60)), max_size=6))
-def test_brief_rows_say_the_same_as_full_ones(encoded: list[bytes]) -> None:
+def test_brief_rows_agree_with_full_ones(encoded: list[bytes]) -> None:
     hashes: dict[str | None, set[int]] = {}
     for brief, full in zip(brief_rows_of(encoded), rows_of(encoded), strict=True):
         is_readable = full["error"] is None
@@ -195,7 +195,7 @@ def test_brief_rows_say_the_same_as_full_ones(encoded: list[bytes]) -> None:
 
 @relaxed
 @given(ledger_metadata([3]), st.data())
-def test_ledgers_that_share_a_shape_keep_their_own_numbers(metadata: LedgerMetadata, data: st.DataObject) -> None:
+def test_ledgers_of_the_same_shape_keep_their_own_numbers(metadata: LedgerMetadata, data: st.DataObject) -> None:
     others = data.draw(st.lists(ledger_metadata([3]), min_size=1, max_size=3))
     mixed = [
         encode(
@@ -224,7 +224,7 @@ def test_ledgers_that_share_a_shape_keep_their_own_numbers(metadata: LedgerMetad
 @pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # for protobuf's text parser, format 2
 @relaxed
 @given(st.lists(ledger_metadata(), min_size=1, max_size=2), st.data())
-def test_damaged_bytes_are_judged_as_by_the_reference_decoder(
+def test_damaged_bytes_are_handled_as_by_the_reference_decoder(
     ledgers: list[LedgerMetadata], data: st.DataObject
 ) -> None:
     encoded = [encode(metadata) for metadata in ledgers]
@@ -242,13 +242,13 @@ def test_damaged_bytes_are_judged_as_by_the_reference_decoder(
 @example(b"")
 @example(b"BookieMetadataFormatVersion\t3\n")
 @example(b"BookieMetadataFormatVersion\t3\n\x0a\x08\x02\x10\x02\x18\x00\x20\x00\x28\x01")
-def test_any_bytes_give_a_row(data: bytes) -> None:
+def test_arbitrary_bytes_give_a_row(data: bytes) -> None:
     assert_like_reference([data, b"BookieMetadataFormatVersion\t3\n" + data])
 
 
 @relaxed
 @given(ledger_metadata([3]))
-def test_what_is_written_today_takes_the_short_way(metadata: LedgerMetadata) -> None:
+def test_current_metadata_takes_the_fast_path(metadata: LedgerMetadata) -> None:
     assert usual_message(encode(metadata)) is not None
 
 
@@ -259,7 +259,7 @@ def closed(members: tuple[str, ...], last_entry_id: int = 9) -> bytes:
 
 @relaxed
 @given(ledger_metadata([3]))
-def test_a_healthy_ledger_of_one_fragment_is_known_by_its_bytes(metadata: LedgerMetadata) -> None:
+def test_a_healthy_ledger_of_one_fragment_is_recognized_by_its_bytes(metadata: LedgerMetadata) -> None:
     metadata = replace(metadata, fragments=metadata.fragments[:1])
     healthy = HealthyMetadata(frozenset(BOOKIES))
     quorums = metadata.write_quorum, metadata.ack_quorum
@@ -309,7 +309,7 @@ def delimited(body: bytes, more: int = 0) -> bytes:
         (b"\x50\x09", b"\x50" + b"\x80" * 10 + b"\x00"),  # a varint of eleven bytes
     ],
 )
-def test_another_form_is_not_taken_for_a_healthy_ledger(what: bytes, by: bytes) -> None:
+def test_another_form_is_not_mistaken_for_a_healthy_ledger(what: bytes, by: bytes) -> None:
     assert SOUND.count(what) == 1
     sound, other = delimited(SOUND), delimited(SOUND.replace(what, by))
     healthy = HealthyMetadata(frozenset("ab"))
@@ -336,7 +336,7 @@ def test_another_form_is_not_taken_for_a_healthy_ledger(what: bytes, by: bytes) 
         (b"\x60\x05", b"\x7a\x00"),
     ],
 )
-def test_another_form_of_custom_metadata_is_not_taken_for_a_healthy_ledger(what: bytes, by: bytes) -> None:
+def test_another_form_of_custom_metadata_is_not_mistaken_for_a_healthy_ledger(what: bytes, by: bytes) -> None:
     assert CUSTOM.count(what) == 1
     sound, other = delimited(SOUND + CUSTOM), delimited(SOUND + CUSTOM.replace(what, by))
     healthy = HealthyMetadata(frozenset("ab"))
@@ -346,14 +346,14 @@ def test_another_form_of_custom_metadata_is_not_taken_for_a_healthy_ledger(what:
     assert_like_reference([sound, other])
 
 
-def test_long_custom_metadata_is_known_by_its_bytes() -> None:
+def test_long_custom_metadata_is_recognized_by_its_bytes() -> None:
     name = b"public/default/persistent/" + b"t" * 200
     custom = (("application", b"pulsar"), ("component", b"managed-ledger"), ("pulsar/managed-ledger", name))
     metadata = replace(decode(closed(("a", "b"))), custom=custom, ctoken=5)
     assert HealthyMetadata(frozenset("ab")).look(encode(metadata)) == (LedgerState.CLOSED.value, 1, 1, ("a", "b"))
 
 
-def test_what_follows_a_message_is_no_part_of_it() -> None:
+def test_bytes_after_a_message_are_ignored() -> None:
     assert_like_reference([delimited(SOUND) + b"\x28\x01", delimited(SOUND) + b"\x08"])
 
 
@@ -363,7 +363,7 @@ def test_long_metadata_is_read_as_by_the_reference_decoder(size: int) -> None:
 
 
 @pytest.mark.parametrize("more", [-1, 1])
-def test_a_wrong_length_is_not_taken_for_a_healthy_ledger(more: int) -> None:
+def test_a_wrong_length_is_not_mistaken_for_a_healthy_ledger(more: int) -> None:
     assert HealthyMetadata(frozenset("ab")).look(delimited(SOUND, more)) is None
 
 
@@ -381,7 +381,7 @@ def test_ledgers_on_live_bookies_are_counted_and_left_out() -> None:
     ]
 
 
-def test_metadata_with_a_live_name_that_is_no_bookie_id_is_unreadable() -> None:
+def test_metadata_with_a_live_name_that_is_not_a_bookie_id_is_unreadable() -> None:
     columns = LedgerColumns(frozenset({"ab", "c,"}))
     columns.add(1, closed(("ab", "cd")).replace(b"cd", b"c,"))
     assert [error is None for error in columns.take_batch()["error"].to_pylist()] == [False]
@@ -390,7 +390,7 @@ def test_metadata_with_a_live_name_that_is_no_bookie_id_is_unreadable() -> None:
 @pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # for protobuf's text parser, format 2
 @relaxed
 @given(st.lists(ledger_metadata([3, 3, 3, 3, 2]), min_size=1, max_size=3), st.sets(st.sampled_from(BOOKIES)), st.data())
-def test_what_is_left_out_and_counted_is_as_by_the_reference_decoder(
+def test_ledgers_are_left_out_and_counted_as_by_the_reference_decoder(
     ledgers: list[LedgerMetadata], live: set[str], data: st.DataObject
 ) -> None:
     encoded = [encode(replace(each, fragments=each.fragments[:1])) for each in ledgers] + [encode(ledgers[0])]

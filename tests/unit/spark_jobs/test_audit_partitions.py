@@ -63,7 +63,7 @@ def test_a_group_keeps_the_order_of_the_tree() -> None:
     assert balance(parents, 1) == [tuple(parents)]
 
 
-def test_no_group_is_refused() -> None:
+def test_zero_groups_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         balance([], 0)
 
@@ -72,12 +72,14 @@ def test_no_group_is_refused() -> None:
     ("counts", "cores", "expected"),
     [([], 4, 1), ([0], 4, 1), ([5, 5], 4, 2), ([5] * 9, 4, 4), ([10_000] * 100, 2, 4)],
 )
-def test_partitions_follow_cores_and_then_ledgers(counts: list[int], cores: int, expected: int) -> None:
+def test_the_number_of_partitions_depends_on_cores_and_then_on_ledgers(
+    counts: list[int], cores: int, expected: int
+) -> None:
     assert LEDGERS_PER_PARTITION_MAX == 250_000
     assert partition_count([LeafParent(str(count), count) for count in counts], cores) == expected
 
 
-def test_a_group_of_nodes_survives_its_text() -> None:
+def test_a_group_of_nodes_is_read_back_from_its_text() -> None:
     group = (LeafParent("/ledgers/00/0001", 7), LeafParent("/ledgers/00/0002", 0, LeafStat(1, 2, 3, 0)))
     assert parents_of(parents_text(group)) == group
     assert parents_of(parents_text(())) == ()
@@ -115,12 +117,12 @@ def test_options_are_read() -> None:
         ({"connect_timeout_s": "3600.5"}, "out of range"),
     ],
 )
-def test_wrong_options_are_named(wrong: dict[str, str], text: str) -> None:
+def test_invalid_options_are_named(wrong: dict[str, str], text: str) -> None:
     with pytest.raises(InvalidOptionError, match=text):
         ledger_options(URI | wrong)
 
 
-def test_the_ends_of_ranges_are_in_them() -> None:
+def test_ranges_include_both_ends() -> None:
     options = ledger_options(
         URI | {"num_partitions": "1", "connect_timeout_s": "3600", "last_ledger": str(LEDGER_ID_MAX)}
     )
@@ -128,7 +130,7 @@ def test_the_ends_of_ranges_are_in_them() -> None:
     assert ledger_options(URI | {"first_ledger": "7", "last_ledger": "7"}).is_wanted(7)
 
 
-def test_the_access_is_that_of_the_option_and_else_of_the_process() -> None:
+def test_the_access_is_that_of_the_option_or_else_of_the_process() -> None:
     use_access(ZooKeeperAccess(state_root="/of-the-process"))
     access = ZooKeeperAccess(state_root="/of-the-option")
     assert ledger_options(URI | {"zookeeper_access": access.to_text()}).access == access
@@ -147,7 +149,7 @@ def test_the_access_is_that_of_the_option_and_else_of_the_process() -> None:
         (LayoutKind.FLAT, {"first_ledger": 20_000}, {None}),
     ],
 )
-def test_nodes_are_planned_that_may_hold_a_ledger_of_the_range(
+def test_only_nodes_that_can_contain_a_ledger_of_the_range_are_planned(
     monkeypatch: pytest.MonkeyPatch, kind: LayoutKind, given: dict[str, int], expected: set[int | None]
 ) -> None:
     @asynccontextmanager
@@ -189,21 +191,21 @@ def totals(listed: Mapping[str, tuple[int, ...]], **counts: int) -> ScanTotals:
 PLAN = (LeafParent("/a", 10), LeafParent("/b", 20))
 
 
-def test_a_scan_that_listed_what_was_planned_is_complete() -> None:
+def test_a_scan_that_listed_all_planned_nodes_is_complete() -> None:
     assert problems(PLAN, totals({"/a": (10,), "/b": (20,)}), {}) == ()
 
 
-def test_ledgers_created_meanwhile_are_no_problem() -> None:
+def test_ledgers_created_meanwhile_are_not_a_problem() -> None:
     assert problems(PLAN, totals({"/a": (10,), "/b": (25,)}), {}) == ()
 
 
-def test_ledgers_deleted_before_they_were_listed_are_no_problem() -> None:
+def test_ledgers_deleted_before_they_were_listed_are_not_a_problem() -> None:
     seen = totals({"/a": (10,), "/b": (15,)})
     assert short_parents(PLAN, seen) == [PLAN[1]]
     assert problems(PLAN, seen, {"/b": 15}) == ()
 
 
-def test_ledgers_deleted_before_they_were_read_are_no_problem() -> None:
+def test_ledgers_deleted_before_they_were_read_are_not_a_problem() -> None:
     assert problems(PLAN, totals({"/a": (10,), "/b": (20,)}, ledgers=27, vanished=2, unreadable=1), {}) == ()
 
 
@@ -216,14 +218,14 @@ def test_ledgers_deleted_before_they_were_read_are_no_problem() -> None:
         ({"/a": (10,), "/b": (10, 10)}, {}, "read more than once: /b"),
     ],
 )
-def test_what_was_not_seen_is_said(
+def test_nodes_and_ledgers_not_read_exactly_once_are_reported(
     listed: Mapping[str, tuple[int, ...]], recount: Mapping[str, int], text: str
 ) -> None:
     (problem,) = problems(PLAN, totals(listed), recount)
     assert text in problem
 
 
-def test_ledgers_lost_on_the_way_are_said() -> None:
+def test_ledgers_that_are_not_accounted_for_are_reported() -> None:
     (problem,) = problems(PLAN, totals({"/a": (10,), "/b": (20,)}, ledgers=29), {})
     assert problem == "30 ledgers were listed, and 29 accounted for"
 

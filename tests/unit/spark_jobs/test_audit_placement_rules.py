@@ -50,11 +50,11 @@ def rules(policy: PlacementPolicy, *, known: str = "abcdef", writable: str = "")
         ("ax", 2, Spread.UNKNOWN),
     ],
 )
-def test_each_write_set_counts(members: str, quorum: int, spread: Spread) -> None:
+def test_each_write_set_is_checked(members: str, quorum: int, spread: Spread) -> None:
     assert rules(PlacementPolicy(min_racks=2)).judge(letters(members), quorum).spread is spread
 
 
-def test_what_no_cluster_could_do_better_is_a_finding_for_a_strict_policy_only() -> None:
+def test_the_best_possible_placement_is_a_finding_only_for_a_strict_policy() -> None:
     wish = PlacementPolicy(min_racks=3)
     assert rules(wish, known="abcd").judge(letters("acd"), 3).spread is Spread.MET
     assert rules(wish, known="abc").judge(letters("abc"), 3).spread is Spread.AS_GOOD_AS_POSSIBLE
@@ -63,7 +63,7 @@ def test_what_no_cluster_could_do_better_is_a_finding_for_a_strict_policy_only()
     assert rules(strict, known="abc").judge(letters("abc"), 3).spread is Spread.MISPLACED
 
 
-def test_it_is_fixable_if_one_replacement_brings_it_nearer() -> None:
+def test_a_placement_is_fixable_if_one_replacement_improves_it() -> None:
     policy = PlacementPolicy(min_racks=2)
     assert rules(policy, writable="c").judge(letters("ab"), 2).is_fixable
     assert not rules(policy, writable="ab").judge(letters("ab"), 2).is_fixable
@@ -73,7 +73,7 @@ def test_it_is_fixable_if_one_replacement_brings_it_nearer() -> None:
     assert rules(regions, writable="f").judge(letters("ac"), 2).is_fixable
 
 
-def test_it_says_which_write_set_and_which_bookies() -> None:
+def test_the_finding_names_the_write_set_and_the_bookies() -> None:
     verdict = rules(PlacementPolicy(min_racks=2)).judge(letters("ab"), 2)
     assert verdict.detail == "positions 0, 1 are in /eu/r1 and need 2 racks"
     assert "x, y" in rules(PlacementPolicy()).judge(letters("xay"), 2).detail
@@ -114,7 +114,7 @@ def grouped(writable: str, registered: str = "abcdefg") -> PlacementRules:
     return PlacementRules.of(policy, GROUPS, letters("abcdefg"), listed(writable, registered))
 
 
-def test_a_member_outside_the_groups_is_misplaced_also_if_the_racks_are_enough() -> None:
+def test_a_member_outside_the_groups_is_misplaced_even_if_there_are_enough_racks() -> None:
     judged = grouped("abcdefg").judge(letters("af"), 2, RED)
     assert (judged.spread, judged.is_outside, judged.is_fixable) == (Spread.MISPLACED, True, True)
     assert judged.detail == "f outside the bookie groups red; secondary blue"
@@ -123,7 +123,7 @@ def test_a_member_outside_the_groups_is_misplaced_also_if_the_racks_are_enough()
     assert grouped("abcdefg").judge(letters("adce"), 2, RED).spread is Spread.MET, "red has only three bookies"
 
 
-def test_only_a_bookie_that_the_groups_permit_makes_it_fixable() -> None:
+def test_only_a_bookie_that_the_groups_permit_makes_a_placement_fixable() -> None:
     assert not grouped("afg").judge(letters("af"), 2, RED).is_fixable
     assert not grouped("de", "ade").judge(letters("af"), 2, RED).is_fixable, "secondary bookies are outside too"
     assert grouped("c").judge(letters("af"), 2, RED).is_fixable
@@ -132,7 +132,7 @@ def test_only_a_bookie_that_the_groups_permit_makes_it_fixable() -> None:
     assert grouped("cd").judge(letters("ab"), 2, RED).is_fixable
 
 
-def test_bookies_of_one_rack_and_of_different_groups_do_not_stand_for_each_other() -> None:
+def test_bookies_of_one_rack_but_different_groups_are_not_interchangeable() -> None:
     racks = {"red": {"b": "/r1", "c": "/r2", "x": "/r3"}, "blue": {"a": "/r1"}, "green": {"e": "/r4", "f": "/r5"}}
     places = {group: {name: {"rack": rack} for name, rack in those.items()} for group, those in racks.items()}
     policy, topology = PlacementPolicy(min_racks=2), parse_topology(json.dumps(places))
@@ -140,7 +140,7 @@ def test_bookies_of_one_rack_and_of_different_groups_do_not_stand_for_each_other
     assert rules.judge(letters("cef"), 2, RED).is_fixable, "b is in the primary group, a is not"
 
 
-def test_a_bookie_of_a_secondary_group_does_not_stand_for_one_of_no_group_in_its_rack() -> None:
+def test_a_bookie_of_a_secondary_group_does_not_replace_an_ungrouped_one_in_its_rack() -> None:
     racks = {"red": {"c": "/r2"}, "blue": {"b": "/r1", "x": "/r3", "y": "/r3"}, "green": {"e": "/r4", "f": "/r5"}}
     places = {group: {name: {"rack": rack} for name, rack in those.items()} for group, those in racks.items()}
     policy, topology = PlacementPolicy(min_racks=2), parse_topology(json.dumps({**places, "a": "/r1"}))
@@ -148,7 +148,7 @@ def test_a_bookie_of_a_secondary_group_does_not_stand_for_one_of_no_group_in_its
     assert rules.judge(letters("cef"), 2, RED).is_fixable, "b is in the secondary group, a is in no group"
 
 
-def test_unreadable_groups_are_not_taken_for_none() -> None:
+def test_unreadable_groups_are_not_mistaken_for_none() -> None:
     rules = grouped("abcdefg")
     judged = rules.judge(letters("af"), 2, None, "no JSON")
     assert (judged.spread, judged.detail) == (Spread.UNREADABLE_GROUPS, "no JSON")
@@ -161,7 +161,7 @@ def test_unreadable_groups_are_not_taken_for_none() -> None:
     st.frozensets(st.sampled_from(["red", "blue", "green"])),
     st.integers(1, 4),
 )
-def test_what_is_misplaced_is_what_a_replicator_would_move(
+def test_misplaced_members_are_those_that_a_replicator_would_move(
     members: list[BookieId], primary: frozenset[str], secondary: frozenset[str], quorum: int
 ) -> None:
     """Otherwise a mark of the check would end without a move, or a debt would never end."""
@@ -213,7 +213,7 @@ SOME_GROUPS = st.frozensets(st.sampled_from(["red", "blue", "green"]))
     st.builds(Bookies, SOME, SOME),
     SOME,
 )
-def test_what_is_fixable_is_what_a_replicator_would_move(
+def test_fixable_placements_are_those_that_a_replicator_would_change(
     members: list[BookieId],
     quorum: int,
     wish: Isolation,

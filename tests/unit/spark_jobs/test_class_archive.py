@@ -40,7 +40,7 @@ def an_archive(path: Path) -> None:
     mark_whole(path)
 
 
-def test_the_archive_in_the_cache_folder_is_used(java: Java, environment: dict[str, str]) -> None:
+def test_the_archive_in_the_cache_directory_is_used(java: Java, environment: dict[str, str]) -> None:
     options = archive_options(java, environment)
     assert f"-XX:SharedArchiveFile={archive_path(java, environment)}" in options
     conf = spark_conf(SessionSettings(), "log4j2.properties", options)
@@ -67,12 +67,12 @@ def test_a_named_file_is_used_for_every_java(java: Java, environment: dict[str, 
 
 
 @pytest.mark.parametrize("option", ["-XX:SharedArchiveFile=/opt/own.jsa", "-XX:ArchiveClassesAtExit=/x", "-Xshare:off"])
-def test_options_of_an_operator_about_archives_win(java: Java, environment: dict[str, str], option: str) -> None:
+def test_archive_options_of_an_operator_take_precedence(java: Java, environment: dict[str, str], option: str) -> None:
     assert archive_options(java, {**environment, SUBMIT_OPTIONS: f"-Dx=1 {option}"}) == ()
     assert archive_options(java, {**environment, SUBMIT_OPTIONS: "-Dx=1", LAUNCHER_OPTIONS: option}) != ()
 
 
-def test_an_archive_that_was_cut_off_is_not_used(java: Java, environment: dict[str, str]) -> None:
+def test_a_truncated_archive_is_not_used(java: Java, environment: dict[str, str]) -> None:
     path = archive_path(java, environment)
     whole = path.read_bytes()
     for end in range(len(whole)):
@@ -89,7 +89,7 @@ def test_a_file_that_another_user_can_write_is_not_used(java: Java, environment:
 
 
 @pytest.mark.parametrize("name", ["two words.jsa", "a:b.jsa", 'a"b.jsa'])
-def test_a_path_that_java_would_split_is_neither_used_nor_made(
+def test_a_path_that_java_would_split_is_neither_used_nor_created(
     java: Java, environment: dict[str, str], tmp_path: Path, name: str
 ) -> None:
     an_archive(tmp_path / name)
@@ -102,7 +102,7 @@ def test_a_path_that_java_would_split_is_neither_used_nor_made(
     assert not (tmp_path / "folder").exists()
 
 
-def test_a_java_without_an_archive_of_its_own_classes_makes_none(java: Java, tmp_path: Path) -> None:
+def test_a_java_without_its_own_class_archive_creates_none(java: Java, tmp_path: Path) -> None:
     with pytest.raises(ClassArchiveError):
         make_class_archive(tmp_path / "folder" / "classes.jsa", java)
     assert not (tmp_path / "folder").exists()

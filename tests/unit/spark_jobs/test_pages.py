@@ -20,7 +20,7 @@ def test_a_value_is_escaped_in_text_and_in_attributes(tmp_path: Path) -> None:
     assert page == '<p id="&lt;b&gt;&#34;&#39;&amp;">&lt;b&gt;&#34;&#39;&amp;</p>'
 
 
-def test_a_name_that_is_not_given_is_an_error(tmp_path: Path) -> None:
+def test_an_undefined_name_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UndefinedError, match="nothing"):
         rendered(tmp_path, "{{ nothing }}")
 

@@ -36,14 +36,14 @@ def of_network(cause: OSError) -> Py4JNetworkError:
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_a_lack_of_open_files_does_not_show_that_spark_has_ended(number: int) -> None:
+def test_too_many_open_files_do_not_mean_that_spark_has_ended(number: int) -> None:
     error = OSError(number, os.strerror(number))
     assert is_alive(failing(error))
     assert is_alive(failing(of_network(error)))
 
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError(errno.ECONNREFUSED, "refused"), Py4JError("no answer")])
-def test_a_driver_without_an_answer_has_ended_unless_no_file_can_be_opened(
+def test_a_driver_that_does_not_answer_has_ended_unless_no_file_can_be_opened(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not is_alive(failing(error))
@@ -68,7 +68,7 @@ def connect_without_files() -> None:
         print(is_alive(failing(error)))
 
 
-def test_the_errors_of_py4j_name_the_lack_of_files() -> None:
+def test_errors_of_py4j_mention_too_many_open_files() -> None:
     script = f"from {__name__} import connect_without_files; connect_without_files()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PROGRAM_S, check=True)
     assert done.stdout == "True\n"

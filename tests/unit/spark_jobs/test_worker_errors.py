@@ -31,17 +31,17 @@ JAVA = "\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(
         (HEAD + "AccessDeniedError: /ledgers/00: not allowed\n", AccessDeniedError),
     ],
 )
-def test_the_error_that_was_raised_last_counts_and_no_source_line(text: str, kind: type[Exception]) -> None:
+def test_the_last_error_raised_is_used_and_no_source_line(text: str, kind: type[Exception]) -> None:
     found = store_error(PySparkException(text))
     assert type(found) is kind
     assert "/ledgers/00: " in str(found)
 
 
 @pytest.mark.parametrize("text", [HEAD + "ValueError: nonsense\n", "", "x"])
-def test_other_errors_are_none_of_the_store(text: str) -> None:
+def test_other_errors_are_not_store_errors(text: str) -> None:
     assert store_error(PySparkException(text)) is None
 
 
-def test_the_first_line_that_says_something_is_shown() -> None:
+def test_the_first_line_that_is_not_empty_is_shown() -> None:
     assert first_line(PySparkException("\n  a\nb")) == "a"
     assert first_line(PySparkException("")) == "PySparkException"

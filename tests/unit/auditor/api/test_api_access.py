@@ -56,7 +56,7 @@ def allowed(caller: str, needed: Role | None, policy: tuple[bool, bool]) -> int:
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-async def test_matrix_of_callers_and_routes(tmp_path: Path, policy: tuple[bool, bool]) -> None:
+async def test_each_route_admits_only_callers_with_its_role(tmp_path: Path, policy: tuple[bool, bool]) -> None:
     read, write = policy
     async with running(tmp_path, allow_anonymous_read=read, allow_anonymous_write=write) as world:
         run_id = await world.start()
@@ -80,7 +80,7 @@ async def test_matrix_of_callers_and_routes(tmp_path: Path, policy: tuple[bool, 
                     assert reply.problem == "unauthenticated"
 
 
-async def test_who_operates_may_enable_recovery_and_not_disable_it(tmp_path: Path) -> None:
+async def test_an_operator_may_enable_recovery_but_not_disable_it(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         token, path = world.tokens[Role.OPERATE].token, "/api/v1/autorecovery/status?enabled="
         assert (await world.ask("PUT", f"{path}true", token=token)).status == 200
@@ -102,7 +102,7 @@ async def test_refused_requests_change_nothing(tmp_path: Path) -> None:
         assert (world.operations.is_on, world.operations.delay_s) == (True, 60)
 
 
-async def test_revoked_token_and_damaged_file_admit_nobody(tmp_path: Path) -> None:
+async def test_revoked_tokens_and_damaged_files_admit_no_one(tmp_path: Path) -> None:
     async with running(tmp_path, allow_anonymous_read=False) as world:
         token = world.tokens[Role.READ].token
         assert (await world.ask("GET", "/api/v1/status", token=token)).status == 200
@@ -116,7 +116,7 @@ async def test_revoked_token_and_damaged_file_admit_nobody(tmp_path: Path) -> No
         assert (await world.ask("GET", "/api/v1/status", token=token)).status == 200
 
 
-async def test_a_token_is_refused_from_its_end_on(tmp_path: Path) -> None:
+async def test_a_token_is_refused_from_its_expiry_on(tmp_path: Path) -> None:
     async with running(tmp_path, allow_anonymous_read=False) as world:
         made = make_token("guest", Role.READ, world.clock.epoch_ms() + 60_000)
         with world.tokens_file.open("a") as file:
@@ -128,7 +128,7 @@ async def test_a_token_is_refused_from_its_end_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["tomorrow", "2027-01-31", "2027-01-31T00:00:00", "1969-01-01T00:00:00Z", "Z", "99999"])
-def test_an_end_that_is_no_moment_is_refused(end: str) -> None:
+def test_an_expiry_without_an_exact_time_is_refused(end: str) -> None:
     line = make_token("a", Role.READ).line
     with pytest.raises(TokensFileError, match="line 1"):
         parse_tokens(f"{line} {end}\n")
@@ -136,7 +136,7 @@ def test_an_end_that_is_no_moment_is_refused(end: str) -> None:
     assert entry.expires_ms == 1_801_350_000_000
 
 
-async def test_metrics_are_never_too_many(tmp_path: Path) -> None:
+async def test_requests_for_metrics_are_not_limited(tmp_path: Path) -> None:
     async with running(tmp_path, requests_per_second=1.0, in_flight_max=1) as world:
         statuses = [(await world.ask("GET", "/metrics")).status for _ in range(10)]
         assert statuses == [200] * 10
@@ -144,7 +144,7 @@ async def test_metrics_are_never_too_many(tmp_path: Path) -> None:
         assert guesses == [401, 401, 429, 429, 429], "requests with wrong tokens are limited"
 
 
-async def test_clients_behind_a_named_proxy_have_limits_of_their_own(tmp_path: Path) -> None:
+async def test_clients_behind_a_trusted_proxy_have_separate_limits(tmp_path: Path) -> None:
     async with running(tmp_path, trusted_proxies=parse_proxies("127.0.0.1"), requests_per_second=1.0) as world:
 
         async def statuses(forwarded: str) -> list[int]:
@@ -164,7 +164,7 @@ async def test_clients_behind_a_named_proxy_have_limits_of_their_own(tmp_path: P
         assert limited == [200, 200, 429], "the header is ignored if it does not come from a configured proxy"
 
 
-async def test_a_page_behind_a_named_proxy_is_the_same_site(tmp_path: Path) -> None:
+async def test_a_page_behind_a_trusted_proxy_is_same_site(tmp_path: Path) -> None:
     path = "/api/v1/autorecovery/status?enabled=true"
     headers = {"Origin": "https://bkheal.example", "X-Forwarded-Host": "bkheal.example"}
     async with running(tmp_path, trusted_proxies=parse_proxies("127.0.0.0/8")) as world:
@@ -175,7 +175,7 @@ async def test_a_page_behind_a_named_proxy_is_the_same_site(tmp_path: Path) -> N
         assert (await world.operate("PUT", path, headers=headers)).status == 403
 
 
-def test_every_header_of_a_proxy_is_read_from_its_end() -> None:
+def test_forwarded_headers_are_read_from_the_end() -> None:
     proxies = TrustedProxies(parse_proxies("10.0.0.0/8, 2001:db8::/32"))
 
     def client(remote: str | None, *forwarded: str) -> str:
@@ -194,7 +194,7 @@ def test_every_header_of_a_proxy_is_read_from_its_end() -> None:
             parse_proxies(wrong)
 
 
-async def test_new_token_counts_at_once(tmp_path: Path) -> None:
+async def test_new_token_is_accepted_at_once(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         made = make_token("newcomer", Role.OPERATE)
         assert (await world.ask("PUT", "/api/v1/autorecovery/trigger_audit", token=made.token)).status == 401
@@ -204,7 +204,7 @@ async def test_new_token_counts_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", [None, "bkheal_nonsense"])
-def test_a_process_without_tokens_tells_how_to_have_some(tmp_path: Path, token: str | None) -> None:
+def test_without_any_tokens_the_refusal_explains_how_to_create_one(tmp_path: Path, token: str | None) -> None:
     none = ApiSettings(report_dir=tmp_path)
     some = replace(none, tokens_file=tmp_path / "tokens")
     for settings, names_the_option in ((none, True), (some, False)):
@@ -213,7 +213,7 @@ def test_a_process_without_tokens_tells_how_to_have_some(tmp_path: Path, token: 
         assert ("--tokens-file" in str(refused.value)) is names_the_option
 
 
-async def test_writing_without_a_token_is_for_this_machine_alone(tmp_path: Path) -> None:
+async def test_writing_without_a_token_needs_a_loopback_address(tmp_path: Path) -> None:
     settings = ApiSettings(report_dir=tmp_path, allow_anonymous_write=True, http_port=0, grpc_port=0)
     for exposed in (
         replace(settings, http_host="0.0.0.0"),
@@ -228,14 +228,14 @@ async def test_writing_without_a_token_is_for_this_machine_alone(tmp_path: Path)
                 await api.start()
 
 
-async def test_settings_that_cannot_work_are_all_named(tmp_path: Path) -> None:
+async def test_all_unusable_settings_are_named(tmp_path: Path) -> None:
     settings = ApiSettings(report_dir=tmp_path, tokens_file=tmp_path / "none", requests_per_second=0)
     with pytest.raises(ConfigurationError) as refused:
         await HttpApi(TwinControl(), TwinOperations(), settings, ManualClock(), upkeep=TwinUpkeep()).start()
     assert len(refused.value.problems) == 2
 
 
-def test_which_addresses_only_this_machine_reaches() -> None:
+def test_loopback_addresses_are_recognised() -> None:
     for host in ("127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost"):
         assert is_loopback(host)
     for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.example", ""):
@@ -248,9 +248,7 @@ async def records(world: ApiWorld, caplog: pytest.LogCaptureFixture) -> list[dic
     return [{name: getattr(record, name) for name in names if hasattr(record, name)} for record in kept]
 
 
-async def test_changing_requests_are_written_down_and_others_are_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_only_changing_requests_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "bkheal.audit")
     async with running(tmp_path) as world:
         run_id = await world.start()
@@ -276,7 +274,7 @@ async def test_changing_requests_are_written_down_and_others_are_not(
         assert made.token not in caplog.text
 
 
-def test_tokens_file_says_which_line_is_wrong_and_never_shows_it() -> None:
+def test_tokens_file_error_names_the_line_without_its_content() -> None:
     line = make_token("a", Role.READ).line
     assert [entry.name for entry in parse_tokens(f"\n# x\n{line} # of a\n")] == ["a"]
     for wrong in (
@@ -295,7 +293,7 @@ def test_tokens_file_says_which_line_is_wrong_and_never_shows_it() -> None:
         make_token("two words", Role.READ)
 
 
-def test_secrets_do_not_print(tmp_path: Path) -> None:
+def test_tokens_and_hashes_are_not_printed(tmp_path: Path) -> None:
     made = make_token("a", Role.OPERATE)
     assert made.token not in repr(made)
     assert made.token not in made.line
@@ -310,7 +308,7 @@ def test_secrets_do_not_print(tmp_path: Path) -> None:
     assert Tokens(None).find(made.token) is None
 
 
-def test_refused_caller_is_told_what_it_lacks(tmp_path: Path) -> None:
+def test_refused_caller_gets_the_role_that_it_lacks(tmp_path: Path) -> None:
     assert client_of("2001:db8::1") == client_of("2001:db8::2") != client_of("2001:db8:1::1")
     assert client_of("::ffff:10.0.0.1") == "10.0.0.1"
     assert client_of("unknown") == "unknown"
@@ -319,7 +317,7 @@ def test_refused_caller_is_told_what_it_lacks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b" \n", b"s3cret-1 s3cret-2", b"s3cret\r\nInjected: yes", b"s3cret\xff", b"s" * 70_000]
 )
-def test_a_file_without_exactly_one_token_is_refused_and_not_repeated(tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_exactly_one_token_is_refused_and_not_quoted(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "token"
     file.write_bytes(content)
     with pytest.raises(TokenFileError, match=str(file)) as refused:

@@ -94,7 +94,7 @@ async def test_pages_of_any_size_contain_every_finding_once_and_in_order(world: 
         assert (found, bookies) == (expected, ["x:1", "y:1", "z:1"]), size
 
 
-async def test_a_finding_of_which_nothing_is_marked_has_the_reason(world: ApiWorld) -> None:
+async def test_a_finding_that_was_not_marked_has_the_reason(world: ApiWorld) -> None:
     items = (await good(world, "GET", f"{PATH}?ledger=2")).json["items"]
     assert [row["detail"] for row in items] == [None, None, HELD]
 
@@ -111,11 +111,11 @@ async def test_a_finding_of_which_nothing_is_marked_has_the_reason(world: ApiWor
         ("kind=dangling_cookie&bookie=y:1", [(None, None)]),
     ],
 )
-async def test_filters(world: ApiWorld, query: str, expected: list[tuple[int, int | None]]) -> None:
+async def test_findings_are_filtered(world: ApiWorld, query: str, expected: list[tuple[int, int | None]]) -> None:
     assert places((await good(world, "GET", f"{PATH}?{query}")).json) == expected
 
 
-def test_a_filter_by_bookie_keeps_the_rows_whose_list_names_it(tmp_path: Path) -> None:
+def test_a_filter_by_bookie_returns_the_rows_that_list_it(tmp_path: Path) -> None:
     rng = random.Random(2)
     lists: list[list[str | None] | None] = [None, [], [None], ["a:1", "a:1"], ["a:11"], ["b:1", None, "a:1"]]
     rows = [finding(ledger, 0, "a:1") | {"missing": rng.choice(lists)} for ledger in range(200)]
@@ -132,9 +132,7 @@ def test_a_filter_by_bookie_keeps_the_rows_whose_list_names_it(tmp_path: Path) -
         assert all(row["missing"] == rows[row["ledger_id"]]["missing"] for row in found)
 
 
-async def test_requests_that_ended_at_their_deadline_add_no_readers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_timed_out_requests_add_no_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock, go_on, readers, most = threading.Lock(), threading.Event(), 0, 0
 
     def slow(*_: Any) -> FindingPage:
@@ -157,9 +155,7 @@ async def test_requests_that_ended_at_their_deadline_add_no_readers(
     assert most == 2
 
 
-async def test_tables_of_earlier_releases_have_severities_in_upper_case_and_are_read(
-    world: ApiWorld, tmp_path: Path
-) -> None:
+async def test_tables_of_earlier_releases_with_upper_case_severities_are_read(world: ApiWorld, tmp_path: Path) -> None:
     now = (await good(world, "GET", PATH)).json
     (path,) = list(tmp_path.rglob(f"{RUN}/findings.parquet"))
     for part in path.iterdir():
@@ -201,7 +197,7 @@ async def test_wrong_parameters_are_refused(world: ApiWorld, query: str) -> None
         ("?severity=lost", []),
     ],
 )
-async def test_topics_are_listed_with_their_effect(
+async def test_topics_are_listed_with_the_effect_on_them(
     world: ApiWorld, tmp_path: Path, query: str, topics: list[str]
 ) -> None:
     named = {"tenant": "t", "namespace": "t/n", "component": "managed-ledger", "subscription": None}
@@ -220,6 +216,6 @@ async def test_topics_are_listed_with_their_effect(
 
 
 @pytest.mark.parametrize("query", ["severity=CRITICAL", "limit=0", "limit=1001", "after=1", "page=2"])
-async def test_wrong_parameters_of_the_impact_are_refused(world: ApiWorld, query: str) -> None:
+async def test_wrong_parameters_of_impact_are_refused(world: ApiWorld, query: str) -> None:
     assert (await world.operate("GET", f"/api/v1/runs/{RUN}/impact?{query}")).status == 400
     assert (await world.operate("GET", f"/api/v1/runs/{RUN[:-1]}f/impact")).status == 404

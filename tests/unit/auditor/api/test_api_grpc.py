@@ -78,7 +78,7 @@ def trailing(error: grpc.aio.AioRpcError) -> dict[str, Any]:
     return {str(key): value for key, value in metadata}
 
 
-async def test_run_from_begin_to_end(world: GrpcWorld) -> None:
+async def test_run_lifecycle_from_start_to_end(world: GrpcWorld) -> None:
     request = pb.StartRunRequest(kind=pb.RUN_KIND_REPLICAS, is_dry_run=True)
     run = await world.stub.StartRun(request, metadata=world.operate)
     assert (run.kind, run.state, run.is_dry_run) == (pb.RUN_KIND_REPLICAS, pb.RUN_STATE_RUNNING, True)
@@ -122,21 +122,21 @@ async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.Monke
         assert [await first_byte() != b"" for _ in range(5)] == [True] * 3 + [False] * 2
 
 
-async def test_status_is_the_services(world: GrpcWorld) -> None:
+async def test_status_is_that_of_the_service(world: GrpcWorld) -> None:
     status = await world.stub.GetStatus(pb.GetStatusRequest())
     assert (status.version, status.is_leader, status.underreplicated_ledgers) == ("1.2.3", True, 5)
     assert dict(status.underreplicated_by_severity) == {"critical": 2, "drain": 1}
     assert list(status.read_only) == ["c:3181"]
 
 
-def test_every_kind_and_state_has_a_number() -> None:
+def test_every_kind_and_state_has_a_unique_number() -> None:
     assert set(KINDS) == set(RunKind)
     assert set(STATES) == set(RunState)
     assert len(set(KINDS.values())) == len(KINDS)
     assert len(set(STATES.values())) == len(STATES)
 
 
-async def test_watching_shows_each_change_until_the_end(world: GrpcWorld) -> None:
+async def test_a_watch_returns_each_change_until_the_end(world: GrpcWorld) -> None:
     run = await world.stub.StartRun(pb.StartRunRequest(kind=pb.RUN_KIND_BOOKIES), metadata=world.operate)
     seen = []
     async for shown in world.stub.WatchRun(pb.GetRunRequest(run_id=run.run_id)):
@@ -148,7 +148,7 @@ async def test_watching_shows_each_change_until_the_end(world: GrpcWorld) -> Non
     assert seen == [pb.RUN_STATE_RUNNING, pb.RUN_STATE_PAUSED, pb.RUN_STATE_DONE]
 
 
-async def test_watchers_are_bounded_and_those_who_go_make_room(tmp_path: Path) -> None:
+async def test_watchers_are_bounded_and_a_cancelled_one_frees_its_place(tmp_path: Path) -> None:
     async with serving(tmp_path, watchers_max=1) as world:
         run = await world.stub.StartRun(pb.StartRunRequest(kind=pb.RUN_KIND_BOOKIES), metadata=world.operate)
         request = pb.GetRunRequest(run_id=run.run_id)
@@ -174,7 +174,7 @@ async def first_of(stream: Any) -> pb.Run | None:
     return shown
 
 
-async def test_watches_of_health_take_no_place_of_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_health_watches_do_not_use_up_request_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("auditor.api.grpc.server._REQUESTS_AT_ONCE", 2)
     monkeypatch.setattr("bookie.wire.health.WATCHES_MAX", 20)
     async with serving(tmp_path, watchers_max=1) as world:
@@ -212,7 +212,7 @@ REQUESTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-async def test_matrix_of_callers_and_methods(tmp_path: Path, is_open: bool) -> None:
+async def test_each_method_admits_only_callers_with_its_role(tmp_path: Path, is_open: bool) -> None:
     async with serving(tmp_path, allow_anonymous_read=is_open) as world:
         callers: dict[str, tuple[tuple[str, str], ...]] = {
             "anonymous": NONE,
@@ -248,7 +248,7 @@ async def code_of(world: GrpcWorld, method: str, metadata: tuple[tuple[str, str]
     return grpc.StatusCode.OK
 
 
-async def test_errors_say_what_to_do(world: GrpcWorld) -> None:
+async def test_errors_contain_advice(world: GrpcWorld) -> None:
     start = pb.StartRunRequest(kind=pb.RUN_KIND_BOOKIES)
     run = await world.stub.StartRun(start, metadata=world.operate)
     busy = await refusal(world.stub.StartRun(start, metadata=world.operate))
@@ -270,7 +270,7 @@ async def test_errors_say_what_to_do(world: GrpcWorld) -> None:
     assert gone.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_request_sent_again_begins_nothing_twice(world: GrpcWorld) -> None:
+async def test_repeated_request_with_the_same_key_starts_only_one_run(world: GrpcWorld) -> None:
     request = pb.StartRunRequest(kind=pb.RUN_KIND_BOOKIES, idempotency_key="7d9f")
     first = await world.stub.StartRun(request, metadata=world.operate)
     again = await world.stub.StartRun(request, metadata=world.operate)
@@ -294,7 +294,7 @@ async def test_limits(tmp_path: Path) -> None:
         assert stuck.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_health_tells_liveness_from_readiness(world: GrpcWorld) -> None:
+async def test_health_checks_distinguish_liveness_from_readiness(world: GrpcWorld) -> None:
     serving_, not_serving = (health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING)
     stub = health_pb2_grpc.HealthStub(world.channel)
 
@@ -318,7 +318,7 @@ async def test_health_tells_liveness_from_readiness(world: GrpcWorld) -> None:
     assert (await world.stub.GetStatus(pb.GetStatusRequest())).version == "1.2.3"
 
 
-async def test_changing_requests_are_written_down(world: GrpcWorld, caplog: pytest.LogCaptureFixture) -> None:
+async def test_changing_requests_are_logged(world: GrpcWorld, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "bkheal.audit")
     run = await world.stub.StartRun(pb.StartRunRequest(kind=pb.RUN_KIND_BOOKIES), metadata=world.operate)
     await refusal(world.stub.PauseRun(pb.ChangeRunRequest(run_id=run.run_id)))
@@ -331,7 +331,7 @@ async def test_changing_requests_are_written_down(world: GrpcWorld, caplog: pyte
     ]
 
 
-def test_address_in_what_grpc_says_of_a_peer() -> None:
+def test_address_is_parsed_from_a_grpc_peer() -> None:
     assert peer_address("ipv4:10.0.0.1:5123") == "10.0.0.1"
     assert peer_address("ipv6:%5B::1%5D:5123") == "::1"
     assert peer_address("ipv6:[2001:db8::1]:5123") == "2001:db8::1"

@@ -64,7 +64,7 @@ async def good(world: ApiWorld, method: str, path: str, **options: Any) -> Reply
     return reply
 
 
-async def test_status_tells_all_that_is_known(world: ApiWorld) -> None:
+async def test_status_document_is_complete(world: ApiWorld) -> None:
     run_id = await world.start()
     await world.control.finish(run_id)
     await world.start(RunKind.REPLICAS)
@@ -93,7 +93,7 @@ async def test_status_tells_all_that_is_known(world: ApiWorld) -> None:
     assert [run["kind"] for run in document["running"]] == ["replicas"]
 
 
-async def test_page_for_people_escapes_names_and_loads_nothing(world: ApiWorld) -> None:
+async def test_html_page_escapes_names_and_loads_nothing(world: ApiWorld) -> None:
     run_id = await world.start()
     await world.control.finish(run_id)
     reply = await good(world, "GET", "/status")
@@ -108,7 +108,7 @@ async def test_page_for_people_escapes_names_and_loads_nothing(world: ApiWorld) 
     assert (root.status, root.headers["Location"]) == (302, "/status")
 
 
-async def test_a_follower_shows_the_schedules_that_it_would_follow_and_no_times(world: ApiWorld) -> None:
+async def test_a_follower_shows_schedules_without_times(world: ApiWorld) -> None:
     world.control.is_leader = False
     checks = (await good(world, "GET", "/api/v1/status")).json["checks"]
     assert (checks["bookies"]["schedule"], checks["bookies"]["next_run"]) == ("24h", None)
@@ -119,12 +119,12 @@ async def test_a_follower_shows_the_schedules_that_it_would_follow_and_no_times(
     assert "<td>bookies</td><td>24h once an auditor leads</td>" in (await good(world, "GET", "/status")).body.decode()
 
 
-async def test_page_is_there_without_the_store(world: ApiWorld) -> None:
+async def test_status_page_works_without_the_store(world: ApiWorld) -> None:
     world.control.is_connected = False
     assert b"no connection" in (await good(world, "GET", "/status")).body
 
 
-async def test_run_from_begin_to_end(world: ApiWorld) -> None:
+async def test_run_lifecycle_from_start_to_end(world: ApiWorld) -> None:
     begun = await good(world, "POST", "/api/v1/runs", json={"kind": "bookies", "dry_run": True})
     run = begun.json["run"]
     assert begun.status == 202
@@ -143,7 +143,7 @@ async def test_run_from_begin_to_end(world: ApiWorld) -> None:
     assert (again.status, again.problem) == (409, "run-over")
 
 
-async def test_runs_are_listed_newest_first_within_a_limit_and_by_kind(world: ApiWorld) -> None:
+async def test_runs_are_listed_newest_first_by_kind_and_up_to_a_limit(world: ApiWorld) -> None:
     ids = [await world.start(kind) for kind in RunKind]
     listed = await good(world, "GET", "/api/v1/runs")
     assert [run["run_id"] for run in listed.json["items"]] == ids[::-1]
@@ -167,7 +167,7 @@ async def test_a_placement_run_without_a_topology_is_refused(world: ApiWorld) ->
     assert (refused.status, refused.problem) == (409, "refused")
 
 
-async def test_process_that_does_not_lead_names_who_does(world: ApiWorld) -> None:
+async def test_a_follower_names_the_leader(world: ApiWorld) -> None:
     run_id = await world.start()
     world.control.is_leader, world.control.leader = False, "auditor-1:3181"
     for method, path, body in (
@@ -182,7 +182,7 @@ async def test_process_that_does_not_lead_names_who_does(world: ApiWorld) -> Non
     assert (await good(world, "GET", f"/api/v1/runs/{run_id}")).json["run"]["state"] == "running"
 
 
-async def test_request_sent_again_begins_nothing_twice(world: ApiWorld) -> None:
+async def test_repeated_request_with_the_same_key_starts_only_one_run(world: ApiWorld) -> None:
     headers = {"Idempotency-Key": "7d9f"}
     first = await good(world, "POST", "/api/v1/runs", json={"kind": "bookies"}, headers=headers)
     await world.control.finish(first.json["run"]["run_id"])
@@ -198,7 +198,7 @@ async def test_request_sent_again_begins_nothing_twice(world: ApiWorld) -> None:
     assert (wrong.status, wrong.problem) == (400, "invalid-request")
 
 
-async def test_failed_request_may_be_sent_again_with_its_key(world: ApiWorld) -> None:
+async def test_failed_request_can_be_repeated_with_the_same_key(world: ApiWorld) -> None:
     headers = {"Idempotency-Key": "7d9f"}
     world.control.is_connected = False
     failed = await world.operate("POST", "/api/v1/runs", json={"kind": "bookies"}, headers=headers)
@@ -229,7 +229,7 @@ async def test_failed_request_may_be_sent_again_with_its_key(world: ApiWorld) ->
         (b"[" * 10_000, "not JSON"),
     ],
 )
-async def test_body_that_starts_nothing_says_why(world: ApiWorld, body: bytes, told: str) -> None:
+async def test_invalid_body_is_refused_with_the_reason(world: ApiWorld, body: bytes, told: str) -> None:
     reply = await world.operate("POST", "/api/v1/runs", data=body, headers={"Content-Type": "application/json"})
     assert (reply.status, reply.problem) == (400, "invalid-request")
     assert told in reply.json["detail"]
@@ -237,7 +237,7 @@ async def test_body_that_starts_nothing_says_why(world: ApiWorld, body: bytes, t
 
 
 @pytest.mark.parametrize("path", ["/api/v1/runs", "/api/v1/drains"])
-async def test_body_that_is_not_encoded_as_declared_is_refused(
+async def test_body_with_a_wrong_content_encoding_is_refused(
     world: ApiWorld, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for encoding in ("gzip", "deflate"):
@@ -251,7 +251,7 @@ async def test_body_that_is_not_encoded_as_declared_is_refused(
     assert "ERROR" not in {record.levelname for record in caplog.records}
 
 
-async def test_client_that_leaves_within_its_body_is_no_failure(
+async def test_client_that_disconnects_within_its_body_is_not_an_error(
     world: ApiWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "bkheal.audit")
@@ -269,24 +269,24 @@ async def test_client_that_leaves_within_its_body_is_no_failure(
     assert outcome == "400"
 
 
-async def test_range_without_a_ledger_is_a_contradiction(world: ApiWorld) -> None:
+async def test_empty_ledger_range_is_a_contradiction(world: ApiWorld) -> None:
     body = {"kind": "replicas", "ledger_min": 9, "ledger_max": 8}
     reply = await world.operate("POST", "/api/v1/runs", json=body)
     assert (reply.status, reply.problem) == (422, "contradiction")
     assert world.control.started == 0
 
 
-async def test_state_that_does_not_exist_is_not_judged_before_the_token(world: ApiWorld) -> None:
+async def test_unknown_state_is_not_checked_before_the_token(world: ApiWorld) -> None:
     assert (await world.ask("PUT", "/api/v1/runs/1/state/flying")).status == 401
     assert (await world.operate("PUT", "/api/v1/runs/1/state/flying")).status == 400
 
 
-async def test_type_of_bookies_that_does_not_exist_is_refused(world: ApiWorld) -> None:
+async def test_unknown_type_of_bookies_is_refused(world: ApiWorld) -> None:
     for wrong in ("type=AAA", "print_hostnames=yes"):
         assert (await world.ask("GET", f"/api/v1/bookie/list_bookies?{wrong}")).status == 400
 
 
-async def test_form_starts_nothing(world: ApiWorld) -> None:
+async def test_form_does_not_start_a_run(world: ApiWorld) -> None:
     reply = await world.operate("POST", "/api/v1/runs", data={"kind": "bookies"})
     assert (reply.status, reply.problem) == (400, "invalid-request")
     assert world.control.started == 0
@@ -310,13 +310,13 @@ async def test_form_starts_nothing(world: ApiWorld) -> None:
         "/api/v1/reports?after=..",
     ],
 )
-async def test_parameter_that_is_wrong_or_unknown_is_refused(world: ApiWorld, path: str) -> None:
+async def test_wrong_or_unknown_parameter_is_refused(world: ApiWorld, path: str) -> None:
     reply = await world.operate("GET", path)
     assert (reply.status, reply.problem) == (400, "invalid-request")
     await check(world, "GET", path, reply)
 
 
-async def test_a_schedule_is_paused_until_a_time_and_resumed(world: ApiWorld) -> None:
+async def test_a_schedule_is_paused_for_a_time_and_resumed(world: ApiWorld) -> None:
     path = "/api/v1/schedules/replicas/state"
     paused = (await good(world, "PUT", f"{path}/paused")).json
     assert (paused["check"], paused["paused"], paused["paused_until"]) == ("replicas", True, "2023-11-14T23:13:20.000Z")
@@ -333,7 +333,7 @@ async def test_a_schedule_is_paused_until_a_time_and_resumed(world: ApiWorld) ->
         assert (await world.operate("PUT", wrong)).status == 400
 
 
-async def test_marked_ledgers_come_in_pages(world: ApiWorld) -> None:
+async def test_marked_ledgers_are_listed_in_pages(world: ApiWorld) -> None:
     first = (await good(world, "GET", "/api/v1/underreplicated?limit=2")).json
     assert [task["ledger_id"] for task in first["items"]] == [3, 7]
     assert (first["next_after"], first["total"]) == (7, 5), "the total is the one of the last count"
@@ -348,14 +348,14 @@ async def test_marked_ledgers_come_in_pages(world: ApiWorld) -> None:
     assert missing["total"] is None, "there is no count for a filter"
 
 
-async def test_bookies_come_with_state_address_and_space(world: ApiWorld) -> None:
+async def test_bookies_are_listed_with_state_address_and_space(world: ApiWorld) -> None:
     items = (await good(world, "GET", "/api/v1/bookies")).json["items"]
     assert [item["state"] for item in items] == ["writable", "read_only", "lost"]
     assert (items[0]["host"], items[0]["disk_free_bytes"], items[1]["disk_free_bytes"]) == ("host-a", 400, None)
     assert items[2]["first_seen_down"] == "2023-11-14T22:13:20.000Z"
 
 
-async def test_apaches_paths_answer_in_apaches_shapes(world: ApiWorld) -> None:
+async def test_apaches_paths_return_apaches_formats(world: ApiWorld) -> None:
     root = "/api/v1/autorecovery"
     assert (await good(world, "GET", f"{root}/status")).json == {"enabled": True}
     assert (await good(world, "PUT", f"{root}/status?enabled=false")).json == {"enabled": False}
@@ -395,7 +395,7 @@ async def test_apaches_paths_answer_in_apaches_shapes(world: ApiWorld) -> None:
     assert named.json == {"c:3181": "host-c"}
 
 
-async def test_apaches_list_names_its_next_page(world: ApiWorld) -> None:
+async def test_apaches_list_links_to_its_next_page(world: ApiWorld) -> None:
     listing = "/api/v1/autorecovery/list_under_replicated_ledger"
     first = await good(world, "GET", f"{listing}?limit=1&missingreplica=a:3181")
     assert first.json == [3]
@@ -406,12 +406,12 @@ async def test_apaches_list_names_its_next_page(world: ApiWorld) -> None:
     assert (reply.status, reply.problem) == (400, "invalid-request")
 
 
-async def test_apaches_documentation_writes_a_slash_behind_some_paths(world: ApiWorld) -> None:
+async def test_apaches_paths_with_a_trailing_slash_work(world: ApiWorld) -> None:
     reply = await world.ask("GET", "/api/v1/autorecovery/list_under_replicated_ledger/?missingreplica=a:3181")
     assert (reply.status, reply.json) == (200, [3, 9])
 
 
-async def test_apaches_paths_where_there_is_nothing(world: ApiWorld) -> None:
+async def test_apaches_paths_without_a_backlog_or_a_leader(world: ApiWorld) -> None:
     world.operations.tasks, world.control.leader = [], ""
     for path in ("list_under_replicated_ledger", "who_is_auditor"):
         reply = await world.ask("GET", f"/api/v1/autorecovery/{path}")
@@ -430,13 +430,13 @@ async def test_apaches_paths_where_there_is_nothing(world: ApiWorld) -> None:
         ("lost_bookie_recovery_delay", b'{"delay_seconds": true}'),
     ],
 )
-async def test_wrong_changes_by_apaches_paths_change_nothing(world: ApiWorld, path: str, body: bytes | None) -> None:
+async def test_invalid_changes_by_apaches_paths_change_nothing(world: ApiWorld, path: str, body: bytes | None) -> None:
     reply = await world.operate("PUT", f"/api/v1/autorecovery/{path}", data=body)
     assert (reply.status, reply.problem) == (400, "invalid-request")
     assert (world.operations.is_on, world.operations.delay_s) == (True, 60)
 
 
-async def test_liveness_does_not_depend_on_the_store_and_readiness_does(world: ApiWorld) -> None:
+async def test_readiness_depends_on_the_store_and_liveness_does_not(world: ApiWorld) -> None:
     for path in ("/livez", "/healthz", "/readyz"):
         assert (await good(world, "GET", path)).body == b"ok"
     world.control.is_connected = False
@@ -454,7 +454,7 @@ async def test_liveness_does_not_depend_on_the_store_and_readiness_does(world: A
     assert (await world.ask("GET", "/livez")).status == 200
 
 
-async def test_an_auditor_that_the_store_refuses_is_alive_and_says_why_it_is_not_ready(world: ApiWorld) -> None:
+async def test_an_auditor_that_the_store_refuses_is_alive_and_reports_why_it_is_not_ready(world: ApiWorld) -> None:
     world.control.problems = ("create /ledgers/underreplication/auditorelection: its ACL does not allow this",)
     assert (await good(world, "GET", "/livez")).body == b"ok"
     reply = await world.ask("GET", "/readyz")
@@ -477,7 +477,7 @@ async def test_metrics_and_version(world: ApiWorld) -> None:
     assert (version["kind"], version["version"], version["component"]) == ("Version", "1.2.3", "auditor")
 
 
-async def test_what_is_not_there_is_a_problem_document(world: ApiWorld) -> None:
+async def test_not_found_is_a_problem_document(world: ApiWorld) -> None:
     for path in ("/nothing", "/api/v2/runs", "/api/v1/runs/", "/api/v1/runs/20990101T000000Z-ffffff"):
         reply = await world.ask("GET", path)
         assert (reply.status, reply.problem) == (404, "not-found")
@@ -488,7 +488,7 @@ async def test_what_is_not_there_is_a_problem_document(world: ApiWorld) -> None:
     assert (reply.status, reply.problem) == (400, "invalid-request")
 
 
-async def test_every_answer_has_the_headers_that_protect_browsers(world: ApiWorld) -> None:
+async def test_every_response_has_the_headers_that_protect_browsers(world: ApiWorld) -> None:
     for path in ("/api/v1/status", "/status", "/livez", "/nothing", "/api/v1/runs?x=1", "/reports/"):
         headers = (await world.ask("GET", path)).headers
         assert headers["X-Content-Type-Options"] == "nosniff"
@@ -498,12 +498,12 @@ async def test_every_answer_has_the_headers_that_protect_browsers(world: ApiWorl
         assert headers["Server"] == "bkheal"
 
 
-async def test_head_answers_as_get_without_a_body(world: ApiWorld) -> None:
+async def test_head_responds_like_get_without_a_body(world: ApiWorld) -> None:
     reply = await world.ask("HEAD", "/api/v1/status")
     assert (reply.status, reply.body) == (200, b"")
 
 
-async def test_store_that_does_not_answer_is_told_as_such(world: ApiWorld) -> None:
+async def test_unresponsive_store_is_reported(world: ApiWorld) -> None:
     world.control.is_connected = False
     reply = await world.ask("GET", "/api/v1/runs")
     assert (reply.status, reply.problem) == (503, "store-unavailable")
@@ -511,7 +511,9 @@ async def test_store_that_does_not_answer_is_told_as_such(world: ApiWorld) -> No
     assert (await world.ask("GET", "/api/v1/status")).json["store_connected"] is False
 
 
-async def test_the_page_waits_for_no_silent_store(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_status_page_does_not_wait_for_an_unresponsive_store(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def silent(limit: int = 50) -> Sequence[RunRecord]:
         await asyncio.Event().wait()
         return ()
@@ -521,7 +523,7 @@ async def test_the_page_waits_for_no_silent_store(world: ApiWorld, monkeypatch: 
     await good(world, "GET", "/status")
 
 
-async def test_failure_inside_tells_nothing_of_the_inside(
+async def test_internal_error_does_not_leak_its_cause(
     world: ApiWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> None:
@@ -534,7 +536,7 @@ async def test_failure_inside_tells_nothing_of_the_inside(
     assert "request failed" in caplog.text
 
 
-async def test_description_has_every_route_and_nothing_else(world: ApiWorld) -> None:
+async def test_openapi_document_has_every_route_and_nothing_else(world: ApiWorld) -> None:
     description = (await good(world, "GET", "/openapi.json")).json
     described = {(method.upper(), path) for path, operations in description["paths"].items() for method in operations}
     assert description["openapi"] == "3.1.0"
@@ -556,7 +558,7 @@ async def test_description_has_every_route_and_nothing_else(world: ApiWorld) -> 
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
-async def test_description_says_who_may(world: ApiWorld) -> None:
+async def test_openapi_document_has_the_required_roles(world: ApiWorld) -> None:
     paths = (await world.ask("GET", "/openapi.json")).json["paths"]
     assert paths["/api/v1/runs"]["post"]["security"] == [{"token": []}]
     assert paths["/api/v1/runs"]["post"]["x-bkheal-role"] == Role.OPERATE.value

@@ -29,7 +29,7 @@ from tests.worlds.api import running
 from tests.worlds.clocks import ManualClock
 
 
-async def test_client_that_asks_too_much_is_told_when_to_come_back(tmp_path: Path) -> None:
+async def test_client_above_its_rate_gets_a_retry_after(tmp_path: Path) -> None:
     async with running(tmp_path, requests_per_second=2) as world:
         codes = [(await world.ask("GET", "/api/v1/status")).status for _ in range(5)]
         assert codes == [200] * 4 + [429]
@@ -42,14 +42,14 @@ async def test_client_that_asks_too_much_is_told_when_to_come_back(tmp_path: Pat
         assert [(await world.ask("GET", "/api/v1/status")).status for _ in range(2)] == [200, 429]
 
 
-async def test_guessing_tokens_is_as_slow_as_asking(tmp_path: Path) -> None:
+async def test_guesses_of_tokens_are_limited_like_requests(tmp_path: Path) -> None:
     async with running(tmp_path, requests_per_second=2) as world:
         codes = [(await world.ask("GET", "/version", token=f"guess{n}")).status for n in range(6)]
         assert codes == [401] * 4 + [429] * 2
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 3)), max_size=60))
-def test_no_client_passes_more_than_its_rate_and_one_burst(steps: list[tuple[str, float]]) -> None:
+def test_no_client_exceeds_its_rate_plus_one_burst(steps: list[tuple[str, float]]) -> None:
     clock = ManualClock()
     limit, begin_s = RateLimit(2.0, 100, clock), clock.now_s
     passed = dict.fromkeys("abc", 0)
@@ -61,7 +61,7 @@ def test_no_client_passes_more_than_its_rate_and_one_burst(steps: list[tuple[str
         assert passed[client] <= 4 + 2 * (clock.now_s - begin_s) + 1e-6
 
 
-def test_who_was_silent_for_long_has_no_more_than_one_burst() -> None:
+def test_a_client_that_was_idle_for_long_has_only_one_burst() -> None:
     clock = ManualClock()
     limit = RateLimit(2.0, 100, clock)
     limit.wait_s("a")
@@ -69,7 +69,7 @@ def test_who_was_silent_for_long_has_no_more_than_one_burst() -> None:
     assert [limit.wait_s("a") == 0 for _ in range(5)] == [True] * 4 + [False]
 
 
-async def test_a_new_rate_counts_from_the_next_request_on(tmp_path: Path) -> None:
+async def test_a_new_rate_applies_from_the_next_request_on(tmp_path: Path) -> None:
     async with running(tmp_path, requests_per_second=2) as world:
         assert [(await world.ask("GET", "/api/v1/status")).status for _ in range(5)] == [200] * 4 + [429]
         world.api.set_requests_per_second(100)
@@ -80,7 +80,7 @@ async def test_a_new_rate_counts_from_the_next_request_on(tmp_path: Path) -> Non
         assert [(await world.ask("GET", "/api/v1/status")).status for _ in range(3)] == [200] * 2 + [429]
 
 
-def test_bounded_number_of_clients_is_remembered() -> None:
+def test_number_of_remembered_clients_is_bounded() -> None:
     limit = RateLimit(0.5, 3, ManualClock())
     assert [limit.wait_s("a") == 0 for _ in range(2)] == [True, False]
     for others, is_admitted in (("bc", False), ("bcd", True)):
@@ -103,7 +103,7 @@ async def chunks(body: bytes) -> AsyncIterator[bytes]:
         yield body[start : start + 10]
 
 
-async def test_request_that_cannot_be_read_is_refused_with_a_problem(
+async def test_malformed_request_is_refused_with_a_problem_document(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(tmp_path) as world:
@@ -120,14 +120,14 @@ async def test_request_that_cannot_be_read_is_refused_with_a_problem(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_as_many_long_ids_as_a_request_may_have_are_read(tmp_path: Path) -> None:
+async def test_the_most_and_longest_ids_of_a_request_are_read(tmp_path: Path) -> None:
     names = [f"bookie-{n}.".ljust(251, "b") + ":3181" for n in range(100)]
     query = "&".join(f"bookie={quote(name, safe='')}" for name in names)
     async with running(tmp_path) as world:
         assert (await world.operate("GET", f"/api/v1/ok-to-stop?{query}")).status not in (400, 414)
 
 
-async def test_request_that_takes_too_long_ends(tmp_path: Path) -> None:
+async def test_request_that_takes_too_long_is_cut_off_at_its_deadline(tmp_path: Path) -> None:
     async with running(tmp_path, request_deadline_s=0.05) as world:
         world.control.may_start.clear()
         reply = await world.operate("POST", "/api/v1/runs", json={"kind": "bookies"})
@@ -135,7 +135,7 @@ async def test_request_that_takes_too_long_ends(tmp_path: Path) -> None:
         assert "may still have taken effect" in reply.json["detail"]
 
 
-async def test_body_that_never_comes_ends_at_the_deadline(tmp_path: Path) -> None:
+async def test_body_that_never_arrives_ends_at_the_deadline(tmp_path: Path) -> None:
     async with running(tmp_path, request_deadline_s=0.05) as world:
         head = (
             f"POST /api/v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n"
@@ -144,7 +144,7 @@ async def test_body_that_never_comes_ends_at_the_deadline(tmp_path: Path) -> Non
         assert (await raw(world.api.port, head.encode())).startswith(b"HTTP/1.1 504 ")
 
 
-async def test_connection_that_sends_no_whole_request_is_closed(tmp_path: Path) -> None:
+async def test_connection_without_a_complete_request_is_closed(tmp_path: Path) -> None:
     async with running(tmp_path, idle_connection_s=0.05) as world:
         assert await raw(world.api.port, b"GET /livez HTTP/1.1\r\nHost: local") == b""
 
@@ -161,7 +161,7 @@ async def raw(port: int, data: bytes) -> bytes:
         await writer.wait_closed()
 
 
-async def test_requests_at_once_are_bounded_and_probes_are_not(tmp_path: Path) -> None:
+async def test_concurrent_requests_are_bounded_and_probes_are_not(tmp_path: Path) -> None:
     async with running(tmp_path, in_flight_max=2, request_deadline_s=STATE_S) as world:
         world.control.may_start.clear()
         stuck = [
@@ -190,7 +190,7 @@ async def test_requests_at_once_are_bounded_and_probes_are_not(tmp_path: Path) -
         {"Sec-Fetch-Site": "same-origin", "Origin": "https://evil.example"},
     ],
 )
-async def test_page_of_another_site_changes_nothing(tmp_path: Path, headers: dict[str, str]) -> None:
+async def test_page_of_another_site_cannot_change_anything(tmp_path: Path, headers: dict[str, str]) -> None:
     async with running(tmp_path, allow_anonymous_write=True) as world:
         for method, path in (("POST", "/api/v1/runs"), ("PUT", "/api/v1/autorecovery/status?enabled=false")):
             reply = await world.ask(method, path, headers=headers, json={"kind": "bookies"})
@@ -198,14 +198,14 @@ async def test_page_of_another_site_changes_nothing(tmp_path: Path, headers: dic
         assert (world.control.started, world.operations.is_on) == (0, True)
 
 
-async def test_own_page_and_programs_may(tmp_path: Path) -> None:
+async def test_same_origin_pages_and_programs_are_allowed(tmp_path: Path) -> None:
     async with running(tmp_path, allow_anonymous_write=True) as world:
         for headers in ({"Sec-Fetch-Site": "same-origin", "Origin": world.url}, {"Sec-Fetch-Site": "none"}, {}):
             reply = await world.ask("PUT", "/api/v1/autorecovery/trigger_audit", headers=headers)
             assert reply.status == 200
 
 
-async def test_name_that_somebody_pointed_here_is_refused_without_a_token(tmp_path: Path) -> None:
+async def test_unknown_host_name_is_refused_without_a_token(tmp_path: Path) -> None:
     """For a browser, a page at such a name has the same origin as this service."""
     async with running(tmp_path, allow_anonymous_write=True, allowed_hosts=("auditor.example",)) as world:
         for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "[::2]", "["):
@@ -219,7 +219,7 @@ async def test_name_that_somebody_pointed_here_is_refused_without_a_token(tmp_pa
             assert (await world.ask("GET", "/api/v1/status", headers={"Host": host})).status == 200
 
 
-async def test_keys_are_bounded_and_grow_old() -> None:
+async def test_keys_are_bounded_and_expire() -> None:
     clock = ManualClock()
     intents = Intents(clock)
     begun: list[str] = []
@@ -241,7 +241,7 @@ async def test_keys_are_bounded_and_grow_old() -> None:
     assert await intents.once("c", str(KEYS_MAX + 9), "x", begin) == (begun[-1], True)
 
 
-async def test_second_of_two_at_once_waits_for_the_first() -> None:
+async def test_second_of_two_concurrent_requests_waits_for_the_first() -> None:
     intents, gate = Intents(ManualClock()), asyncio.Event()
 
     async def begin() -> str:
@@ -254,7 +254,7 @@ async def test_second_of_two_at_once_waits_for_the_first() -> None:
     assert await asyncio.gather(*both) == [("run0", False), ("run0", True)]
 
 
-async def test_a_request_that_was_given_up_begins_its_run_once() -> None:
+async def test_an_abandoned_request_starts_its_run_once() -> None:
     intents, gate, begun = Intents(ManualClock()), asyncio.Event(), list[str]()
 
     async def begin() -> str:
@@ -273,7 +273,7 @@ async def test_a_request_that_was_given_up_begins_its_run_once() -> None:
     assert begun == ["run0"]
 
 
-async def test_a_request_that_failed_is_tried_anew() -> None:
+async def test_a_failed_request_is_retried() -> None:
     intents, failures = Intents(ManualClock()), [RunBusyError(RunKind.BOOKIES, "r1", "h:1")]
 
     async def begin() -> str:
@@ -286,7 +286,7 @@ async def test_a_request_that_failed_is_tried_anew() -> None:
     assert await intents.once("a", "k", "x", begin) == ("run0", False)
 
 
-async def test_who_waits_for_work_that_was_stopped_is_told() -> None:
+async def test_waiters_get_an_error_if_the_work_is_stopped() -> None:
     intents = Intents(ManualClock())
 
     async def begin() -> str:
@@ -300,7 +300,7 @@ async def test_who_waits_for_work_that_was_stopped_is_told() -> None:
 
 
 @pytest.mark.parametrize("is_tls", [pytest.param(True, marks=pytest.mark.needs("openssl")), False])
-async def test_connections_are_bounded_also_without_a_request_or_a_handshake(
+async def test_connections_without_a_request_or_a_handshake_are_bounded_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_tls: bool
 ) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
@@ -325,7 +325,7 @@ async def test_connections_are_bounded_also_without_a_request_or_a_handshake(
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="needs TCP_USER_TIMEOUT of Linux")
-async def test_a_client_that_does_not_read_its_answers_does_not_keep_its_place(
+async def test_a_client_that_does_not_read_its_responses_is_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 1)

@@ -52,7 +52,7 @@ async def world(report_dir: Path, tmp_path: Path) -> AsyncIterator[ApiWorld]:
         yield made
 
 
-async def test_files_are_sent_as_what_they_are(world: ApiWorld) -> None:
+async def test_files_are_served_with_their_content_types(world: ApiWorld) -> None:
     expected = {
         "/reports/": ("text/html; charset=utf-8", b"<!doctype html><p>all reports"),
         "/reports/index.html": ("text/html; charset=utf-8", b"<!doctype html><p>all reports"),
@@ -81,7 +81,7 @@ async def test_reports_are_listed_with_their_paths(world: ApiWorld) -> None:
         assert (await world.ask("GET", item[name])).status == 200
 
 
-async def test_reports_come_in_pages_the_newest_first(world: ApiWorld, report_dir: Path) -> None:
+async def test_reports_are_listed_in_pages_newest_first(world: ApiWorld, report_dir: Path) -> None:
     written = [report_world.at(report_world.CLEAN, day) for day in range(3)]
     report_world.write(report_dir, *written)
     found, after = [], ""
@@ -97,7 +97,7 @@ async def test_reports_come_in_pages_the_newest_first(world: ApiWorld, report_di
     assert {report["verdict"] for report in reports.values()} == {"clean"}
 
 
-async def test_a_page_reads_the_summaries_of_its_own_reports_alone(
+async def test_a_page_reads_only_the_summaries_of_its_own_reports(
     world: ApiWorld, report_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = [report_world.at(report_world.CLEAN, day) for day in range(6)]
@@ -118,7 +118,7 @@ async def test_a_page_reads_the_summaries_of_its_own_reports_alone(
     assert read == [RUN]
 
 
-async def test_a_link_leads_to_the_latest_report_of_a_kind(world: ApiWorld, report_dir: Path) -> None:
+async def test_a_link_redirects_to_the_latest_report_of_a_kind(world: ApiWorld, report_dir: Path) -> None:
     kinds = {"20261121T000000Z-aaaaaa": "placement", "20261122T000000Z-bbbbbb": "bookies"}
     kinds["99981122T000000Z-cccccc"] = "bookies"  # from a run with a wrong clock
     for run_id, kind in kinds.items():
@@ -133,7 +133,7 @@ async def test_a_link_leads_to_the_latest_report_of_a_kind(world: ApiWorld, repo
     assert (await world.ask("GET", "/reports/latest/?kind=scrub")).problem == "invalid-request"
 
 
-async def test_auditors_on_one_volume_serve_each_others_reports(tmp_path: Path) -> None:
+async def test_auditors_on_a_shared_volume_serve_each_others_reports(tmp_path: Path) -> None:
     """A change of leader loses no report: all auditors use the same directory."""
     async with running(tmp_path) as second:
         async with running(tmp_path) as first:
@@ -144,7 +144,7 @@ async def test_auditors_on_one_volume_serve_each_others_reports(tmp_path: Path) 
         assert [item["run_id"] for item in (await second.ask("GET", "/api/v1/reports")).json["items"]] == [RUN]
 
 
-async def test_there_may_be_no_reports_yet(tmp_path: Path) -> None:
+async def test_missing_reports_are_an_empty_list_or_not_found(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         assert (await world.ask("GET", "/api/v1/reports")).json["items"] == []
         for path in ("/reports/", f"/reports/{RUN}/", f"/reports/{RUN}/summary.json"):
@@ -186,7 +186,7 @@ TRAVERSALS = [
 
 
 @pytest.mark.parametrize("path", TRAVERSALS)
-async def test_nothing_else_is_sent(world: ApiWorld, path: str) -> None:
+async def test_files_outside_the_reports_are_not_served(world: ApiWorld, path: str) -> None:
     """The paths are sent as raw bytes, because a client would normalize them."""
     reader, writer = await asyncio.open_connection("127.0.0.1", world.api.port)
     head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -206,6 +206,6 @@ async def test_nothing_else_is_sent(world: ApiWorld, path: str) -> None:
     )
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_found_lies_inside(report_dir: Path, parts: list[str]) -> None:
+def test_files_that_are_found_lie_inside_the_report_directory(report_dir: Path, parts: list[str]) -> None:
     found = find_file(report_dir, "/".join(parts))
     assert found is None or (found.is_relative_to(report_dir.resolve()) and SECRET not in found.read_bytes())

@@ -47,7 +47,7 @@ async def changes(world: ApiWorld) -> list[tuple[str, str]]:
     return [(item["action"], item["detail"]) for item in items]
 
 
-async def test_dead_letters_come_in_pages_with_advice(world: ApiWorld) -> None:
+async def test_dead_letters_are_listed_in_pages_with_advice(world: ApiWorld) -> None:
     first = (await good(world, "GET", f"{LETTERS}?limit=1")).json
     assert [(row["ledger_id"], row["reason"], row["missing"]) for row in first["items"]] == [
         (7, "no_live_copy", ["a", "b"])
@@ -58,7 +58,7 @@ async def test_dead_letters_come_in_pages_with_advice(world: ApiWorld) -> None:
     assert (await good(world, "GET", f"{LETTERS}?reason=misplaced")).json["items"] == []
 
 
-async def test_dead_letters_are_tried_again_all_or_none(world: ApiWorld) -> None:
+async def test_dead_letters_are_retried_all_or_none(world: ApiWorld) -> None:
     refused = await world.operate("POST", f"{LETTERS}/retry", json={"ledgers": [7, 9]})
     assert (refused.status, refused.problem) == (404, "not-found")
     assert await changes(world) == []
@@ -67,7 +67,7 @@ async def test_dead_letters_are_tried_again_all_or_none(world: ApiWorld) -> None
     assert await changes(world) == [("dead-letters retry", "ledgers 7")]
 
 
-async def test_a_loss_is_accepted_only_with_its_ids_repeated(world: ApiWorld) -> None:
+async def test_a_loss_is_accepted_only_if_its_ledger_ids_are_repeated(world: ApiWorld) -> None:
     asked: dict[str, Any] = {"ledgers": [7], "reason": "both disks were destroyed"}
     for confirm in ({}, {"confirm": [8]}):
         reply = await world.operate("POST", f"{LETTERS}/accept-loss", json={**asked, **confirm})
@@ -83,14 +83,14 @@ async def test_a_loss_is_accepted_only_with_its_ids_repeated(world: ApiWorld) ->
     assert await changes(world) == [("dead-letters accept-loss", "ledgers 7: both disks were destroyed")]
 
 
-async def test_a_dead_letter_is_dropped_and_what_is_none_is_refused(world: ApiWorld) -> None:
+async def test_a_dead_letter_is_dropped_and_other_ledgers_are_refused(world: ApiWorld) -> None:
     refused = await good(world, "POST", f"{LETTERS}/drop", json={"ledgers": [7, 9], "confirm": [7, 9]})
     assert [row["outcome"] for row in refused.json["ledgers"]] == ["not_tried", "refused"]
     await good(world, "POST", f"{LETTERS}/drop", json={"ledgers": [8], "confirm": [8]})
     assert await world.upkeep.cluster.marked() == [7, 9]
 
 
-async def test_who_operates_neither_accepts_losses_nor_sets_the_delay(world: ApiWorld) -> None:
+async def test_an_operator_may_neither_accept_losses_nor_set_the_delay(world: ApiWorld) -> None:
     token = world.tokens[Role.OPERATE].token
     body = {"ledgers": [7], "confirm": [7], "reason": "x"}
     for method, path, sent in (
@@ -105,7 +105,7 @@ async def test_who_operates_neither_accepts_losses_nor_sets_the_delay(world: Api
     assert await world.upkeep.cluster.marked() == [7, 8, 9]
 
 
-async def test_ok_to_stop_answers_by_its_status(world: ApiWorld) -> None:
+async def test_ok_to_stop_sets_the_status_code(world: ApiWorld) -> None:
     yes = await good(world, "GET", "/api/v1/ok-to-stop?bookie=c")
     assert (yes.status, yes.json["ok"], yes.json["ledgers"]) == (200, True, 3)
     async with world.upkeep.cluster.connected("") as client:
@@ -202,7 +202,7 @@ class Beginning:
         return sorted(await Drains(self.world.upkeep.cluster.keeper, ROOT).read())
 
 
-async def test_a_drain_stopped_before_it_is_recorded_calls_the_beginning_of_all_off(
+async def test_a_drain_stopped_before_it_is_recorded_cancels_the_start_of_all(
     world: ApiWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beginning = Beginning(world, monkeypatch, "check_startable")
@@ -212,7 +212,7 @@ async def test_a_drain_stopped_before_it_is_recorded_calls_the_beginning_of_all_
     assert (await beginning.drained(), await changes(world)) == ([], [])
 
 
-async def test_a_drain_stopped_while_ledgers_are_marked_leaves_the_others_to_be_marked(
+async def test_a_drain_stopped_while_ledgers_are_marked_does_not_stop_the_others(
     world: ApiWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beginning = Beginning(world, monkeypatch, "holdings_of")
@@ -245,7 +245,7 @@ async def test_a_drain_stopped_while_it_is_recorded_ends_and_the_others_are_mark
     assert 11 in await world.upkeep.cluster.marked()
 
 
-async def test_after_every_drain_of_a_request_is_stopped_nothing_is_marked(
+async def test_nothing_is_marked_after_all_drains_of_a_request_are_stopped(
     world: ApiWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beginning = Beginning(world, monkeypatch, "holdings_of")
@@ -257,7 +257,7 @@ async def test_after_every_drain_of_a_request_is_stopped_nothing_is_marked(
     assert await world.upkeep.cluster.marked() == [7, 8, 9]
 
 
-async def test_what_is_no_window_is_refused_and_changes_nothing(world: ApiWorld) -> None:
+async def test_an_invalid_window_is_refused_and_changes_nothing(world: ApiWorld) -> None:
     path, good_body = "/api/v1/maintenance", {"target": "c", "seconds": 60}
     for change, status in (
         ({"seconds": 0}, 400),
@@ -289,7 +289,7 @@ async def test_a_drain_that_would_leave_too_few_bookies_is_refused(world: ApiWor
     assert await changes(world) == []
 
 
-async def test_of_two_drains_at_the_same_time_the_one_too_many_is_refused(world: ApiWorld) -> None:
+async def test_two_concurrent_drains_cannot_leave_too_few_bookies(world: ApiWorld) -> None:
     async with world.upkeep.cluster.connected("") as first, world.upkeep.cluster.connected("") as second:
         for ledger_id, bookie in ((10, "c"), (11, "d")):
             await first.ports.ledgers.create(ledger_id, make_metadata((0, bookie), quorum=(1, 1), last=9))
@@ -302,7 +302,7 @@ async def test_of_two_drains_at_the_same_time_the_one_too_many_is_refused(world:
         assert len(await Drains(first.store, ROOT).read()) == 1
 
 
-async def test_drains_that_change_during_every_check_are_refused(world: ApiWorld) -> None:
+async def test_drains_are_refused_if_other_drains_change_during_every_check(world: ApiWorld) -> None:
     async with world.upkeep.cluster.connected("") as client:
         drains = Drains(client.store, ROOT)
 
@@ -326,7 +326,7 @@ async def test_recovery_and_the_delay_are_read_and_set(world: ApiWorld) -> None:
     assert await changes(world) == [("recovery disable", ""), ("recovery delay", "60 s, was 0")]
 
 
-async def test_recovery_that_was_disabled_just_before_is_enabled_by_a_server_that_is_behind(world: ApiWorld) -> None:
+async def test_recovery_that_was_just_disabled_is_enabled_through_a_stale_server(world: ApiWorld) -> None:
     switches, past = RecoverySwitches(world.upkeep.cluster.keeper, ROOT), world.upkeep.cluster.copy()
     await switches.disable()
     with world.upkeep.cluster.behind(past):
@@ -334,7 +334,7 @@ async def test_recovery_that_was_disabled_just_before_is_enabled_by_a_server_tha
     assert not await switches.is_disabled()
 
 
-async def test_copy_limits_are_set_in_part_and_removed(world: ApiWorld) -> None:
+async def test_copy_limits_are_set_separately_and_removed(world: ApiWorld) -> None:
     path = "/api/v1/copy-limits"
     await good(world, "PUT", path, json={"bytes_per_second": 50, "profile": "client-first"})
     await good(world, "PUT", path, json={"requests_per_second": 7})
@@ -349,7 +349,7 @@ async def test_copy_limits_are_set_in_part_and_removed(world: ApiWorld) -> None:
     assert [action for action, _ in await changes(world)] == ["throttle clear", "throttle set", "throttle set"]
 
 
-async def test_of_two_limits_that_two_operators_set_at_the_same_time_none_is_lost(
+async def test_limits_set_by_two_operators_at_the_same_time_are_both_kept(
     world: ApiWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world.upkeep.cluster.connected("") as first, world.upkeep.cluster.connected("") as second:
@@ -368,7 +368,7 @@ async def test_of_two_limits_that_two_operators_set_at_the_same_time_none_is_los
         assert await read_limits(second) == {**done, "workers": []}
 
 
-async def test_a_marked_ledger_is_boosted_for_a_time(world: ApiWorld) -> None:
+async def test_a_marked_ledger_is_boosted_for_a_limited_time(world: ApiWorld) -> None:
     (row,) = (await good(world, "PUT", "/api/v1/boosts/9", json={"seconds": 60})).json["ledgers"]
     assert (row["outcome"], row["parked"]) == ("boosted", False)
     active = await Boosts(world.upkeep.cluster.keeper, ROOT).active(EPOCH_MS)
@@ -396,13 +396,13 @@ async def test_progress_shows_the_backlog(world: ApiWorld) -> None:
     assert shown["ledgers_per_second"] is None, "a rate needs two samples"
 
 
-async def test_changes_by_the_paths_of_apache_are_recorded_too(world: ApiWorld) -> None:
+async def test_changes_by_apaches_paths_are_recorded_too(world: ApiWorld) -> None:
     await good(world, "PUT", "/api/v1/autorecovery/status?enabled=false")
     await good(world, "PUT", "/api/v1/autorecovery/lost_bookie_recovery_delay", json={"delay_seconds": 9})
     assert await changes(world) == [("recovery delay", "9 s"), ("recovery disable", "")]
 
 
-async def test_the_cluster_of_these_tests_is_there(world: ApiWorld) -> None:
+async def test_the_test_cluster_is_ready(world: ApiWorld) -> None:
     assert (await open_cluster(world.upkeep.cluster.keeper, ROOT)).root == ROOT
     async with world.upkeep.cluster.connected("") as client:
         assert (await client.ports.registrations.list()).writable == {BookieId("c"), BookieId("d")}

@@ -27,7 +27,7 @@ def links(html: str) -> list[str | None]:
     return [attributes["href"] for tag, attributes in read(html).elements if tag == "a"][:-4]
 
 
-def test_the_policy_allows_the_style_sheet_of_the_page_and_nothing_else() -> None:
+def test_the_content_security_policy_allows_only_the_style_sheet_of_the_page() -> None:
     page = status_page(STATUS, ())
     (style,) = re.findall(r"<style>(.*?)</style>", page.html, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -42,13 +42,13 @@ def test_a_run_links_to_its_record_and_to_its_report_if_there_is_one() -> None:
     assert ">report</a>" in html
 
 
-def test_the_id_of_a_run_stays_one_part_of_a_path() -> None:
+def test_the_id_of_a_run_stays_one_segment_of_a_path() -> None:
     strange = replace(RUN, run_id="a/../b?c#d", report="r")
     quoted = "a%2F..%2Fb%3Fc%23d"
     assert links(status_page(STATUS, [strange]).html) == [f"api/v1/runs/{quoted}", f"reports/{quoted}/"]
 
 
-def test_what_needs_attention_is_marked() -> None:
+def test_what_needs_attention_is_highlighted() -> None:
     def marked(html: str) -> list[str]:
         return re.findall(r'<span class="bad">(.*?)</span>', html)
 
@@ -67,14 +67,14 @@ def test_what_needs_attention_is_marked() -> None:
     ]
 
 
-def test_a_run_that_goes_on_shows_how_far_it_is() -> None:
+def test_a_run_in_progress_shows_its_progress() -> None:
     going = replace(RUN, state=RunState.RUNNING, phase="scan", done=3)
     assert "<td>scan 3/?</td>" in status_page(STATUS, [going]).html
     assert "<td>scan 3/8</td>" in status_page(STATUS, [replace(going, total=8)]).html
     assert "3/8" not in status_page(STATUS, [replace(going, total=8, state=RunState.DONE)]).html
 
 
-def test_a_lost_bookie_is_the_cause_of_a_run_and_nobody_who_asked_for_it() -> None:
+def test_the_cause_of_a_run_is_a_lost_bookie_or_the_user_who_requested_it() -> None:
     loss = replace(RUN, cause=RunCause.BOOKIE_LOSS, owner="bk1:3181")
     assert "<td>loss of bk1:3181</td>" in status_page(STATUS, [loss]).html
     assert "<td>alice (command)</td>" in status_page(STATUS, [RUN]).html

@@ -34,7 +34,7 @@ def aims(figures: dict[str, Any]) -> dict[tuple[str, str], bool | None]:
     return {(each.case, each.measure): each.is_met for each in measured(figures) if each.aim is not None}
 
 
-def test_adds_have_an_aim_for_each_protocol_up_to_its_size() -> None:
+def test_adds_have_a_goal_for_each_protocol_up_to_its_size() -> None:
     small, large = adds(16_384, apache=100, grpc=199, tcp=100), adds(1 << 20, apache=100, grpc=50, tcp=99)
     assert aims({"adds": [small, large]}) == {
         ("adds of 16,384 B, 1 writer, ours over gRPC", "adds/s"): False,
@@ -43,14 +43,14 @@ def test_adds_have_an_aim_for_each_protocol_up_to_its_size() -> None:
     }
 
 
-def test_without_apaches_bookie_the_figures_stand_alone() -> None:
+def test_without_apaches_bookie_there_are_no_ratios() -> None:
     found = measured({"adds": [adds(100, grpc=7, tcp=5)]})
     assert found
     assert all(each.ratio is None and each.is_met is None for each in found)
 
 
 @pytest.mark.parametrize(("took_ms", "is_met"), [(2.0, True), (2.01, False)])
-def test_a_lone_add_may_take_three_syncs_and_a_round_trip(took_ms: float, is_met: bool) -> None:
+def test_a_single_add_may_take_three_syncs_and_a_round_trip(took_ms: float, is_met: bool) -> None:
     times = {
         "fdatasync": {"p50_ms": 0.5, "p99_ms": 1.0},
         "ours over gRPC": {"p50_ms": took_ms, "p99_ms": 9.0},
@@ -59,14 +59,14 @@ def test_a_lone_add_may_take_three_syncs_and_a_round_trip(took_ms: float, is_met
     assert aims({"lone": {"times": times}}) == {("lone add, ours over gRPC", "p50, ms"): is_met}
 
 
-def test_a_baseline_too_small_to_be_measured_gives_no_ratio() -> None:
+def test_a_baseline_too_small_to_measure_gives_no_ratio() -> None:
     case = adds(100, apache=5, grpc=5, tcp=5)
     case["results"]["apache"]["bookie_cpu_us"] = 0.0
     ratios = {each.measure: each.ratio for each in measured({"adds": [case]})}
     assert (ratios["adds/s"], ratios["CPU of the bookie, us/add"]) == (1, None)
 
 
-def test_a_missed_aim_is_shown() -> None:
+def test_a_missed_goal_is_shown() -> None:
     each = Measured("case", "MB/s", 10, "plain file", 100, 0.1, 0.5)
     assert row(each) == ("case", "MB/s", "10.00", "plain file", "100", "0.10", ">= 0.5 MISSED")
     assert row(Measured("case", "MB/s", 1234))[2:] == ("1,234", "", "", "", "")
@@ -92,7 +92,7 @@ async def test_the_storage_alone_is_measured_without_java(tmp_path: Path, monkey
     json.dumps(figures)
 
 
-def test_a_plain_file_is_read_whole_and_writes_are_synced(tmp_path: Path) -> None:
+def test_a_plain_file_is_read_completely_and_writes_are_synced(tmp_path: Path) -> None:
     plain = PlainFile(tmp_path / "file", 3_000_001)
     assert (tmp_path / "file").stat().st_size == 3_000_001
     assert plain.sequential_s()[0] > 0
@@ -101,7 +101,7 @@ def test_a_plain_file_is_read_whole_and_writes_are_synced(tmp_path: Path) -> Non
     assert (tmp_path / "synced").read_bytes() == b"abcabc"
 
 
-def test_every_round_has_some_entries_and_not_too_many() -> None:
+def test_every_round_has_a_bounded_number_of_entries() -> None:
     load = Load((1,), (1,), 1 << 30, 1)
     assert (load.entries(1), load.entries(1 << 20), Load((1,), (1,), 100, 1).entries(1000)) == (200_000, 1024, 10)
 

@@ -8,7 +8,7 @@ from auditor.bench.repair import rate_after_first, suite
 from auditor.cli.main import app
 
 
-def test_each_case_of_bytes_loses_what_was_asked_for() -> None:
+def test_each_case_of_bytes_loses_the_requested_amount() -> None:
     large = [case for case in suite(1 << 30) if "entries of" in case.name and case.ledgers < 1000]
     assert [case.entry_bytes for case in large] == [100, 1024, 16 << 10, 128 << 10]
     assert all(0 <= case.entries * case.entry_bytes - (1 << 30) < case.entry_bytes for case in large)
@@ -18,9 +18,9 @@ def test_a_suite_of_few_bytes_has_an_entry_for_each_ledger() -> None:
     assert all(case.entries >= case.ledgers for case in suite(1) if case.entries)
 
 
-def test_bytes_and_entries_together_are_refused() -> None:
+def test_bytes_and_entries_cannot_be_combined() -> None:
     assert CliRunner().invoke(app, ["bench", "repair", "--bytes", "1000", "--entries", "5"]).exit_code == 2
 
 
-def test_the_rate_of_a_running_worker_leaves_out_the_ledger_that_begins_the_interval() -> None:
+def test_the_rate_of_a_running_worker_excludes_the_first_ledger_of_the_interval() -> None:
     assert (rate_after_first(11, 2.0), rate_after_first(1, 0.0)) == (5.0, 0.0)

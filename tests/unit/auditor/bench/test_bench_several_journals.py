@@ -7,7 +7,7 @@ from pathlib import Path
 from auditor.bench.several_journals import run
 
 
-async def test_it_measures_both_on_given_directories_and_leaves_nothing_there(tmp_path: Path) -> None:
+async def test_both_layouts_are_measured_on_given_directories_and_leave_no_files(tmp_path: Path) -> None:
     directories = [tmp_path / "a", tmp_path / "b"]
     for directory in directories:
         directory.mkdir()

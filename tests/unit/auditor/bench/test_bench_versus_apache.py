@@ -42,12 +42,12 @@ def _audit() -> dict[str, Any]:
     return {"ledgers": 10_000, "rounds": {"apache": theirs, "ours": ours}}
 
 
-def test_less_seconds_and_more_per_second_are_both_better() -> None:
+def test_fewer_seconds_and_more_per_second_are_both_better() -> None:
     assert less_is_better("a", "s", "apache", 20.0, 4.0).ratio == 5
     assert more_is_better("a", "MB/s", "apache", 4.0, 20.0).ratio == 5
 
 
-def test_apache_is_named_where_it_is_ahead() -> None:
+def test_apache_is_marked_where_it_is_faster() -> None:
     ahead = more_is_better("adds", "adds/s", "apache", 20.0, 10.0)
     assert ahead.is_apache_ahead
     assert ahead.figures()["apache_wins"]
@@ -55,7 +55,7 @@ def test_apache_is_named_where_it_is_ahead() -> None:
     assert not row(more_is_better("adds", "adds/s", "apache", 10.0, 10.0))[-1]
 
 
-def test_audits_compare_the_first_and_the_median_later_round() -> None:
+def test_audits_are_compared_by_the_first_and_the_median_later_round() -> None:
     found = {each.measure: each for each in comparisons({"audit": [_audit()]})}
     assert (found["cold, s"].apache, found["cold, s"].ours, found["cold, s"].is_apache_ahead) == (60, 120, True)
     assert found["warm, s"].ratio == 10
@@ -63,14 +63,14 @@ def test_audits_compare_the_first_and_the_median_later_round() -> None:
     assert found["cold, ZooKeeper requests"].ratio == 100
 
 
-def test_an_audit_without_later_rounds_says_nothing_of_them() -> None:
+def test_an_audit_without_later_rounds_has_no_figures_for_them() -> None:
     audit = _audit()
     audit["rounds"] = {name: rounds[:1] for name, rounds in audit["rounds"].items()}
     measures = {each.measure for each in comparisons({"audit": [audit]})}
     assert measures == {"cold, s", "cold from launch, s", "cold, ZooKeeper requests"}
 
 
-def test_repair_is_compared_with_each_setting_of_apaches() -> None:
+def test_repair_is_compared_with_each_setting_of_apache() -> None:
     def result(rate: float, written: float) -> dict[str, float]:
         return {"mb_per_second": rate, "ledgers_per_second": rate, "written_per_lost": written}
 
@@ -89,7 +89,7 @@ def test_repair_of_empty_ledgers_is_compared_by_ledgers_only() -> None:
     assert [each.measure for each in found] == ["ledgers/s"]
 
 
-def test_a_case_of_bytes_loses_that_many_on_one_bookie() -> None:
+def test_a_case_of_bytes_loses_that_amount_on_one_bookie() -> None:
     case = large_ledgers((5, 2, 2), 1000, 8_000_000)
     assert case.entries * case.ledgers * 2 / 5 == 8000
     assert small_ledgers((5, 2, 2), 7).entries % 5 == empty_ledgers((5, 2, 2), 7).entries == 0
@@ -106,7 +106,7 @@ def _audited(tasks: Tasks) -> Round:
     return Round(1.0, None, 1, 1, tasks)
 
 
-def test_audits_compare_if_every_round_marked_the_same() -> None:
+def test_audits_are_compared_if_every_round_marked_the_same_ledgers() -> None:
     same, other = _audited(Tasks(3, "a")), _audited(Tasks(3, "b"))
     accepted = []
     for rounds in itertools.product((same, other), repeat=3):
@@ -117,56 +117,56 @@ def test_audits_compare_if_every_round_marked_the_same() -> None:
 
 
 @pytest.mark.parametrize("ours", [Tasks(2, "b"), Tasks(3, "b")])
-def test_audits_that_marked_something_else_do_not_compare(ours: Tasks) -> None:
+def test_audits_that_marked_different_ledgers_are_not_compared(ours: Tasks) -> None:
     with pytest.raises(DifferentTasksError, match="ours"):
         check_same_tasks({"apache": [_audited(Tasks(3, "a"))], "ours": [_audited(ours)]})
 
 
-def test_audits_that_marked_nothing_do_not_compare() -> None:
+def test_audits_that_marked_nothing_are_not_compared() -> None:
     with pytest.raises(DifferentTasksError):
         check_same_tasks({"apache": [_audited(Tasks(0, "a"))], "ours": [_audited(Tasks(0, "a"))]})
 
 
-def test_counters_are_read_from_zookeepers_answer() -> None:
+def test_counters_are_read_from_zookeepers_response() -> None:
     assert parse_counters(SRVR) == Counters(received=4_025_182, transactions=42)
 
 
-def test_an_answer_without_counters_is_no_zero() -> None:
+def test_a_response_without_counters_is_an_error() -> None:
     with pytest.raises(NoCountersError, match="not executed"):
         parse_counters("srvr is not executed because it is not in the whitelist.")
 
 
-def test_lines_that_are_no_events_are_passed_over() -> None:
+def test_lines_that_are_not_events_are_skipped() -> None:
     assert parsed(b'{"event": "ready"}\n') == {"event": "ready"}
     assert parsed(b"WARN something\n") is None
     assert parsed(b"17\n") is None
 
 
-def test_entries_are_rounded_to_whole_turns_of_the_ensemble() -> None:
+def test_entries_are_rounded_up_to_a_multiple_of_the_ensemble_size() -> None:
     assert [rounded(entries, 5) for entries in (0, 1, 5, 6)] == [5, 5, 5, 10]
 
 
-def test_version_is_that_of_the_jar(tmp_path: Path) -> None:
+def test_version_is_read_from_the_jar(tmp_path: Path) -> None:
     (tmp_path / "bookkeeper-server-4.17.3.jar").touch()
     assert apache_version(tmp_path) == "4.17.3"
 
 
-async def test_missing_jars_are_said_before_anything_starts(tmp_path: Path) -> None:
+async def test_missing_jars_are_reported_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ApacheJarsMissingError, match=str(tmp_path)):
         await run(VersusSettings(Part.ADD, apache_lib=tmp_path), lambda text: None)
 
 
-def test_shape_is_ensemble_and_quorums() -> None:
+def test_shape_is_parsed_as_ensemble_and_quorums() -> None:
     assert parse_shape("5/2/2") == (5, 2, 2)
 
 
 @pytest.mark.parametrize("text", ["3", "3/2", "2/3/2", "3/1/1", "3/2/3", "a/b/c"])
-def test_shape_that_no_repair_can_have_is_refused(text: str) -> None:
+def test_a_shape_that_cannot_be_repaired_is_refused(text: str) -> None:
     with pytest.raises(InvalidShapeError):
         parse_shape(text)
 
 
 @pytest.mark.parametrize("options", [("--part", "everything"), ("--shape", "3/1/1")])
-def test_options_that_mean_nothing_are_usage_errors(options: tuple[str, str]) -> None:
+def test_invalid_options_are_usage_errors(options: tuple[str, str]) -> None:
     result = CliRunner().invoke(app, ["bench", "versus-apache", *options])
     assert result.exit_code == 2

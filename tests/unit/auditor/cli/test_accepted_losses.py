@@ -77,7 +77,7 @@ def test_recover_leaves_accepted_losses_unmarked(cluster: CommandCluster) -> Non
     assert (document["ledgers"], document["accepted_ledgers"]) == (1, 2)
 
 
-def test_a_bookie_with_accepted_losses_alone_is_decommissioned(cluster: CommandCluster) -> None:
+def test_a_bookie_with_only_accepted_losses_is_decommissioned(cluster: CommandCluster) -> None:
     refused = call("decommission", "a", "b", "--yes")
     assert refused.exit_code == ExitCode.FAILED
     assert "1 ledger still names a, b (9): `bkheal recover a b` marks it for repair" in refused.stderr
@@ -101,7 +101,7 @@ def test_a_bookie_with_a_damaged_cookie_is_decommissioned_after_the_same_checks(
     assert ran(cookies_of(cluster)) == ["b", "c", "d"]
 
 
-def test_drain_status_of_a_lost_bookie_names_what_helps_and_ends(cluster: CommandCluster) -> None:
+def test_drain_status_of_a_lost_bookie_names_the_command_that_marks_and_ends(cluster: CommandCluster) -> None:
     ran(replace(cluster, 10, (0, "a c")))
     look = call("drain", "status", "a")
     assert look.exit_code == ExitCode.FAILED
@@ -122,7 +122,7 @@ def test_drain_status_of_a_lost_bookie_names_what_helps_and_ends(cluster: Comman
 @pytest.mark.parametrize(
     "fragments", [[(0, "b a")], [(0, "a b"), (5, "c a")], [(3, "a b")], [(0, "c d"), (5, "a b")]], ids=str
 )
-def test_copies_that_are_not_those_accepted_count(cluster: CommandCluster, fragments: list[tuple[int, str]]) -> None:
+def test_copies_other_than_the_accepted_ones_count(cluster: CommandCluster, fragments: list[tuple[int, str]]) -> None:
     ran(delete(cluster, 9))
     ran(replace(cluster, 8, *fragments))
     refused = call("decommission", "a", "--yes")
@@ -130,7 +130,7 @@ def test_copies_that_are_not_those_accepted_count(cluster: CommandCluster, fragm
     assert "1 ledger would be marked" in call("recover", "a", "--dry-run").stdout
 
 
-def test_an_acceptance_is_not_valid_if_it_was_withdrawn_or_a_bookie_of_it_is_back(cluster: CommandCluster) -> None:
+def test_an_acceptance_is_invalid_once_withdrawn_or_once_one_of_its_bookies_is_back(cluster: CommandCluster) -> None:
     assert call("dead-letters", "drop", "8", "--yes").exit_code == ExitCode.OK
     assert "2 ledgers still name a (8, 9)" in call("decommission", "a", "--yes").stderr
 

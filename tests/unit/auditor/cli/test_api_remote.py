@@ -51,7 +51,7 @@ async def asked(call: Callable[..., Any], *arguments: Any, **options: Any) -> An
     return await asyncio.to_thread(call, *arguments, **options)
 
 
-async def test_start_list_pause_resume_cancel(world: ApiWorld) -> None:
+async def test_runs_are_started_listed_paused_resumed_and_cancelled(world: ApiWorld) -> None:
     remote = client(world)
     begun = await asked(remote.start, RunKind.PLACEMENT, is_dry_run=True, key="k1")
     assert (begun.state, begun.fields["dry_run"], begun.fields["kind"]) == (RunState.RUNNING, True, "placement")
@@ -63,7 +63,7 @@ async def test_start_list_pause_resume_cancel(world: ApiWorld) -> None:
     assert (await asked(remote.status))["kind"] == "ServiceStatus"
 
 
-async def test_a_sample_starts_a_sample(world: ApiWorld) -> None:
+async def test_a_sample_size_reaches_the_service(world: ApiWorld) -> None:
     options = {"sample": 0.01, "ledger_max": 1000}
     begun = await asked(client(world).start, RunKind.REPLICAS, options=options, key="k1")
     assert world.control.options == {begun.run_id: options}
@@ -71,7 +71,7 @@ async def test_a_sample_starts_a_sample(world: ApiWorld) -> None:
         await asked(client(world).start, RunKind.BOOKIES, options={"mark_misplaced": True}, key="k2")
 
 
-async def test_waiting_shows_each_change_and_ends_with_the_run(world: ApiWorld) -> None:
+async def test_waiting_returns_each_change_and_ends_with_the_run(world: ApiWorld) -> None:
     remote, loop = client(world), asyncio.get_running_loop()
     run_id = (await asked(remote.start, RunKind.BOOKIES, key="k")).run_id
     shown: list[RemoteRun] = []
@@ -87,7 +87,7 @@ async def test_waiting_shows_each_change_and_ends_with_the_run(world: ApiWorld) 
     assert shown[0].progress() == (f"bookies run {run_id} is running: scan 1/4, done at 2023-11-14T22:13:24.000Z")
 
 
-async def test_waiting_has_an_end_though_the_run_has_none(world: ApiWorld) -> None:
+async def test_waiting_has_a_deadline_even_if_the_run_never_ends(world: ApiWorld) -> None:
     now = iter(range(1_000))
     remote = client(world, monotonic_s=lambda: float(next(now)))
     run_id = (await asked(remote.start, RunKind.BOOKIES, key="k")).run_id
@@ -95,7 +95,7 @@ async def test_waiting_has_an_end_though_the_run_has_none(world: ApiWorld) -> No
         await asked(remote.wait, run_id, deadline_s=20)
 
 
-async def test_waiting_outlives_a_short_outage_and_no_long_one(world: ApiWorld) -> None:
+async def test_waiting_survives_a_short_outage_but_not_a_long_one(world: ApiWorld) -> None:
     run_id = await world.start()
     await world.control.finish(run_id)
     now, outage = iter(range(0, 100_000, 10)), 3
@@ -113,14 +113,14 @@ async def test_waiting_outlives_a_short_outage_and_no_long_one(world: ApiWorld) 
         await asked(remote.wait, run_id)
 
 
-async def test_busy_names_the_run(world: ApiWorld) -> None:
+async def test_a_busy_error_names_the_run(world: ApiWorld) -> None:
     run_id = await world.start()
     with pytest.raises(RemoteBusyError) as busy:
         await asked(client(world).start, RunKind.BOOKIES, key="k")
     assert busy.value.run_id == run_id
 
 
-async def test_next_connection_may_reach_the_leader(world: ApiWorld) -> None:
+async def test_a_request_is_retried_until_it_reaches_the_leader(world: ApiWorld) -> None:
     world.control.is_leader = False
     attempts = 0
 
@@ -136,7 +136,7 @@ async def test_next_connection_may_reach_the_leader(world: ApiWorld) -> None:
         await asked(remote.change, "x", RunState.PAUSED)
 
 
-async def test_refusals_say_why(world: ApiWorld) -> None:
+async def test_refusals_contain_the_reason(world: ApiWorld) -> None:
     with pytest.raises(RemoteRefusedError, match="BKHEAL_TOKEN") as refused:
         await asked(client(world, None).start, RunKind.BOOKIES, key="k")
     assert refused.value.status == 401
@@ -148,7 +148,7 @@ async def test_refusals_say_why(world: ApiWorld) -> None:
     assert refused.value.status == 404
 
 
-def test_nobody_there() -> None:
+def test_a_refused_connection_is_unavailable() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # the port stays taken, and connections to it are refused
         with pytest.raises(RemoteUnavailableError, match=r"no answer from http://127\.0\.0\.1"):
@@ -195,7 +195,7 @@ def served(handler: type[Listener]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("body", [b"<html>hello", b"[1]", b"{}", b'{"run": 1}', b'{"items": [{"run_id": "r"}]}'])
-def test_another_server_is_recognised(body: bytes) -> None:
+def test_a_server_that_is_not_an_auditor_is_refused(body: bytes) -> None:
     class Stranger(Listener):
         def reply(self) -> None:
             self.answer(200, body)
@@ -209,7 +209,7 @@ def test_another_server_is_recognised(body: bytes) -> None:
             Remote(RemoteSettings(url)).ask("GET", "/api/v1/drains")
 
 
-def test_a_server_without_the_paths_of_an_auditor_is_recognised() -> None:
+def test_a_server_without_the_auditors_paths_is_refused() -> None:
     class Spark(Listener):
         def reply(self) -> None:
             self.answer(404, b'{"url": "/api/v1/status", "status": "404", "message": "Not Found"}')
@@ -237,7 +237,7 @@ def test_a_redirect_is_not_followed() -> None:
     assert (refused.value.status, len(Moved.asked), Elsewhere.asked) == (307, 1, [])
 
 
-def test_an_answer_that_is_cut_off_is_none() -> None:
+def test_a_truncated_response_is_unavailable() -> None:
     class Cut(Listener):
         def reply(self) -> None:
             self.answer(200, b'{"run": {', length=1_000)
@@ -247,7 +247,7 @@ def test_an_answer_that_is_cut_off_is_none() -> None:
         Remote(RemoteSettings(url)).status()
 
 
-def test_an_answer_without_an_end_is_not_kept() -> None:
+def test_an_endless_response_is_cut_off() -> None:
     class Endless(Listener):
         def reply(self) -> None:
             with contextlib.suppress(OSError):  # the client closes the connection
@@ -259,7 +259,7 @@ def test_an_answer_without_an_end_is_not_kept() -> None:
         Remote(RemoteSettings(url)).status()
 
 
-def test_an_answer_that_trickles_in_is_not_waited_for() -> None:
+def test_a_response_that_trickles_in_times_out() -> None:
     class Trickle(Listener):
         def reply(self) -> None:
             with contextlib.suppress(OSError):  # the client closes the connection
@@ -276,14 +276,14 @@ def test_an_answer_that_trickles_in_is_not_waited_for() -> None:
             is_over.set()
 
 
-def test_a_server_that_says_nothing_is_not_waited_for() -> None:
+def test_an_unresponsive_server_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         remote = Remote(RemoteSettings(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.1))
         with pytest.raises(RemoteUnavailableError, match="timed out"):
             remote.status()
 
 
-def test_each_request_has_a_connection_of_its_own() -> None:
+def test_each_request_has_its_own_connection() -> None:
     class Auditor(Listener):
         pass
 
@@ -294,7 +294,7 @@ def test_each_request_has_a_connection_of_its_own() -> None:
     assert len({port for _, _, port in Auditor.asked}) == 3
 
 
-def test_a_path_before_the_api_is_kept_and_a_user_name_is_not_sent() -> None:
+def test_a_path_before_the_api_is_kept_and_credentials_in_the_url_are_not_sent() -> None:
     class Auditor(Listener):
         pass
 
@@ -304,13 +304,13 @@ def test_a_path_before_the_api_is_kept_and_a_user_name_is_not_sent() -> None:
     assert (path, headers["Authorization"]) == ("/a/b/api/v1/status", "Bearer t0ken")
 
 
-async def test_no_proxy_of_the_environment_sees_a_request(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxies_in_the_environment_are_ignored(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     assert (await asked(client(world).status))["kind"] == "ServiceStatus"
 
 
-async def test_no_log_has_the_token(world: ApiWorld, caplog: pytest.LogCaptureFixture) -> None:
+async def test_tokens_are_not_logged(world: ApiWorld, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("", "httpx", "httpcore"):
         caplog.set_level(logging.DEBUG, name or None)
     remote = client(world)
@@ -337,12 +337,12 @@ async def test_no_log_has_the_token(world: ApiWorld, caplog: pytest.LogCaptureFi
         f"http://{'x' * 64}",
     ],
 )
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="not the URL"):
         Remote(RemoteSettings(url))
 
 
-def test_token_does_not_travel_in_the_clear_unless_allowed() -> None:
+def test_token_is_not_sent_in_the_clear_unless_allowed() -> None:
     with pytest.raises(ConfigurationError, match="in the clear"):
         Remote(RemoteSettings("http://auditor.example:8080", "t"))
     Remote(RemoteSettings("http://auditor.example:8080", "t", allow_plaintext_token=True))
@@ -351,18 +351,18 @@ def test_token_does_not_travel_in_the_clear_unless_allowed() -> None:
     assert "secret" not in repr(RemoteSettings("https://auditor.example", "secret"))
 
 
-def test_a_token_that_no_header_can_carry_is_refused_and_not_shown() -> None:
+def test_a_token_that_is_invalid_in_a_header_is_refused_and_not_shown() -> None:
     with pytest.raises(ConfigurationError, match="one word") as refused:
         Remote(RemoteSettings("https://auditor.example", "secret\r\nInjected: yes"))
     assert "secret" not in str(refused.value)
 
 
-def test_tls_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+def test_unusable_tls_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="TLS files"):
         Remote(RemoteSettings("https://auditor.example", ca=tmp_path / "none.pem"))
 
 
-def test_token_comes_from_the_file_then_from_the_environment(tmp_path: Path) -> None:
+def test_token_is_read_from_the_file_or_else_from_the_environment(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("from-file\n")
     environment = {"BKHEAL_TOKEN": "from-environment"}
@@ -378,7 +378,7 @@ def test_token_comes_from_the_file_then_from_the_environment(tmp_path: Path) -> 
         read_token(tmp_path / "none", environment)
 
 
-def test_command_makes_a_token_that_the_service_admits(tmp_path: Path) -> None:
+def test_command_creates_a_token_that_the_service_accepts(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(auditor_token)
     made = CliRunner().invoke(app, ["ci", "--role", "operate", "--output", "json"])

@@ -66,7 +66,7 @@ async def document(world: ApiWorld, *words: str) -> Any:
     return json.loads(result.stdout)
 
 
-async def test_dead_letters_are_listed_in_pages_and_as_lines(world: ApiWorld) -> None:
+async def test_dead_letters_are_listed_in_pages_and_as_json_lines(world: ApiWorld) -> None:
     listed = await document(world, "dead-letters", "list")
     assert (listed["kind"], [row["ledger_id"] for row in listed["items"]]) == ("DeadLetterList", [7, 8])
     first = await call(world, "dead-letters", "list", "--limit", "1", "-o", "jsonl")
@@ -78,7 +78,7 @@ async def test_dead_letters_are_listed_in_pages_and_as_lines(world: ApiWorld) ->
     assert "record of ledger 8 cannot be read" in (await call(world, "dead-letters", "show", "8")).stderr
 
 
-async def test_dead_letters_are_decided_after_the_confirmation(world: ApiWorld) -> None:
+async def test_dead_letters_are_changed_after_confirmation(world: ApiWorld) -> None:
     words = ("dead-letters", "accept-loss", "7", "--reason", "disks destroyed")
     assert (await call(world, *words)).exit_code == ExitCode.USAGE, "there is no terminal and no --yes"
     assert (await document(world, *words, "--dry-run"))["ledgers"][0]["outcome"] == "accepted"
@@ -92,7 +92,7 @@ async def test_dead_letters_are_decided_after_the_confirmation(world: ApiWorld) 
     assert actions == ["dead-letters retry", "dead-letters accept-loss"]
 
 
-async def test_letters_that_are_gone_are_skipped_unless_they_are_named(
+async def test_missing_letters_are_skipped_unless_they_are_named(
     world: ApiWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "AT_ONCE_MAX", 1)
@@ -127,7 +127,7 @@ async def test_letters_that_are_gone_are_skipped_unless_they_are_named(
     assert "nothing was changed" not in named.output
 
 
-async def test_letters_tried_again_by_the_service_before_an_error_are_shown(
+async def test_letters_retried_by_the_service_before_an_error_are_shown(
     world: ApiWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unpark = ParkedTasks.unpark
@@ -148,7 +148,7 @@ async def test_letters_tried_again_by_the_service_before_an_error_are_shown(
     assert (await document(world, "dead-letters", "retry", "8", "--yes"))["ledgers"] == [8]
 
 
-async def test_ok_to_stop_ends_with_its_verdict(world: ApiWorld) -> None:
+async def test_ok_to_stop_exits_with_its_verdict(world: ApiWorld) -> None:
     assert (await call(world, "ok-to-stop", "c")).stdout.startswith("yes: c may be stopped (3 ledgers")
     async with world.upkeep.cluster.connected("") as client:
         await client.ports.ledgers.create(10, make_metadata((0, "c d"), quorum=(2, 2), last=9))
@@ -160,7 +160,7 @@ async def test_ok_to_stop_ends_with_its_verdict(world: ApiWorld) -> None:
 
 
 @pytest.mark.parametrize("option", [("--min-racks", "3"), ("--topology-file", "file"), ("--worst", "1")], ids=" ".join)
-async def test_ok_to_stop_refuses_options_that_the_service_does_not_follow(
+async def test_ok_to_stop_refuses_options_that_the_service_does_not_support(
     world: ApiWorld, option: tuple[str, str]
 ) -> None:
     refused = await call(world, "ok-to-stop", "c", *option)
@@ -168,7 +168,7 @@ async def test_ok_to_stop_refuses_options_that_the_service_does_not_follow(
     assert option[0] in refused.output
 
 
-async def test_what_if_counts_by_severity(world: ApiWorld) -> None:
+async def test_what_if_counts_ledgers_by_severity(world: ApiWorld) -> None:
     async with world.upkeep.cluster.connected("") as client:
         await client.ports.ledgers.create(10, make_metadata((0, "c d"), quorum=(2, 2), last=9))
         await TopologyStore(client.store, client.cluster).write('{"c": "/r1", "d": "/r1"}')
@@ -185,7 +185,7 @@ async def test_what_if_counts_by_severity(world: ApiWorld) -> None:
     assert (await call(world, "what-if", "nobody")).exit_code != ExitCode.OK
 
 
-async def test_what_if_counts_what_stopped_bookies_have_cost_already(world: ApiWorld) -> None:
+async def test_what_if_counts_what_stopped_bookies_have_already_cost(world: ApiWorld) -> None:
     keeper = world.upkeep.cluster.keeper
     cookies = CookieStore(keeper, await open_cluster(keeper, ROOT))
     for name in "ab":
@@ -199,7 +199,7 @@ async def test_what_if_counts_what_stopped_bookies_have_cost_already(world: ApiW
     assert "no ledger would have a worse severity than now" in text
 
 
-async def test_switch_delay_limits_and_boosts_are_set(world: ApiWorld) -> None:
+async def test_recovery_delay_limits_and_boosts_are_set(world: ApiWorld) -> None:
     switches = RecoverySwitches(world.upkeep.cluster.keeper, ROOT)
     assert (await document(world, "recovery", "delay", "60"))["before_seconds"] == 0
     assert await switches.lost_bookie_delay_s() == 60
@@ -214,7 +214,7 @@ async def test_switch_delay_limits_and_boosts_are_set(world: ApiWorld) -> None:
 
 
 @pytest.mark.parametrize("is_answering", [True, False])
-async def test_the_boosts_before_a_refused_one_are_reported(
+async def test_boosts_before_a_refused_one_are_reported(
     world: ApiWorld, monkeypatch: pytest.MonkeyPatch, is_answering: bool
 ) -> None:
     boosts = Boosts(world.upkeep.cluster.keeper, ROOT)
@@ -239,14 +239,14 @@ async def test_the_boosts_before_a_refused_one_are_reported(
     assert "not tried: 8" in result.stderr
 
 
-async def test_who_may_only_operate_is_refused_with_the_role_that_is_needed(world: ApiWorld) -> None:
+async def test_an_operator_is_refused_with_the_required_role(world: ApiWorld) -> None:
     result = await call(world, "recovery", "disable", role=Role.OPERATE)
     assert result.exit_code != ExitCode.OK
     assert "administer" in str(result.exception)
     assert not await RecoverySwitches(world.upkeep.cluster.keeper, ROOT).is_disabled()
 
 
-async def test_drains_begin_and_end(world: ApiWorld) -> None:
+async def test_drains_start_and_stop(world: ApiWorld) -> None:
     assert (await document(world, "drain", "start", "c", "--yes"))["bookies"] == ["c"]
     assert (await document(world, "drain", "stop", "c", "--dry-run"))["stopped"] == ["c"]
     absent = await call(world, "drain", "stop", "d", "-o", "json")  # without a question
@@ -293,7 +293,7 @@ async def test_drains_of_several_bookies_begin_all_or_none(world: ApiWorld, monk
     assert (await drains.read()).keys() == {"c", "d"}
 
 
-async def test_what_is_left_of_a_drain_is_shown_as_without_a_service(world: ApiWorld) -> None:
+async def test_the_rest_of_a_drain_is_shown_as_without_a_service(world: ApiWorld) -> None:
     none = await call(world, "drain", "status")
     assert (none.exit_code, "no bookie is being drained" in none.output) == (ExitCode.FAILED, True)
     cluster = world.upkeep.cluster
@@ -316,7 +316,7 @@ async def test_what_is_left_of_a_drain_is_shown_as_without_a_service(world: ApiW
     assert (pulsar.exit_code, "not unloaded with --at" in pulsar.output) == (ExitCode.USAGE, True)
 
 
-def test_a_wait_for_a_drain_asks_until_nothing_is_left_with_pauses() -> None:
+def test_a_wait_for_a_drain_polls_with_pauses_until_nothing_is_left() -> None:
     now_s, asked, pauses = 0.0, [], []
     numbers = iter((100, 60, 60, 0))
 
@@ -343,7 +343,7 @@ def test_a_wait_for_a_drain_asks_until_nothing_is_left_with_pauses() -> None:
     assert (last["ledgers_left"], last["eta_seconds"]) == (60, 42.0)
 
 
-async def test_drains_are_listed_and_schedules_paused(world: ApiWorld) -> None:
+async def test_drains_are_listed_and_schedules_are_paused(world: ApiWorld) -> None:
     await document(world, "drain", "start", "c", "--yes")
     assert [row["bookie_id"] for row in (await document(world, "drain", "list"))["items"]] == ["c"]
     paused = await call(world, "audit", "pause", "--kind", "replicas", "--for", "2h")
@@ -363,7 +363,7 @@ async def test_findings_are_listed(world: ApiWorld) -> None:
     assert (json.loads(line)["kind"], json.loads(line)["finding"]) == ("Finding", items[0])
 
 
-async def test_findings_of_all_reports_of_the_service_are_listed_in_pages_of_any_size(
+async def test_findings_of_all_reports_are_listed_in_pages_of_any_size(
     world: ApiWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report_there, "_PAGE", 1)
@@ -438,14 +438,14 @@ async def test_a_service_without_reports_lists_none(tmp_path: Path) -> None:
         assert "the service has no report" in (await call(world, "report", "show")).output
 
 
-async def test_the_impact_of_the_newest_run_is_asked_of_the_service(world: ApiWorld) -> None:
+async def test_the_impact_of_the_newest_run_is_read_from_the_service(world: ApiWorld) -> None:
     listed = await document(world, "impact", "--severity", "critical")
     assert (listed["kind"], listed["run_id"], listed["items"]) == ("TopicImpactList", RUN, [])
     printed = await call(world, "impact", RUN)
     assert "no finding names a topic of Pulsar" in printed.stdout
 
 
-async def test_the_status_is_the_document_of_the_direct_command(world: ApiWorld) -> None:
+async def test_the_status_is_the_same_as_of_the_direct_command(world: ApiWorld) -> None:
     await world.upkeep.fill()
     async with world.upkeep.cluster.connected("") as client:
         await Runs(client.store, ROOT).pause_kind(RunKind.PLACEMENT, "me", EPOCH_MS + 60_000)
@@ -500,7 +500,7 @@ async def test_bookies_and_windows_are_listed(world: ApiWorld) -> None:
     assert (await call(world, "maintenance", "list", "-o", "jsonl")).stdout == ""
 
 
-async def test_windows_begin_and_end(world: ApiWorld) -> None:
+async def test_windows_start_and_end(world: ApiWorld) -> None:
     words = ("maintenance", "start", "c", "--for", "2h", "--note", "disk")
     assert (await call(world, *words, "--dry-run")).stdout.startswith("losses of c would be not marked until ")
     assert (await document(world, "maintenance", "list"))["items"] == []
@@ -519,7 +519,7 @@ async def test_windows_begin_and_end(world: ApiWorld) -> None:
     ]
 
 
-async def test_a_window_of_a_rack_follows_the_topology_of_the_service(world: ApiWorld) -> None:
+async def test_a_window_of_a_rack_uses_the_topology_of_the_service(world: ApiWorld) -> None:
     cluster = world.upkeep.cluster
     await TopologyStore(cluster.keeper, await open_cluster(cluster.keeper, ROOT)).write(json.dumps({"c": "/r1"}))
     assert (await document(world, "maintenance", "start", "rack:r1"))["target"] == "rack:/r1"
@@ -530,7 +530,7 @@ async def test_a_window_of_a_rack_follows_the_topology_of_the_service(world: Api
     assert (here.exit_code, "the auditor uses its own" in here.output) == (ExitCode.USAGE, True)
 
 
-async def test_only_an_administrator_holds_ledgers_with_one_copy_left_back(world: ApiWorld) -> None:
+async def test_only_an_administrator_may_hold_back_ledgers_with_one_copy(world: ApiWorld) -> None:
     words = ("maintenance", "start", "c")
     refused = await call(world, *words, "--hold-critical", role=Role.OPERATE)
     assert "administer" in str(refused.exception)

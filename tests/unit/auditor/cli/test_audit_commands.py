@@ -87,7 +87,7 @@ def test_a_run_is_started_by_the_first_service_that_answers(services: Services) 
     assert "running" in result.stdout
 
 
-def test_options_of_a_run_travel_to_the_service(services: Services) -> None:
+def test_options_of_a_run_are_sent_to_the_service(services: Services) -> None:
     """A sample must not become a check of all ledgers."""
     at = ("--at", "http://one:1")
     result = invoke("run", *at, "--kind", "replicas", "--sample", "0.01", "--ledger-max", "1000", "--sample-seed", "7")
@@ -110,7 +110,7 @@ def test_options_of_a_run_travel_to_the_service(services: Services) -> None:
         ("--kind", "replicas", "--mark-misplaced"),
     ],
 )
-def test_an_option_that_a_service_cannot_take_is_refused_and_nothing_starts(
+def test_an_option_that_a_service_does_not_support_is_refused_and_nothing_starts(
     services: Services, arguments: tuple[str, ...]
 ) -> None:
     result = invoke("run", "--at", "http://one:1", *arguments)
@@ -132,7 +132,7 @@ def said(result: Any) -> str:
         ("http_port", "8003"),
     ],
 )
-def test_what_a_service_cannot_follow_is_refused_with_its_origin(
+def test_an_unsupported_setting_is_refused_with_its_origin(
     services: Services, tmp_path: Path, name: str, value: str
 ) -> None:
     at, flag = ("--at", "http://one:1", "--wait"), f"--{name.replace('_', '-')}"
@@ -146,19 +146,19 @@ def test_what_a_service_cannot_follow_is_refused_with_its_origin(
     assert f"{flag} (from {name} in the config file) cannot be sent with --at" in said(result)
 
 
-def test_a_flag_with_the_default_replaces_what_a_service_cannot_follow(services: Services) -> None:
+def test_a_flag_with_the_default_overrides_an_unsupported_setting(services: Services) -> None:
     result = invoke("run", "--at", "http://one:1", "--fail-on", "never", BKHEAL_RUN_FAIL_ON="no-live-copy")
     assert (result.exit_code, len(services.started)) == (0, 1)
 
 
-def test_a_client_certificate_is_shown_to_a_service_that_asks_for_one(services: Services) -> None:
+def test_a_client_certificate_is_presented_to_the_service(services: Services) -> None:
     files = ("--client-cert", "c.pem", "--client-key", "k.pem")
     assert invoke("run", "--at", "https://one:1", *files).exit_code == 0
     assert invoke("cancel", "r1", "--at", "https://one:1", *files).exit_code == 0
     assert services.client_files == {(Path("c.pem"), Path("k.pem"))}
 
 
-def test_a_user_without_a_name_starts_an_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_name_is_recorded_by_uid(monkeypatch: pytest.MonkeyPatch) -> None:
     def nameless() -> str:
         raise KeyError("getpwuid(): uid not found: 1234")
 
@@ -166,13 +166,13 @@ def test_a_user_without_a_name_starts_an_audit(monkeypatch: pytest.MonkeyPatch) 
     assert user_name() == f"uid {os.getuid()}"
 
 
-def test_a_run_that_is_waited_for_ends_the_command_with_its_code(services: Services) -> None:
+def test_a_command_that_waits_for_a_run_exits_with_its_code(services: Services) -> None:
     services.ends = 5
     result = invoke("run", "--at", "http://one:1", "--wait", "-o", "json")
     assert (result.exit_code, json.loads(result.stdout)["run"]["state"]) == (5, "done")
 
 
-def test_a_busy_service_is_75(services: Services) -> None:
+def test_a_busy_service_exits_with_75(services: Services) -> None:
     services.busy = True
     result = invoke("run", "--at", "http://one:1")
     assert (result.exit_code, "under way" in result.stderr) == (75, True)
@@ -205,7 +205,7 @@ def test_a_schedule_is_paused_and_resumed(services: Services) -> None:
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--tls-key", "k"), "need tls_ca"),
     ],
 )
-def test_wrong_usage_is_2(services: Services, arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_usage_exits_with_2(services: Services, arguments: tuple[str, ...], says: str) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert says in " ".join(result.stderr.replace("│", " ").split())

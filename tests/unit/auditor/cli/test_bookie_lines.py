@@ -7,7 +7,7 @@ from typing import Any
 from auditor.cli.services.bookie_lines import status_lines, stopped_lines
 
 
-def test_the_time_since_the_start_has_units_that_people_read() -> None:
+def test_uptime_is_shown_in_readable_units() -> None:
     queues = dict.fromkeys(
         ("add_bytes", "journal_bytes", "write_cache_bytes", "unsent_bytes", "reads_running", "reads_waiting"), 0
     )

@@ -78,7 +78,7 @@ def changes_of(asked: list[Asked]) -> list[bool]:
     return [json.loads(request.body)["readOnly"] for request in asked if request.method == "PUT"]
 
 
-async def test_the_bookie_becomes_read_only_once() -> None:
+async def test_the_bookie_becomes_read_only_only_once() -> None:
     registrations = await registrations_of()
     with serving(Bookies(registrations, APACHE).reply) as api:
         for _ in range(2):
@@ -87,7 +87,7 @@ async def test_the_bookie_becomes_read_only_once() -> None:
     assert [asked.method for asked in api.asked] == ["GET", "PUT"]
 
 
-async def test_the_address_of_another_bookie_takes_that_bookie_not_away() -> None:
+async def test_another_bookie_at_the_address_is_made_writable_again() -> None:
     registrations = await registrations_of()
     with (
         serving(Bookies(registrations, OTHER).reply) as api,
@@ -100,7 +100,7 @@ async def test_the_address_of_another_bookie_takes_that_bookie_not_away() -> Non
     assert exit_code_of(refused.value) == 1
 
 
-async def test_another_bookie_that_was_read_only_stays_so() -> None:
+async def test_another_bookie_that_was_read_only_stays_read_only() -> None:
     registrations = await registrations_of()
     with (
         serving(Bookies(registrations, OTHER, is_read_only=True).reply) as api,
@@ -123,7 +123,7 @@ async def test_another_bookie_that_was_read_only_stays_so() -> None:
         (Reply(204), 1),
     ],
 )
-async def test_a_bad_answer_names_the_bookie_and_the_address(reply: Reply, exit_code: int) -> None:
+async def test_an_error_contains_the_bookie_and_the_address(reply: Reply, exit_code: int) -> None:
     registrations = await registrations_of()
     with serving(lambda asked: reply) as api:
         with pytest.raises(BkhealError, match=f"{APACHE} is not made read-only, and no drain was begun") as refused:
@@ -134,7 +134,7 @@ async def test_a_bad_answer_names_the_bookie_and_the_address(reply: Reply, exit_
 
 
 @pytest.mark.parametrize("answer", [Reply(500), Reply(200, b'{"readOnly": false}'), Reply(200, b"<html>")])
-async def test_a_bookie_that_became_read_only_with_a_bad_answer_is_writable_again(answer: Reply) -> None:
+async def test_a_bookie_that_became_read_only_despite_an_error_response_is_writable_again(answer: Reply) -> None:
     registrations = await registrations_of()
     bookies = Bookies(registrations, APACHE)
 
@@ -148,7 +148,7 @@ async def test_a_bookie_that_became_read_only_with_a_bad_answer_is_writable_agai
     assert state_of(APACHE, await registrations.list()) is BookieState.WRITABLE
 
 
-async def test_an_interruption_on_the_way_back_does_not_leave_the_bookie_read_only() -> None:
+async def test_an_interruption_while_it_is_made_writable_does_not_leave_the_bookie_read_only() -> None:
     registrations, is_asked, may_go_on = await registrations_of(), asyncio.Event(), threading.Event()
     bookies = Bookies(registrations, APACHE)
 
@@ -230,7 +230,7 @@ async def test_a_bookie_stays_read_only_only_if_its_drain_may_have_begun(error: 
 
 
 @pytest.mark.parametrize(("drained", "state"), [(APACHE, BookieState.READ_ONLY), (OTHER, BookieState.WRITABLE)])
-async def test_a_bookie_that_another_command_drains_by_now_stays_read_only(
+async def test_a_bookie_that_another_command_drains_in_the_meantime_stays_read_only(
     drained: BookieId, state: BookieState
 ) -> None:
     registrations, drains = await registrations_of(), Drains(MemoryStore(MemoryCell()), ROOT)
@@ -247,7 +247,7 @@ async def test_a_bookie_that_another_command_drains_by_now_stays_read_only(
     assert (notes == [kept]) is (state is BookieState.READ_ONLY)
 
 
-async def test_another_bookie_at_a_wrong_address_does_not_stay_read_only_for_the_drain_of_the_named_one() -> None:
+async def test_another_bookie_at_a_wrong_address_does_not_stay_read_only_for_the_drain() -> None:
     registrations, drains = await registrations_of(), Drains(MemoryStore(MemoryCell()), ROOT)
     await drains.start(Drain(APACHE, "other", 1))
     with serving(Bookies(registrations, OTHER).reply) as api, pytest.raises(BkhealError, match="another bookie"):
@@ -275,7 +275,7 @@ async def test_if_the_drains_cannot_be_read_the_bookie_stays_read_only() -> None
     ]
 
 
-async def test_an_interruption_while_the_drain_is_recorded_does_not_make_its_bookie_writable() -> None:
+async def test_an_interruption_while_the_drain_is_recorded_does_not_make_the_bookie_writable() -> None:
     registrations = await registrations_of()
     is_recording, is_recorded = asyncio.Event(), asyncio.Event()
 
@@ -294,7 +294,7 @@ async def test_an_interruption_while_the_drain_is_recorded_does_not_make_its_boo
     assert state_of(APACHE, await registrations.list()) is BookieState.READ_ONLY
 
 
-async def test_a_closed_terminal_does_not_prevent_the_way_back() -> None:
+async def test_a_closed_terminal_does_not_keep_the_bookie_read_only() -> None:
     registrations = await registrations_of()
 
     def note(text: str) -> None:

@@ -20,7 +20,7 @@ SINCE_MS = 1_800_000_000_000
 DELAY_S = 600
 
 
-async def test_a_lost_bookie_has_the_times_of_its_loss_and_of_its_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_bookie_is_shown_with_the_times_of_its_loss_and_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = CommandCluster()
     await cluster.fill()
 

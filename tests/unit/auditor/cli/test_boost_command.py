@@ -38,7 +38,7 @@ def active(cluster: CommandCluster) -> list[Boost]:
     return asyncio.run(Boosts(cluster.keeper, ROOT).active(EPOCH_MS))
 
 
-def test_ledgers_are_boosted_for_a_time_by_a_name(cluster: CommandCluster) -> None:
+def test_ledgers_are_boosted_for_a_limited_time_under_a_user_name(cluster: CommandCluster) -> None:
     result = call("9", "7", "--for", "2h", "-o", "json")
     rows = {row["ledger_id"]: (row["outcome"], row["parked"]) for row in json.loads(result.stdout)["ledgers"]}
     assert (result.exit_code, rows) == (ExitCode.OK, {9: ("boosted", False), 7: ("boosted", True)})
@@ -82,7 +82,7 @@ def test_a_dry_run_reports_the_bound_too(cluster: CommandCluster, monkeypatch: p
     assert active(cluster) == []
 
 
-def test_a_boost_that_cannot_be_read_can_be_ended(cluster: CommandCluster) -> None:
+def test_an_unreadable_boost_can_be_ended(cluster: CommandCluster) -> None:
     call("9")
     path = Boosts(cluster.keeper, ROOT).path(LedgerId(9))
     asyncio.run(cluster.keeper.set(path, b"damaged", ANY_VERSION))
@@ -91,6 +91,6 @@ def test_a_boost_that_cannot_be_read_can_be_ended(cluster: CommandCluster) -> No
 
 
 @pytest.mark.parametrize("span", ["0m", "8d", "1", "h", "1w", "-1h", "1.5h", ""])
-def test_a_wrong_span_is_wrong_usage(cluster: CommandCluster, span: str) -> None:
+def test_an_invalid_span_is_a_usage_error(cluster: CommandCluster, span: str) -> None:
     assert call("9", "--for", span).exit_code == ExitCode.USAGE
     assert active(cluster) == []

@@ -106,14 +106,14 @@ def recorded() -> list[tuple[str, str, str, str]]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_change_is_recorded_with_who_and_what(
+def test_a_change_is_recorded_with_user_and_detail(
     cluster: CommandCluster, words: list[str], action: str, detail: str
 ) -> None:
     call(*words)
     assert recorded() == [("me@host", "command", action, detail)]
 
 
-def test_what_changes_nothing_is_not_recorded(cluster: CommandCluster) -> None:
+def test_a_command_that_changes_nothing_is_not_recorded(cluster: CommandCluster) -> None:
     call("recovery", "disable", "--dry-run")
     call("recovery", "delay")
     call("throttle", "show")
@@ -141,7 +141,7 @@ def test_what_changes_nothing_is_not_recorded(cluster: CommandCluster) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_was_changed_just_before_is_changed_back_on_a_server_that_is_behind(
+def test_a_recent_change_is_undone_through_a_stale_server(
     cluster: CommandCluster, done: list[str], undone: list[str], action: str
 ) -> None:
     call("throttle", "clear")
@@ -152,7 +152,7 @@ def test_what_was_changed_just_before_is_changed_back_on_a_server_that_is_behind
     assert recorded()[0][2] == action
 
 
-def test_a_bookie_that_the_cluster_never_had_is_refused_and_one_taken_out_before_is_not(
+def test_an_unknown_bookie_is_refused_and_a_decommissioned_one_is_not(
     cluster: CommandCluster,
 ) -> None:
     asyncio.run(Incarnations(cluster.keeper, ROOT).record(BookieId("old"), "u", EPOCH_MS))
@@ -168,7 +168,7 @@ def test_a_bookie_that_the_cluster_never_had_is_refused_and_one_taken_out_before
 
 
 @pytest.mark.parametrize("words", [("drain", "status"), ("ok-to-stop",)])
-def test_a_bookie_that_only_ledgers_or_the_record_of_its_loss_name_is_looked_at(
+def test_a_bookie_named_only_by_ledgers_or_by_the_record_of_its_loss_is_accepted(
     cluster: CommandCluster, words: tuple[str, ...]
 ) -> None:
     asyncio.run(FirstSeenDown(cluster.keeper, ROOT).reconcile({BookieId("lost")}, EPOCH_MS, registered=set()))

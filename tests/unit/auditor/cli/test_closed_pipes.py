@@ -100,12 +100,12 @@ def test_the_exit_code_is_that_of_the_error(program: str) -> None:
 
 
 @pytest.mark.parametrize("closed", [("stdout",), ("stderr",), ("stdout", "stderr")], ids=" ".join)
-def test_the_exit_code_of_a_command_that_has_done_its_work_is_that_of_its_work(closed: tuple[str, ...]) -> None:
+def test_a_command_that_has_finished_keeps_its_exit_code(closed: tuple[str, ...]) -> None:
     assert exit_code(COMMAND.format(lines=3, arguments=["changes"]), *closed) == 5
 
 
 @pytest.mark.parametrize("arguments", [["changes"], ["--help"], ["audit", "run", "--help"]], ids=" ".join)
-def test_a_command_that_has_more_to_print_ends_quietly_as_by_sigpipe(arguments: list[str]) -> None:
+def test_a_command_with_more_to_print_ends_silently_as_on_sigpipe(arguments: list[str]) -> None:
     code, errors = ended(COMMAND.format(lines=10**9, arguments=arguments), "stdout")
     assert code == 128 + signal.SIGPIPE
     assert set((errors or b"").splitlines()) <= {b"note: a line"}

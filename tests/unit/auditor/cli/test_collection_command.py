@@ -45,7 +45,7 @@ def held(cluster: CommandCluster) -> list[HeldCollection]:
     return list(asyncio.run(HeldCollections(cluster.keeper, ROOT).all()))
 
 
-def test_nothing_is_held(cluster: CommandCluster) -> None:
+def test_no_collection_is_held_back(cluster: CommandCluster) -> None:
     assert call("list").stdout == "no bookie holds a collection back\n"
     refused = call("allow", "c", "--yes")
     assert refused.exit_code == ExitCode.FAILED
@@ -54,7 +54,7 @@ def test_nothing_is_held(cluster: CommandCluster) -> None:
     assert not asyncio.run(Changes(cluster.keeper, ROOT, cluster.clock).newest(1)), "nothing was changed"
 
 
-def test_what_is_held_is_allowed_for_a_time_and_recorded(cluster: CommandCluster) -> None:
+def test_a_held_back_collection_is_allowed_for_a_limited_time_and_recorded(cluster: CommandCluster) -> None:
     hold(cluster)
     result = call("allow", "c", typed="y\n")
     assert result.exit_code == ExitCode.OK, result.stderr
@@ -82,7 +82,7 @@ def test_no_answer_allows_nothing(cluster: CommandCluster) -> None:
     assert held(cluster)[0].allowed_max == 0
 
 
-def test_what_is_held_since_the_question_is_not_allowed(
+def test_ledgers_held_back_after_the_prompt_are_not_allowed(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold(cluster)
@@ -91,7 +91,7 @@ def test_what_is_held_since_the_question_is_not_allowed(
     assert (held(cluster)[0].ledgers, held(cluster)[0].allowed_max) == (95, 66)
 
 
-def test_a_bound_and_a_span_can_be_given_and_withdrawn(cluster: CommandCluster) -> None:
+def test_a_limit_and_a_time_span_can_be_set_and_withdrawn(cluster: CommandCluster) -> None:
     hold(cluster)
     assert call("allow", "c", "--ledgers", "5", "--for", "2h", "--yes").exit_code == ExitCode.OK
     assert (held(cluster)[0].allowed_max, held(cluster)[0].allowed_until_ms) == (5, EPOCH_MS + 7_200_000)

@@ -50,7 +50,7 @@ def started(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config
     return start
 
 
-def test_a_replicators_rate_is_live_and_the_rest_is_not(started: Callable[..., ConfigSource]) -> None:
+def test_only_a_replicators_rate_is_reloaded(started: Callable[..., ConfigSource]) -> None:
     source = started("[replicator]\nbytes_per_second = 5\n", "replicator")
     new = source.parse("[replicator]\nbytes_per_second = 7\nledgers_in_flight = 3\n[auditor]\nhttp_port = 1\n")
     decision = decide(source, source.values, new)
@@ -58,7 +58,7 @@ def test_a_replicators_rate_is_live_and_the_rest_is_not(started: Callable[..., C
     assert [(change.option, change.old, change.new) for change in decision.waiting] == [("ledgers_in_flight", 64, 3)]
 
 
-def test_an_auditors_request_rate_is_live(started: Callable[..., ConfigSource]) -> None:
+def test_an_auditors_request_rate_is_reloaded(started: Callable[..., ConfigSource]) -> None:
     source = started("", "auditor")
     decision = decide(source, source.values, source.parse("[auditor]\nrequests_per_second = 7\n"))
     assert [(change.option, change.old, change.new) for change in decision.taken] == [
@@ -66,7 +66,7 @@ def test_an_auditors_request_rate_is_live(started: Callable[..., ConfigSource]) 
     ]
 
 
-def test_a_key_that_is_gone_means_the_default(started: Callable[..., ConfigSource]) -> None:
+def test_a_removed_key_resets_to_the_default(started: Callable[..., ConfigSource]) -> None:
     source = started("[replicator]\nbytes_per_second = 5\n", "replicator")
     (change,) = decide(source, source.values, source.parse("")).taken
     assert (change.old, change.new) == (5, 0)
@@ -79,7 +79,7 @@ def test_a_key_that_is_gone_means_the_default(started: Callable[..., ConfigSourc
         ((), {"BKHEAL_REPLICATOR_BYTES_PER_SECOND": "9"}, "BKHEAL_REPLICATOR_BYTES_PER_SECOND"),
     ],
 )
-def test_flag_and_variable_stay_before_the_file(
+def test_flags_and_variables_take_precedence_over_the_file(
     started: Callable[..., ConfigSource], words: tuple[str, ...], environment: dict[str, str], by: str
 ) -> None:
     source = started("[replicator]\nbytes_per_second = 5\n", "replicator", *words, **environment)
@@ -88,7 +88,9 @@ def test_flag_and_variable_stay_before_the_file(
     assert (decision.taken, len(decision.outranked)) == ((), 1)
 
 
-def test_another_cluster_needs_a_restart_unless_it_was_named_elsewhere(started: Callable[..., ConfigSource]) -> None:
+def test_another_cluster_needs_a_restart_unless_its_uri_comes_from_elsewhere(
+    started: Callable[..., ConfigSource],
+) -> None:
     for environment, waits in (({"BKHEAL_METADATA_URI": ""}, 1), ({}, 0)):
         source = started(f'metadata_uri = "{URI}"', "replicator", **environment)
         decision = decide(source, source.values, source.parse('metadata_uri = "zk://b:1/ledgers"'))
@@ -108,7 +110,7 @@ def test_another_cluster_needs_a_restart_unless_it_was_named_elsewhere(started: 
         ("metadata_uri = 7\n", ["must be a text"]),
     ],
 )
-def test_what_a_start_would_refuse_is_refused_with_every_problem(
+def test_a_file_that_a_start_would_refuse_is_refused_with_every_problem(
     started: Callable[..., ConfigSource], text: str, problems: list[str]
 ) -> None:
     source = started("", "replicator")
@@ -126,11 +128,11 @@ def test_a_change_that_contradicts_a_flag_is_refused(started: Callable[..., Conf
         source.parse("[bookie]\nledger_dir = 'same'\n")
 
 
-def test_without_a_file_nothing_is_followed(started: Callable[..., ConfigSource], tmp_path: Path) -> None:
+def test_without_a_file_nothing_is_reloaded(started: Callable[..., ConfigSource], tmp_path: Path) -> None:
     assert started("", "replicator", BKHEAL_CONFIG="", HOME=str(tmp_path), XDG_CONFIG_HOME="") is None
 
 
-def test_every_live_option_is_an_option() -> None:
+def test_every_live_option_exists() -> None:
     root: Any = typer.main.get_command(app)
     for words, options in LIVE.items():
         (word,) = words

@@ -58,41 +58,41 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_first_source_that_names_a_value_counts(file: Path) -> None:
+def test_the_source_with_the_highest_precedence_decides(file: Path) -> None:
     assert invoke("auditor") == "8080 False"
     assert invoke("auditor", "--config", str(file)) == "3 True"
     assert invoke("auditor", BKHEAL_CONFIG=str(file), BKHEAL_AUDITOR_HTTP_PORT="2") == "2 True"
     assert invoke("auditor", "--http-port", "1", "--config", str(file), BKHEAL_AUDITOR_HTTP_PORT="2") == "1 True"
 
 
-def test_a_command_inside_a_group_has_a_table_inside_the_groups(file: Path) -> None:
+def test_a_command_in_a_group_has_a_nested_table(file: Path) -> None:
     assert invoke("audit", "run", "--config", str(file)) == "placement"
     assert invoke("audit", "run", "--config", str(file), BKHEAL_AUDIT_RUN_KIND="replicas") == "replicas"
 
 
-def test_the_default_file_is_read_where_it_exists(file: Path, tmp_path: Path) -> None:
+def test_the_default_file_is_read_if_it_exists(file: Path, tmp_path: Path) -> None:
     (tmp_path / ".config" / "bkheal").mkdir(parents=True)
     file.rename(tmp_path / ".config" / "bkheal" / "config.toml")
     assert invoke("auditor", HOME=str(tmp_path)) == "3 True"
 
 
-def test_a_value_of_a_wrong_type_is_refused_by_name(file: Path) -> None:
+def test_a_value_of_the_wrong_type_is_refused_by_name(file: Path) -> None:
     file.write_text('[auditor]\nhttp_port = "many"\n')
     assert "Invalid value for '--http-port'" in invoke("auditor", "--config", str(file))
 
 
-def test_a_key_that_is_no_option_is_refused_and_the_known_ones_are_named(file: Path) -> None:
+def test_an_unknown_key_is_refused_and_the_known_ones_are_named(file: Path) -> None:
     file.write_text("[auditor]\nhttp_prot = 1\n")
     with pytest.raises(ConfigurationError, match=r"\[auditor\] http_prot is unknown; known are http_port, is_on"):
         invoke("auditor", "--config", str(file))
 
 
-def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
+def test_a_file_that_was_named_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot read"):
         invoke("auditor", "--config", str(tmp_path / "missing.toml"))
 
 
-def test_validate_finds_every_problem_of_all_tables(tmp_path: Path) -> None:
+def test_validate_reports_every_problem_in_all_tables(tmp_path: Path) -> None:
     path = tmp_path / "bkheal.toml"
     path.write_text(
         'metadata_uri = "zk://a:1/ledgers"\nmetadata = 1\n[replicator]\nledgers_in_flight = "x"\nfoo = 2\n[nothing]\n'
@@ -104,7 +104,7 @@ def test_validate_finds_every_problem_of_all_tables(tmp_path: Path) -> None:
     assert CliRunner().invoke(bkheal, ["config", "validate", "--config", str(path)]).output.endswith("is fine\n")
 
 
-def test_show_names_the_origin_of_each_value_and_when_a_change_takes_effect(tmp_path: Path) -> None:
+def test_show_prints_the_origin_of_each_value_and_when_a_change_takes_effect(tmp_path: Path) -> None:
     path = tmp_path / "bkheal.toml"
     path.write_text('metadata_uri = "zk://a:1/ledgers"\n[replicator]\nledgers_in_flight = 3\nbytes_per_second = 9\n')
     result = CliRunner().invoke(
@@ -143,14 +143,14 @@ def test_every_configured_command_has_settings_with_a_help_text() -> None:
     assert [setting.key for _, setting in found if not setting.help] == []
 
 
-def test_the_document_is_fresh(tmp_path: Path) -> None:
+def test_the_document_is_up_to_date(tmp_path: Path) -> None:
     script = ROOT / ".ci" / "generate_configuration_doc.py"
     made = tmp_path / "configuration.md"
     subprocess.run([sys.executable, str(script), "--out", str(made)], check=True, timeout=60, cwd=ROOT)
     assert made.read_text() == (ROOT / "docs" / "configuration.md").read_text(), f"run: python {script.name}"
 
 
-def test_validate_finds_what_the_auditor_would_refuse_to_start_with(tmp_path: Path) -> None:
+def test_validate_reports_what_an_auditor_would_refuse_at_its_start(tmp_path: Path) -> None:
     path = tmp_path / "bkheal.toml"
     path.write_text('[auditor]\nbookies_schedule = "daily"\nhttp_port = 99999\n')
     result = CliRunner().invoke(bkheal, ["config", "validate", "--config", str(path)])
@@ -184,7 +184,7 @@ def validated(path: Path, text: str, **environment: str) -> list[str]:
         ("[auditor]\nhttp_port = 8080\n", []),
     ],
 )
-def test_validate_tells_programs_each_problem_by_itself(tmp_path: Path, text: str | None, problems: list[str]) -> None:
+def test_validate_lists_each_problem_separately_in_json(tmp_path: Path, text: str | None, problems: list[str]) -> None:
     path = tmp_path / "bkheal.toml"
     if text is not None:
         path.write_text(text)
@@ -196,7 +196,7 @@ def test_validate_tells_programs_each_problem_by_itself(tmp_path: Path, text: st
     assert all(any(part in told for told in document["problems"]) for part in problems), document["problems"]
 
 
-def test_validate_tells_programs_that_there_is_no_file(tmp_path: Path) -> None:
+def test_validate_reports_a_missing_file_in_json(tmp_path: Path) -> None:
     environment = {"XDG_CONFIG_HOME": str(tmp_path), "BKHEAL_CONFIG": ""}
     result = CliRunner().invoke(bkheal, ["config", "validate", "-o", "json"], env=environment)
     document = json.loads(result.stdout)
@@ -215,9 +215,7 @@ EXTREMES = [
 
 
 @pytest.mark.parametrize(("text", "why"), EXTREMES)
-def test_a_file_beyond_all_bounds_is_a_clear_error_at_a_start_to_validate_and_in_a_process_that_runs(
-    tmp_path: Path, text: str, why: str
-) -> None:
+def test_a_file_beyond_the_limits_is_a_clear_error_in_every_command(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "bkheal.toml"
     path.write_text(text)
     for command in (["auditor", "--config"], ["config", "validate", "--config"], ["config", "show", "--config"]):
@@ -234,7 +232,7 @@ def test_the_largest_integer_and_the_deepest_table_are_read(tmp_path: Path) -> N
     assert parse_config(text, tmp_path)["a"] == (1 << 63) - 1
 
 
-def test_validate_finds_every_contradiction_of_every_table_at_once(tmp_path: Path) -> None:
+def test_validate_reports_all_contradictions_of_all_tables_together(tmp_path: Path) -> None:
     problems = validated(
         tmp_path / "bkheal.toml",
         """
@@ -293,7 +291,7 @@ def test_validate_finds_every_contradiction_of_every_table_at_once(tmp_path: Pat
         "[log.create]\nack_quorum = 3",
     ],
 )
-def test_validate_refuses_what_contradicts_itself(tmp_path: Path, table: str) -> None:
+def test_validate_refuses_contradictions(tmp_path: Path, table: str) -> None:
     file = tmp_path / "some.pem"
     file.touch()
     assert len(validated(tmp_path / "bkheal.toml", table.format(file=file))) >= 1
@@ -307,9 +305,7 @@ def test_validate_refuses_what_contradicts_itself(tmp_path: Path, table: str) ->
         ("exporter", ("topology_file",)),
     ],
 )
-def test_validate_names_every_file_that_it_cannot_look_for(
-    tmp_path: Path, table: str, options: tuple[str, ...]
-) -> None:
+def test_validate_names_every_file_that_cannot_be_checked(tmp_path: Path, table: str, options: tuple[str, ...]) -> None:
     long = "/" + "n" * 300
     lines = "\n".join(f'{option} = "{long}"' for option in options)
     problems = validated(tmp_path / "bkheal.toml", f"[{table}]\n{lines}")
@@ -317,11 +313,11 @@ def test_validate_names_every_file_that_it_cannot_look_for(
         assert any(f"{option}: cannot look for {long}: File name too long" in problem for problem in problems), problems
 
 
-def test_validate_takes_the_place_of_what_only_flags_say_for_granted(tmp_path: Path) -> None:
+def test_validate_accepts_missing_options_that_only_flags_can_set(tmp_path: Path) -> None:
     assert validated(tmp_path / "bkheal.toml", "[bookie]\nport = 4000\n[replicator]\n[audit.run]\n") == []
 
 
-def test_validate_counts_the_environment_as_the_command_does(tmp_path: Path) -> None:
+def test_validate_reads_the_environment_as_the_command_does(tmp_path: Path) -> None:
     table = "[bookie]\nhost = '0.0.0.0'\nadvertised_host = 'b1'\n"
     assert len(validated(tmp_path / "bkheal.toml", table)) == 1
     assert validated(tmp_path / "bkheal.toml", table, BKHEAL_BOOKIE_PLAINTEXT="true") == []

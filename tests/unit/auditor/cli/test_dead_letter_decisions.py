@@ -80,14 +80,14 @@ async def replace(cluster: CommandCluster, ledger_id: int, *fragments: tuple[int
         await client.ports.ledgers.create(LedgerId(ledger_id), metadata)
 
 
-def test_the_task_stays_for_a_bookie_that_is_away_and_that_no_audit_reported(cluster: CommandCluster) -> None:
+def test_the_task_stays_for_a_missing_bookie_that_no_audit_reported(cluster: CommandCluster) -> None:
     ran(replace(cluster, 7, (0, "a b"), (5, "c restarting"), last=9))
     accepted = call(*ACCEPT, "--yes", "-o", "json")
     assert outcomes(accepted) == {7: "accepted_task_stays", 8: "accepted"}
     assert ran(cluster.marked()) == [7, 9]
 
 
-def test_what_a_writer_may_still_change_is_not_lost(cluster: CommandCluster) -> None:
+def test_what_a_writer_may_still_change_does_not_count_as_lost(cluster: CommandCluster) -> None:
     ran(replace(cluster, 7, (0, "a b"), (5, "c d"), last=None))
     refused = call("accept-loss", "7", "--reason", "x", "--yes")
     assert (refused.exit_code, "ledger 7 is not closed" in refused.stdout) == (ExitCode.FAILED, True)
@@ -97,7 +97,7 @@ def test_what_a_writer_may_still_change_is_not_lost(cluster: CommandCluster) -> 
     assert (row["outcome"], [part["last_entry_id"] for part in row["lost"]]) == ("accepted_task_stays", [4])
 
 
-def test_a_ledger_that_changed_meanwhile_is_no_success(
+def test_a_ledger_that_changed_in_the_meantime_is_a_failure(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def changed(letters: DeadLetters, ledger_id: LedgerId, reason: str) -> DeadLetterResult:
@@ -115,7 +115,7 @@ def test_nothing_is_changed_if_one_ledger_is_refused(cluster: CommandCluster) ->
     assert ran(cluster.marked()) == [7, 8, 9]
 
 
-def test_wrong_usage_is_refused_before_the_store_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_usage_is_refused_before_the_store_is_contacted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_letters, "connected", None)
     for words in (
         ("accept-loss", "7", "--yes"),
@@ -128,7 +128,7 @@ def test_wrong_usage_is_refused_before_the_store_is_asked(monkeypatch: pytest.Mo
         assert call(*words).exit_code == ExitCode.USAGE, words
 
 
-def test_without_a_terminal_yes_is_needed(cluster: CommandCluster) -> None:
+def test_without_a_terminal_the_yes_option_is_needed(cluster: CommandCluster) -> None:
     result = call(*ACCEPT, typed="7\n8\n")
     assert (result.exit_code, "--yes" in result.stderr) == (ExitCode.USAGE, True)
     assert ran(cluster.marked()) == [7, 8, 9]
@@ -137,7 +137,7 @@ def test_without_a_terminal_yes_is_needed(cluster: CommandCluster) -> None:
 @pytest.mark.parametrize(
     ("typed", "left"), [("7\n8\n", [9]), ("7\n7\n", [7, 8, 9]), ("y\n", [7, 8, 9]), ("", [7, 8, 9])]
 )
-def test_at_a_terminal_each_ledger_id_is_typed(
+def test_at_a_terminal_each_ledger_id_must_be_typed(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, typed: str, left: list[int]
 ) -> None:
     monkeypatch.setattr(changing, "_is_terminal", lambda: True)
@@ -155,14 +155,14 @@ def test_a_dry_run_changes_nothing(cluster: CommandCluster) -> None:
     assert ran(cluster.marked()) == [7, 8, 9]
 
 
-def test_the_lock_of_a_worker_is_its_own_exit_code_and_the_others_are_changed(cluster: CommandCluster) -> None:
+def test_a_ledger_locked_by_a_worker_has_its_own_exit_code_and_the_others_are_changed(cluster: CommandCluster) -> None:
     ran(cluster.lock(7))
     result = call("drop", "7", "8", "--yes", "-o", "json")
     assert (result.exit_code, outcomes(result)) == (ExitCode.BUSY, {7: "locked", 8: "dropped"})
     assert ran(cluster.marked()) == [7, 9]
 
 
-def test_dropping_again_and_withdrawing(cluster: CommandCluster) -> None:
+def test_a_second_drop_changes_nothing_and_an_acceptance_is_withdrawn(cluster: CommandCluster) -> None:
     assert outcomes(call("drop", "7", "--yes", "-o", "json")) == {7: "dropped"}
     again = call("drop", "7", "--yes", "-o", "json")
     assert (again.exit_code, outcomes(again)) == (ExitCode.OK, {7: "already_dropped"})
@@ -172,7 +172,7 @@ def test_dropping_again_and_withdrawing(cluster: CommandCluster) -> None:
     assert call("list", "--accepted").stdout == "no loss is accepted\n"
 
 
-def test_an_answer_that_is_lost_ends_the_command(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_reply_ends_the_command(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     async def lost(*_: Any) -> None:
         raise WriteOutcomeUnknownError("the answer was lost")
 
@@ -219,14 +219,14 @@ def test_a_parked_ledger_is_listed_with_its_topic(cluster: CommandCluster) -> No
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_retry_of_a_ledger_that_is_not_parked_names_the_list_of_those_that_are() -> None:
+def test_a_retry_of_a_ledger_that_is_not_parked_refers_to_the_list() -> None:
     result = call("retry", "4711", "--yes")
     assert result.exit_code == ExitCode.FAILED
     assert "4711" in result.stderr
     assert "`bkheal dead-letters list`" in result.stderr
 
 
-def test_a_retry_skips_letters_that_are_gone_unless_they_are_named(
+def test_a_retry_skips_missing_letters_unless_they_are_named(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parked = ParkedTasks(cluster.keeper, ROOT)
@@ -249,7 +249,7 @@ def test_a_retry_skips_letters_that_are_gone_unless_they_are_named(
     assert ran(parked.ids()) == {7}
 
 
-def test_a_retry_removes_unreadable_records_and_those_that_can_be_deleted(cluster: CommandCluster) -> None:
+def test_a_retry_removes_unreadable_records_that_can_be_deleted(cluster: CommandCluster) -> None:
     parked = ParkedTasks(cluster.keeper, ROOT)
     ran(put(cluster.keeper, parked.path(LedgerId(8)), b'{"format":99}'))
     assert [row["ledger_id"] for row in json.loads(call("list", "-o", "json").stdout)["items"]] == [7]
@@ -267,7 +267,7 @@ def test_a_retry_removes_unreadable_records_and_those_that_can_be_deleted(cluste
 
 
 @pytest.mark.parametrize("error", [AccessDeniedError("refused"), WriteOutcomeUnknownError("no answer")], ids=repr)
-def test_letters_tried_again_before_an_error_are_shown(
+def test_letters_retried_before_an_error_are_shown(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, error: BkhealError
 ) -> None:
     unpark = ParkedTasks.unpark
@@ -288,7 +288,7 @@ def test_letters_tried_again_before_an_error_are_shown(
 
 
 @pytest.mark.parametrize("damage", [b'{"format":99}', b"\xff\x00", b""], ids=repr)
-def test_a_record_that_cannot_be_read_is_named_as_such(cluster: CommandCluster, damage: bytes) -> None:
+def test_an_unreadable_record_is_reported_as_unreadable(cluster: CommandCluster, damage: bytes) -> None:
     parked = ParkedTasks(cluster.keeper, ROOT)
     ran(put(cluster.keeper, parked.path(LedgerId(7)), damage))
     shown = call("show", "7")

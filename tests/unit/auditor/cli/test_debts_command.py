@@ -36,7 +36,7 @@ def test_no_debts(cluster: CommandCluster) -> None:
     assert json.loads(call("--output", "json").stdout)["items"] == []
 
 
-def test_debts_with_their_age_and_whether_the_ledger_is_marked(cluster: CommandCluster) -> None:
+def test_debts_are_listed_with_their_age_and_whether_the_ledger_is_marked(cluster: CommandCluster) -> None:
     records = PlacementDebts(cluster.keeper, ROOT)
     detail = "positions 0, 1 are in /r1 and need 2 racks"
     asyncio.run(records.add(PlacementDebt(LedgerId(7), EPOCH_MS, (EntryId(0), EntryId(10)), detail)))

@@ -73,7 +73,7 @@ def test_a_running_bookie_is_refused_in_every_state(cluster: CommandCluster, opt
 
 
 @pytest.mark.parametrize("option", ["--yes", "--dry-run"])
-def test_metadata_that_cannot_be_read_may_name_the_bookie(cluster: CommandCluster, option: str) -> None:
+def test_unreadable_metadata_may_name_the_bookie(cluster: CommandCluster, option: str) -> None:
     async def damage() -> None:
         async with cluster.connected("") as client:
             await client.store.set(client.ports.ledgers.path(LedgerId(8)), b"nonsense", ANY_VERSION)
@@ -88,13 +88,13 @@ def test_metadata_that_cannot_be_read_may_name_the_bookie(cluster: CommandCluste
 
 
 @pytest.mark.parametrize("typed", ["", "\n", "n\n", "e\n"], ids=repr)
-def test_no_answer_and_any_answer_but_yes_change_nothing(cluster: CommandCluster, typed: str) -> None:
+def test_any_answer_other_than_yes_changes_nothing(cluster: CommandCluster, typed: str) -> None:
     is_answered = typed in ("\n", "n\n")
     assert call(typed=typed).exit_code == (ExitCode.FAILED if is_answered else ExitCode.USAGE)
     assert asyncio.run(records(cluster)) == ALL
 
 
-def test_a_bookie_that_starts_during_the_question_is_refused(
+def test_a_bookie_that_starts_during_the_prompt_is_refused(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def confirmed(question: str, *, is_sure: bool) -> None:
@@ -121,7 +121,7 @@ def test_a_bookie_that_starts_while_its_cookie_is_deleted_stays_drained(
     assert asyncio.run(records(cluster)) == (False, True, 1)
 
 
-def test_a_stopped_bookie_that_no_ledger_names_is_taken_out(cluster: CommandCluster) -> None:
+def test_a_stopped_bookie_that_no_ledger_names_is_decommissioned(cluster: CommandCluster) -> None:
     assert "would be deleted" in call("--dry-run").stdout
     assert asyncio.run(records(cluster)) == ALL
     assert call("--yes").exit_code == ExitCode.OK

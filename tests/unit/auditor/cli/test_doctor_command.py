@@ -76,7 +76,7 @@ def tree(cluster: CommandCluster) -> dict[str, int]:
     return asyncio.run(read())
 
 
-def test_what_is_allowed_is_found_and_nothing_of_the_cluster_is_changed(cluster: CommandCluster) -> None:
+def test_allowed_operations_are_reported_and_nothing_in_the_cluster_is_changed(cluster: CommandCluster) -> None:
     before = tree(cluster)
     _, rows = diagnosis()
     permissions = {target: row["state"] for (check, target), row in rows.items() if check == "permission"}
@@ -113,7 +113,7 @@ async def create_again(cluster: CommandCluster) -> None:
     await cluster.fill()
 
 
-def test_state_of_a_deleted_cluster_at_the_same_root_is_a_warning_until_it_is_deleted(cluster: CommandCluster) -> None:
+def test_state_of_a_deleted_cluster_is_a_warning_until_it_is_deleted(cluster: CommandCluster) -> None:
     drains, topology = own_path("drains", ROOT), own_path("topology", ROOT)
     elsewhere = own_path("drains", "/elsewhere")
 
@@ -139,7 +139,7 @@ def test_state_of_a_deleted_cluster_at_the_same_root_is_a_warning_until_it_is_de
     assert ("state", "/bkheal") not in diagnosis()[1]
 
 
-def test_records_of_a_new_cluster_below_old_parents_are_never_named(cluster: CommandCluster) -> None:
+def test_records_of_a_new_cluster_below_old_parents_are_never_listed(cluster: CommandCluster) -> None:
     kinds = ("drains", "logs", "incarnations", "decisions", "debts", "standby", "parked", "runs")
     drains, logs, incarnations, decisions, debts, standby, parked, runs = (own_path(kind, ROOT) for kind in kinds)
     runs += "/records"
@@ -169,7 +169,7 @@ def test_records_of_a_new_cluster_below_old_parents_are_never_named(cluster: Com
     assert None not in [asyncio.run(cluster.keeper.stat(path)) for path in sorted(kept)]
 
 
-def test_only_some_of_many_old_records_are_read_and_named(
+def test_only_some_of_many_old_records_are_read_and_listed(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     debts = own_path("debts", ROOT)
@@ -198,7 +198,7 @@ def test_only_some_of_many_old_records_are_read_and_named(
     assert (row["state"], row["paths"], debts in row["detail"]) == ("unknown", [], True), "older ones may be unread"
 
 
-def test_a_part_of_the_tree_that_may_not_be_written_fails_with_advice(cluster: CommandCluster) -> None:
+def test_a_part_of_the_tree_without_write_permission_fails_with_advice(cluster: CommandCluster) -> None:
     cluster.cell.deny(f"{ROOT}/underreplication")
     code, rows = diagnosis()
     row = rows["permission", f"{ROOT}/underreplication"]
@@ -221,7 +221,7 @@ def test_a_brake_that_holds_is_a_warning(cluster: CommandCluster) -> None:
 
 
 @pytest.mark.parametrize("name", ["ledgers", "locks", "auditorelection", "ledgers/0000/0000"])
-def test_a_subtree_of_the_tasks_that_may_not_be_written_is_named(cluster: CommandCluster, name: str) -> None:
+def test_a_subtree_of_tasks_without_write_permission_is_named(cluster: CommandCluster, name: str) -> None:
     path = f"{ROOT}/underreplication/{name}"
     asyncio.run(put(cluster.keeper, path, b""))
     cluster.cell.deny(path)
@@ -231,7 +231,7 @@ def test_a_subtree_of_the_tasks_that_may_not_be_written_is_named(cluster: Comman
     assert f"{path}: its ACL does not allow this" in rows["permission", path]["detail"]
 
 
-def test_each_kind_of_own_records_that_may_not_be_written_is_named(cluster: CommandCluster) -> None:
+def test_each_kind_of_own_records_without_write_permission_is_named(cluster: CommandCluster) -> None:
     paths = {own_path(kind, ROOT) for kind in ("drains", "reservations")}
     for path in paths:
         asyncio.run(put(cluster.keeper, path, b""))
@@ -257,7 +257,7 @@ async def _permissions(cluster: CommandCluster, access: ZooKeeperAccess) -> list
         return await permission_checks(client)
 
 
-def test_bookies_that_do_not_answer_fail_and_a_disabled_switch_warns(cluster: CommandCluster) -> None:
+def test_unreachable_bookies_fail_and_disabled_recovery_warns(cluster: CommandCluster) -> None:
     async def disable() -> None:
         async with cluster.connected("") as client:
             await client.ports.tasks.switches.disable()
@@ -287,7 +287,7 @@ def info(free: int = 50, total: int = 100, version: str = "1") -> BookieInfo:
     return BookieInfo("uuid", version, False, total, free, None)
 
 
-def test_bookies_that_answer_are_fine_and_what_cannot_be_known_is_no_failure(
+def test_reachable_bookies_are_ok_and_what_cannot_be_checked_is_no_failure(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answering(cluster, monkeypatch, c=info(free=5), d=info(free=0, total=0, version=""))
@@ -300,7 +300,9 @@ def test_bookies_that_answer_are_fine_and_what_cannot_be_known_is_no_failure(
     assert (code, rows["permission", f"{ROOT}/<ledgers>"]["state"]) == (ExitCode.OK, "unknown")
 
 
-def test_a_full_disk_and_two_versions_are_warnings(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nearly_full_disk_and_different_versions_are_warnings(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answering(cluster, monkeypatch, c=info(free=4), d=info(version="2"))
     code, rows = diagnosis()
     assert (code, rows["bookie", "c"]["state"], rows["bookie", "d"]["state"]) == (ExitCode.OK, "warning", "ok")
@@ -311,9 +313,7 @@ def test_a_full_disk_and_two_versions_are_warnings(cluster: CommandCluster, monk
     )
 
 
-def test_a_cluster_whose_bookies_are_all_read_only_cannot_be_written(
-    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_with_only_read_only_bookies_fails(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     answering(cluster, monkeypatch, c=info(), d=info())
 
     async def make_read_only() -> None:
@@ -348,7 +348,7 @@ def test_a_registration_without_an_endpoint_is_a_failure(
         (2 * CLOCK_FAIL_MS, State.FAILED),
     ],
 )
-def test_a_clock_that_differs_is_reported(cluster: CommandCluster, skew_ms: int, state: State) -> None:
+def test_a_clock_difference_is_reported(cluster: CommandCluster, skew_ms: int, state: State) -> None:
     async def check() -> Checked:
         clock = ManualClock()
         cluster.clock = clock
@@ -366,7 +366,7 @@ def test_a_clock_that_differs_is_reported(cluster: CommandCluster, skew_ms: int,
     "error", [StoreUnavailableError("no connection"), WriteOutcomeUnknownError("the answer was lost")]
 )
 @pytest.mark.parametrize("write", ["multi", "set"], ids=["at a permission", "at the clock"])
-def test_a_store_that_stops_answering_ends_the_checks_and_those_done_are_shown(
+def test_if_the_store_stops_answering_the_finished_checks_are_shown(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, write: str, error: BkhealError
 ) -> None:
     async def lost(*_: Any, **__: Any) -> None:
@@ -379,7 +379,7 @@ def test_a_store_that_stops_answering_ends_the_checks_and_those_done_are_shown(
     assert rows["zookeeper", "h:1"]["state"] == "failed"
 
 
-def test_addresses_that_are_in_use_and_those_that_are_none(cluster: CommandCluster) -> None:
+def test_addresses_in_use_warn_and_invalid_ones_are_usage_errors(cluster: CommandCluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         assert diagnosis("--listen", address)[1]["port", address]["state"] == "warning"
@@ -391,12 +391,12 @@ def test_addresses_that_are_in_use_and_those_that_are_none(cluster: CommandClust
 
 
 @pytest.mark.parametrize("host", ["zk..example.com", "x" * 64])
-def test_a_server_whose_name_cannot_be_looked_up_is_a_fault_of_the_configuration(host: str) -> None:
+def test_a_server_name_that_cannot_be_resolved_is_a_configuration_error(host: str) -> None:
     done = CliRunner().invoke(app, ["doctor", "--metadata-uri", f"zk://{host}:2181/ledgers"])
     assert (done.exit_code, "is not a host" in done.stdout) == (ExitCode.CONFIGURATION, True)
 
 
-def test_a_wrong_file_and_a_missing_uri_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_file_and_a_missing_uri_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "config.toml"
     file.write_text("[auditor]\nhttp_prot = 1\n")
     monkeypatch.delenv("BKHEAL_METADATA_URI", raising=False)
@@ -410,7 +410,7 @@ def test_a_wrong_file_and_a_missing_uri_are_named(tmp_path: Path, monkeypatch: p
     assert "http_prot" in checks[0]["detail"]
 
 
-def test_the_worst_state_counts() -> None:
+def test_the_worst_state_decides() -> None:
     def of(state: State) -> Checked:
         return Checked("a", "b", state, "")
 
@@ -419,7 +419,7 @@ def test_the_worst_state_counts() -> None:
     assert worst([of(State.UNKNOWN), of(State.WARNING)]) is State.UNKNOWN
 
 
-async def test_servers_are_asked_one_by_one() -> None:
+async def test_servers_are_checked_one_by_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with socket.socket() as silent:

@@ -17,7 +17,7 @@ def info(*protocols: str) -> ServiceInfo:
 
 
 @in_virtual_time
-async def test_bookies_that_speak_apaches_protocol_alone_are_named_and_whether_they_are_writable() -> None:
+async def test_bookies_with_only_apaches_protocol_are_named_with_their_state() -> None:
     world = RepairWorld()
     await world.start("")
     for name, found, is_read_only in (
@@ -33,7 +33,7 @@ async def test_bookies_that_speak_apaches_protocol_alone_are_named_and_whether_t
     await world.close()
 
 
-def test_the_question_and_the_note_promise_nothing_that_an_apache_bookie_does_not_do() -> None:
+def test_the_prompt_and_the_note_promise_only_what_an_apache_bookie_does() -> None:
     ours, apache, stopped = names("ours apache stopped")
     assert asked_question([ours], [], []) == "Drain ours? ours: switched to read-only."
     assert asked_question([ours, apache], [apache], []).endswith("apache: Apache's, stays writable.")

@@ -83,7 +83,7 @@ def test_the_status_shows_whether_recovery_is_enabled(cluster: CommandCluster) -
 
 
 @pytest.mark.parametrize("option", ["--yes", "--dry-run"])
-def test_one_bookie_that_is_not_registered_excludes_the_others(cluster: CommandCluster, option: str) -> None:
+def test_one_unregistered_bookie_stops_the_drain_of_the_others(cluster: CommandCluster, option: str) -> None:
     refused = call("start", "c", "a", option)
     assert (refused.exit_code, "not registered: a" in refused.stderr) == (ExitCode.FAILED, True)
     assert is_unchanged(cluster)
@@ -102,14 +102,14 @@ def test_no_drain_begins_while_recovery_is_disabled(cluster: CommandCluster) -> 
     assert call("start", "c", "--yes", "--force").exit_code == ExitCode.OK
 
 
-def test_bookies_of_other_drains_are_no_room(cluster: CommandCluster) -> None:
+def test_draining_bookies_do_not_count_as_room(cluster: CommandCluster) -> None:
     begin(cluster, "e")
     refused = call("start", "c", "--yes")
     assert (refused.exit_code, "1 writable bookie would be left" in refused.stderr) == (ExitCode.FAILED, True)
     assert is_unchanged(cluster, "e")
 
 
-def test_the_copies_of_a_read_only_bookie_need_room_too(cluster: CommandCluster) -> None:
+def test_the_copies_of_a_read_only_bookie_need_space_too(cluster: CommandCluster) -> None:
     for name in ("c", "e"):
         asyncio.run(register(cluster, name, is_read_only=True))
     refused = call("start", "c", "--yes")
@@ -117,14 +117,14 @@ def test_the_copies_of_a_read_only_bookie_need_room_too(cluster: CommandCluster)
     assert is_unchanged(cluster)
 
 
-def test_writers_of_other_ledgers_keep_enough_bookies_if_a_writable_one_leaves(cluster: CommandCluster) -> None:
+def test_enough_writable_bookies_must_remain_for_open_ledgers_elsewhere(cluster: CommandCluster) -> None:
     asyncio.run(create(cluster, 11, "a b d", last=None))
     refused = call("start", "c", "--yes")
     assert (refused.exit_code, "ensembles of 3 bookies" in refused.stderr) == (ExitCode.FAILED, True)
     assert is_unchanged(cluster)
 
 
-def test_a_ledger_that_cannot_be_read_has_its_own_exit_code_and_the_rest_is_marked(cluster: CommandCluster) -> None:
+def test_an_unreadable_ledger_has_its_own_exit_code_and_the_rest_is_marked(cluster: CommandCluster) -> None:
     async def damage() -> None:
         async with cluster.connected("") as client:
             await client.store.set(client.ports.ledgers.path(LedgerId(9)), b"nonsense", ANY_VERSION)
@@ -135,7 +135,7 @@ def test_a_ledger_that_cannot_be_read_has_its_own_exit_code_and_the_rest_is_mark
     assert (drained(cluster), asyncio.run(cluster.marked())) == (["c"], [7, 8, 9, 10])
 
 
-def test_a_bookie_on_which_only_what_cannot_be_read_is_left_is_not_empty(cluster: CommandCluster) -> None:
+def test_a_bookie_is_not_empty_while_a_ledger_is_unreadable(cluster: CommandCluster) -> None:
     async def damage() -> None:
         async with cluster.connected("") as client:
             await client.store.set(client.ports.ledgers.path(LedgerId(9)), b"nonsense", ANY_VERSION)
@@ -149,7 +149,7 @@ def test_a_bookie_on_which_only_what_cannot_be_read_is_left_is_not_empty(cluster
         assert "none of the 3 ledgers that can be read names them" in left.stdout
 
 
-def test_a_wait_ends_after_a_pass_over_all_ledgers(cluster: CommandCluster) -> None:
+def test_a_wait_ends_after_a_complete_scan_without_ledgers(cluster: CommandCluster) -> None:
     steps = iter([(10, 11), (11, None)])
 
     class Moving(SystemClock):
@@ -173,7 +173,7 @@ def test_a_wait_ends_after_a_pass_over_all_ledgers(cluster: CommandCluster) -> N
 
 
 @pytest.mark.parametrize("typed", ["", "\n", "n\n"], ids=repr)
-def test_a_drain_is_cancelled_after_a_yes_alone(cluster: CommandCluster, typed: str) -> None:
+def test_a_drain_is_cancelled_only_after_a_yes(cluster: CommandCluster, typed: str) -> None:
     begin(cluster, "c")
     assert call("stop", "c", typed=typed).exit_code == (ExitCode.FAILED if typed else ExitCode.USAGE)
     assert call("stop", "c", "--dry-run").exit_code == ExitCode.OK
@@ -189,7 +189,7 @@ def test_there_is_no_question_about_a_drain_that_does_not_exist(cluster: Command
     assert drained(cluster) == []
 
 
-def test_the_drains_that_exist_are_cancelled_and_the_others_are_named(cluster: CommandCluster) -> None:
+def test_existing_drains_are_cancelled_and_missing_ones_are_named(cluster: CommandCluster) -> None:
     begin(cluster, "c", "d")
     stopped = call("stop", "c", "e", "-o", "json", "--yes")
     assert (stopped.exit_code, json.loads(stopped.stdout)["stopped"]) == (ExitCode.FAILED, ["c"])

@@ -26,7 +26,7 @@ URI = ("--metadata-uri", "zk+hierarchical://127.0.0.1:1/ledgers")
         ("start", "b:1", "--at", "http://127.0.0.1:1", "--bookie-http", "http://127.0.0.1:1"),
     ],
 )
-def test_options_that_do_not_fit_together_are_refused(words: tuple[str, ...]) -> None:
+def test_options_that_contradict_each_other_are_refused(words: tuple[str, ...]) -> None:
     assert CliRunner().invoke(app, [*words, *URI]).exit_code == 2
 
 
@@ -34,7 +34,7 @@ def test_options_that_do_not_fit_together_are_refused(words: tuple[str, ...]) ->
     ("url", "token"),
     [("pulsar", "t0ken"), ("http://pulsar:8080", "t0ken"), ("https://pulsar", ""), ("https://p", "a b")],
 )
-def test_an_address_or_a_token_that_cannot_be_used_is_wrong_configuration(url: str, token: str, tmp_path: Path) -> None:
+def test_an_unusable_address_or_token_is_a_configuration_error(url: str, token: str, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(token)
     words = ["status", "b:1", "--wait", "--pulsar-admin", url, "--pulsar-token-file", str(file), *URI]

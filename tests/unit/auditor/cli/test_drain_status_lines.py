@@ -32,12 +32,12 @@ def text(*states: str, **fields: Any) -> str:
     return "\n".join(status_lines(document | fields))
 
 
-def test_empty_bookies_are_stopped_and_decommissioned() -> None:
+def test_empty_bookies_should_be_stopped_and_decommissioned() -> None:
     assert text("read_only", "lost").endswith("Stop them, then `bkheal decommission bk0 bk1`")
     assert text("lost").endswith("Next: `bkheal decommission bk0`")
 
 
-def test_an_empty_bookie_that_is_writable_or_may_be_named_by_unreadable_metadata_is_not_stopped() -> None:
+def test_a_bookie_that_is_writable_or_whose_ledgers_are_unreadable_should_not_be_stopped() -> None:
     writable = text("read_only", "writable")
     assert "the next ledger may, because bk1 is writable" in writable
     unreadable = text("read_only", unreadable_ledgers=1)
@@ -45,12 +45,12 @@ def test_an_empty_bookie_that_is_writable_or_may_be_named_by_unreadable_metadata
     assert "decommission" not in writable + unreadable
 
 
-def test_ledgers_without_a_mark_are_marked_by_the_command_for_the_state_of_their_bookie() -> None:
+def test_unmarked_ledgers_are_shown_with_the_command_for_the_state_of_their_bookie() -> None:
     mixed = text("lost", "read_only", "writable", ledgers_left=3, unmarked=3)
     assert "3 not marked: `bkheal recover bk0` and `bkheal drain start bk1 bk2` mark them" in mixed
     assert "`bkheal recover bk0` marks them" in text("lost", ledgers_left=3, unmarked=3)
 
 
-def test_a_disabled_recovery_is_named() -> None:
+def test_disabled_recovery_is_reported() -> None:
     assert "recovery is DISABLED" in text("read_only", ledgers_left=1, recovery_enabled=False)
     assert "DISABLED" not in text("read_only", ledgers_left=1)

@@ -122,7 +122,7 @@ def call(*words: str) -> Result:
     return CliRunner().invoke(app, ["drain", "start", "apache", "--yes", *words, "--metadata-uri", "zk://h:1/ledgers"])
 
 
-def test_a_bookie_is_made_read_only_through_the_server_that_it_registers_and_the_end_is_proved(
+def test_a_bookie_is_made_read_only_through_its_registered_server_and_then_emptied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with drained(monkeypatch) as (world, http):
@@ -138,7 +138,7 @@ def test_a_bookie_is_made_read_only_through_the_server_that_it_registers_and_the
         assert again["bookies"][0]["state"] == "read_only"
 
 
-def test_without_pulsar_the_commands_that_unload_are_printed_before_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pulsar_the_unload_commands_are_printed_before_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     with drained(monkeypatch, is_open=True) as (world, _):
         done = call("--wait", "--timeout", "0")
         assert done.exit_code == 1
@@ -146,7 +146,7 @@ def test_without_pulsar_the_commands_that_unload_are_printed_before_the_wait(mon
         assert world.drains() == ["apache"]
 
 
-def test_the_topics_of_open_ledgers_are_unloaded_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_topics_of_open_ledgers_are_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     with drained(monkeypatch, is_open=True) as (world, _), serving(world.pulsar) as pulsar:
         done = call("--wait", "--pulsar-admin", pulsar.url)
         assert done.exit_code == 0, done.output
@@ -177,7 +177,7 @@ def test_nothing_is_changed_if_pulsar_refuses(monkeypatch: pytest.MonkeyPatch, a
         assert (world.drains(), world.is_read_only, http.asked) == ([], False, [])
 
 
-def test_nothing_is_changed_if_the_server_of_the_bookie_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_changed_if_the_bookies_server_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     with drained(monkeypatch) as (world, http):
         world.status = 500
         done = call("--wait")
@@ -239,7 +239,7 @@ def test_a_refused_drain_does_not_make_the_bookie_of_another_drain_writable(monk
         assert [asked.method for asked in http.asked] == ["GET", "PUT"]
 
 
-def test_the_change_is_recorded_before_a_bookie_is_made_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_change_is_recorded_before_the_bookie_is_made_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[str] = []
     with drained(monkeypatch) as (world, _):
         register = world._register
@@ -254,7 +254,7 @@ def test_the_change_is_recorded_before_a_bookie_is_made_read_only(monkeypatch: p
     assert recorded == ["drain start"]
 
 
-def test_without_a_wait_no_server_of_a_bookie_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_wait_no_bookie_server_is_contacted(monkeypatch: pytest.MonkeyPatch) -> None:
     with drained(monkeypatch) as (world, http):
         done = call()
         assert done.exit_code == 0
@@ -279,7 +279,7 @@ def answer_after(monkeypatch: pytest.MonkeyPatch, world: Drained, change: Callab
     return asked
 
 
-def test_a_drain_that_begins_during_the_question_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_that_starts_during_the_prompt_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     with drained(monkeypatch, is_open=True) as (world, http):
         answer_after(monkeypatch, world, lambda drains: drains.start(Drain(BookieId("d"), "other", 1)))
         done = call("--wait", "--timeout", "0")
@@ -288,7 +288,7 @@ def test_a_drain_that_begins_during_the_question_counts(monkeypatch: pytest.Monk
         assert (world.drains(), http.asked) == (["d"], [])
 
 
-def test_a_drain_that_ends_during_the_question_means_another_check_and_no_other_question(
+def test_a_drain_that_ends_during_the_prompt_causes_another_check_but_no_second_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with drained(monkeypatch) as (world, http):
@@ -302,7 +302,7 @@ def test_a_drain_that_ends_during_the_question_means_another_check_and_no_other_
         )
 
 
-async def test_an_admin_api_that_does_not_answer_is_waited_for_in_bounds() -> None:
+async def test_an_unresponsive_admin_api_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         async with AdminClient(RemoteSettings(url, timeout_s=0.05)) as admin:
@@ -320,7 +320,7 @@ async def test_an_admin_api_that_does_not_answer_is_waited_for_in_bounds() -> No
         ("", "", ""),
     ],
 )
-def test_the_address_of_a_bookies_server(host: str, own: str, address: str) -> None:
+def test_the_http_address_of_a_bookie(host: str, own: str, address: str) -> None:
     bookie, server = Endpoint("b", own, 3181, PROTOCOL_APACHE), Endpoint("h", host, 8000, PROTOCOL_HTTP)
     assert http_address(ServiceInfo((bookie, server))) == address
     assert http_address(ServiceInfo((bookie,))) == ""
@@ -328,7 +328,7 @@ def test_the_address_of_a_bookies_server(host: str, own: str, address: str) -> N
     assert http_address(None) == ""
 
 
-def test_the_question_names_the_address() -> None:
+def test_the_prompt_contains_the_address() -> None:
     (bookie,) = names("apache")
     asked = question([bookie], [bookie], [], {bookie: "http://b:8000"})
     assert asked == "Drain apache? apache: Apache's, switched to read-only through http://b:8000."

@@ -60,7 +60,7 @@ def test_a_replicator_and_a_bookie_start_without_any_extra(options: list[str]) -
     assert "no-scheme" in done.stderr  # the address was read, so the import succeeded
 
 
-def test_a_running_auditor_is_asked_without_any_extra() -> None:
+def test_a_running_auditor_is_contacted_without_any_extra() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # the port stays taken, and connections to it are refused
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -33,7 +33,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return show
 
 
-def test_the_process_shows_the_same(shown: Shown) -> None:
+def test_the_process_prints_the_same_help(shown: Shown) -> None:
     environment = os.environ | {"COLUMNS": "80", "TERM": "dumb"}
     command = [sys.executable, "-m", "auditor.cli.main", "bookie", "--help"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROGRAM_S)
@@ -41,7 +41,7 @@ def test_the_process_shows_the_same(shown: Shown) -> None:
 
 
 @pytest.mark.parametrize("words", [("auditor",), ("drain", "status"), ("bookie",)])
-def test_help_on_a_narrow_terminal_is_whole_and_wrapped(shown: Shown, words: tuple[str, ...]) -> None:
+def test_help_on_a_narrow_terminal_is_complete_and_wrapped(shown: Shown, words: tuple[str, ...]) -> None:
     text = shown(80, *words, "--help")
     assert "│" not in text
     assert "…" not in text
@@ -55,11 +55,11 @@ def test_paragraphs_on_a_narrow_terminal_are_filled(shown: Shown) -> None:
     assert min(len(line) for line in paragraph[:-1]) >= 60
 
 
-def test_a_wide_terminal_has_boxes(shown: Shown) -> None:
+def test_help_on_a_wide_terminal_has_boxes(shown: Shown) -> None:
     assert "│" in shown(140, "drain", "status", "--help")
 
 
-def test_each_command_that_lists_prints_lines_of_json_too() -> None:
+def test_each_list_command_prints_json_lines_too() -> None:
     choices = {}
 
     def walk(command: Any, *words: str) -> None:
@@ -91,20 +91,20 @@ except SystemExit:
     assert "auditor.cli.cluster.status" not in done.stdout.splitlines()[-1]
 
 
-def test_the_list_of_commands_is_not_cut_off(shown: Shown) -> None:
+def test_the_list_of_commands_is_not_truncated(shown: Shown) -> None:
     text = shown(80, "--help")
     assert "proved whole." in text
     assert "…" not in text
 
 
-def test_the_read_only_mode_of_a_stopped_bookie_is_not_called_unchanged(shown: Shown) -> None:
+def test_help_for_a_command_that_changes_a_record_does_not_claim_no_change(shown: Shown) -> None:
     assert "nothing is changed" in " ".join(shown(80, "bookie", "status", "--help").split())
     text = " ".join(shown(80, "bookie", "readonly", "--help").split())
     assert "nothing is changed" not in text
     assert "`set` and `clear` change the record" in text
 
 
-def test_a_time_to_wait_without_waiting_is_wrong_usage() -> None:
+def test_a_timeout_without_wait_is_a_usage_error() -> None:
     command = ["drain", "status", "--timeout", "3", "--metadata-uri", "zk://h:1/ledgers"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
@@ -112,9 +112,7 @@ def test_a_time_to_wait_without_waiting_is_wrong_usage() -> None:
 
 
 @pytest.mark.parametrize("words", [("auditor-token", "alice", "--role"), ("report", "findings", "--severity")])
-def test_a_value_that_is_no_choice_is_refused_without_the_words_of_a_library(
-    shown: Shown, words: tuple[str, ...]
-) -> None:
+def test_an_invalid_choice_is_refused_without_a_library_message(shown: Shown, words: tuple[str, ...]) -> None:
     text = shown(140, *words, "nonsense")
     assert "'nonsense'" in text
     assert "Value error" not in text
@@ -129,7 +127,7 @@ def test_a_value_that_is_no_choice_is_refused_without_the_words_of_a_library(
         (("status", "--log-level", "INFO"), "bkheal --log-level ... status"),
     ],
 )
-def test_the_refusal_of_an_option_at_a_wrong_place_names_the_right_one(
+def test_the_refusal_of_a_misplaced_option_names_the_right_place(
     shown: Shown, words: tuple[str, ...], place: str
 ) -> None:
     assert place in shown(140, *words)

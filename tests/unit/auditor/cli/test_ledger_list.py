@@ -27,7 +27,7 @@ class Lost:
         raise StoreUnavailableError("no answer")
 
 
-def test_lines_are_printed_as_ledgers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ledgers_are_printed_as_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def lost(*_: Any, **__: Any) -> AbstractAsyncContextManager[Lost]:
         return nullcontext(Lost())
 
@@ -40,7 +40,7 @@ def test_lines_are_printed_as_ledgers_are_read(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-def test_creation_times_that_no_ledger_can_meet_are_refused() -> None:
+def test_creation_times_that_no_ledger_can_have_are_refused() -> None:
     words = ["list", "--created-after", "1d", "--created-before", "2d", "--metadata-uri", "zk://h:1/ledgers"]
     assert CliRunner().invoke(ledger.app, words).exit_code == ExitCode.USAGE
 

@@ -51,7 +51,7 @@ def exit_code(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return ended.value.code
 
 
-def test_a_ledger_of_lost_and_silent_bookies_is_unknown(
+def test_a_ledger_on_lost_and_unreachable_bookies_is_unknown(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code(monkeypatch, str(EMPTY)) == ExitCode.OK
@@ -114,7 +114,7 @@ def fail_later(
     [NoSuchLedgerError(f"ledger {ABSENT} does not exist"), UnreadableMetadataError("wrong magic")],
     ids=["deleted", "unreadable"],
 )
-def test_a_ledger_that_cannot_be_read_any_more_takes_no_result_of_the_others(
+def test_a_ledger_that_became_unreadable_does_not_affect_the_results_of_others(
     error: Exception, cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fail_later(cluster, monkeypatch, error)
@@ -126,7 +126,7 @@ def test_a_ledger_that_cannot_be_read_any_more_takes_no_result_of_the_others(
     assert f"ledger {ABSENT}: not verified: {error}" in capsys.readouterr().out
 
 
-def test_what_was_verified_before_the_store_stopped_answering_is_printed(
+def test_ledgers_verified_before_the_store_stopped_answering_are_printed(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fail_later(cluster, monkeypatch, StoreUnavailableError("no answer"))
@@ -138,7 +138,7 @@ def test_what_was_verified_before_the_store_stopped_answering_is_printed(
     assert "no answer" in printed.err
 
 
-def test_copies_are_shown_although_the_mark_is_unknown(
+def test_copies_are_shown_even_if_the_outcome_of_the_mark_is_unknown(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def mark(client: Any, actor: Any, result: Any) -> str:

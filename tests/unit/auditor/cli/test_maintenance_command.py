@@ -48,7 +48,7 @@ def opened(cluster: CommandCluster) -> list[Window]:
     return list(asyncio.run(MaintenanceWindows(cluster.keeper, ROOT).open_at(EPOCH_MS)))
 
 
-def test_a_window_names_a_bookie_for_a_time(cluster: CommandCluster) -> None:
+def test_a_window_covers_a_bookie_for_a_limited_time(cluster: CommandCluster) -> None:
     result = call("start", "c", "--for", "2h", "--note", "new disks")
     assert result.exit_code == ExitCode.OK
     assert opened(cluster) == [Window("c", (C,), "me@host", EPOCH_MS, EPOCH_MS + 7_200_000, note="new disks")]
@@ -56,7 +56,7 @@ def test_a_window_names_a_bookie_for_a_time(cluster: CommandCluster) -> None:
     assert "c until " in call("list").stdout
 
 
-def test_a_window_of_a_rack_names_its_bookies(cluster: CommandCluster) -> None:
+def test_a_window_of_a_rack_covers_its_bookies(cluster: CommandCluster) -> None:
     result = call("start", "rack:dc1/r1", "--hold-critical", "-o", "json")
     assert json.loads(result.stdout)["bookies"] == ["c", "d"]
     (window,) = opened(cluster)
@@ -68,7 +68,7 @@ def test_a_window_of_a_rack_names_its_bookies(cluster: CommandCluster) -> None:
     assert opened(cluster) == []
 
 
-def test_the_racks_of_a_given_file_count(cluster: CommandCluster, tmp_path: Path) -> None:
+def test_the_racks_of_a_given_topology_file_are_used(cluster: CommandCluster, tmp_path: Path) -> None:
     file = tmp_path / "racks.json"
     file.write_text(json.dumps({"c": "/dc1/r1", "d": "/dc1/r2"}))
     assert call("start", "rack:/dc1/r1", "--topology-file", str(file)).exit_code == ExitCode.OK
@@ -93,7 +93,7 @@ def test_a_dry_run_changes_nothing(cluster: CommandCluster) -> None:
         (["start", "c", "--for", "0s"], ExitCode.USAGE, "not a time span up to 3d"),
     ],
 )
-def test_what_is_refused(cluster: CommandCluster, words: list[str], code: ExitCode, reason: str) -> None:
+def test_invalid_windows_are_refused(cluster: CommandCluster, words: list[str], code: ExitCode, reason: str) -> None:
     result = call(*words)
     assert (result.exit_code, reason in " ".join(result.output.split())) == (code, True)
     assert opened(cluster) == []

@@ -26,7 +26,7 @@ def taken_port() -> Iterator[str]:
         yield str(taken.getsockname()[1])
 
 
-def test_wrong_settings_are_named_with_all_others(tmp_path: Path) -> None:
+def test_all_wrong_settings_are_named_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"port = -1 .*http_port = 70000 .*certificate for HTTP"):
         BookieSettings("zk://h/ledgers", str(tmp_path / "j"), str(tmp_path / "l"), port=-1, http=WRONG)
     with pytest.raises(ConfigurationError) as raised:
@@ -34,7 +34,7 @@ def test_wrong_settings_are_named_with_all_others(tmp_path: Path) -> None:
     assert len(raised.value.problems) == 3
 
 
-def test_a_replicator_looks_at_its_http_port_before_the_store(taken_port: str) -> None:
+def test_a_replicator_checks_its_http_port_before_the_store(taken_port: str) -> None:
     assert replicator_main(["--metadata-uri", NOWHERE, "--http-port", taken_port]) == 78
     ended = CliRunner().invoke(app, ["replicator", "--metadata-uri", NOWHERE, "--http-port", taken_port])
     assert ended.exit_code == 78
@@ -46,7 +46,7 @@ def test_a_certificate_without_a_key_is_refused(capsys: pytest.CaptureFixture[st
     assert "certificate for HTTP and its key go together" in capsys.readouterr().err
 
 
-def test_a_bookie_looks_at_its_http_port_before_anything_is_written(taken_port: str, tmp_path: Path) -> None:
+def test_a_bookie_checks_its_http_port_before_anything_is_written(taken_port: str, tmp_path: Path) -> None:
     folders = ["--journal-dir", str(tmp_path / "j"), "--ledger-dir", str(tmp_path / "l")]
     given = ["bookie", "--metadata-uri", NOWHERE, "--port", "0", "--http-port", taken_port, *folders]
     ended = CliRunner().invoke(app, given)

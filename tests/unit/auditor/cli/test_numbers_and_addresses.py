@@ -40,7 +40,9 @@ STOPPED = ("--journal-dir", ".", "--ledger-dir", ".")
     ],
     ids=lambda words: " ".join(words[:2]),
 )
-def test_wrong_usage(words: tuple[str, ...], number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_numbers_are_usage_errors(
+    words: tuple[str, ...], number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, [word.replace("N", number) for word in words], env={"HOME": str(tmp_path)})
     assert done.exit_code == ExitCode.USAGE, (done.output, done.exception)

@@ -69,7 +69,7 @@ async def damage(cluster: CommandCluster, ledger_id: int) -> None:
         await client.store.set(client.ports.ledgers.path(LedgerId(ledger_id)), b"nonsense", ANY_VERSION)
 
 
-def test_what_cannot_be_read_is_no_yes_and_has_its_own_exit_code(cluster: CommandCluster) -> None:
+def test_an_unreadable_ledger_is_not_ok_and_has_its_own_exit_code(cluster: CommandCluster) -> None:
     assert asked("c") == (ExitCode.OK, asked("c")[1])
     asyncio.run(damage(cluster, 7))
     code, document = asked("c")
@@ -78,7 +78,7 @@ def test_what_cannot_be_read_is_no_yes_and_has_its_own_exit_code(cluster: Comman
     assert asked("c", "d")[0] == ExitCode.FAILED, "a definite no has precedence"
 
 
-def test_bookies_that_returned_may_hold_the_only_copies_of_what_is_still_marked(cluster: CommandCluster) -> None:
+def test_returned_bookies_may_hold_the_only_copies_of_marked_ledgers(cluster: CommandCluster) -> None:
     asyncio.run(returned(cluster, "a", "b"))
     for stopping in (("a",), ("a", "b")):
         code, document = asked(*stopping)
@@ -88,7 +88,7 @@ def test_bookies_that_returned_may_hold_the_only_copies_of_what_is_still_marked(
     assert asked("c")[0] == ExitCode.FAILED, "and no other copy certainly does"
 
 
-def test_a_mark_that_cannot_be_read_may_name_any_bookie_of_its_ledger(cluster: CommandCluster) -> None:
+def test_an_unreadable_mark_may_name_any_bookie_of_its_ledger(cluster: CommandCluster) -> None:
     asyncio.run(put(cluster, 10, "c d", missing="d"))
     asyncio.run(cluster.keeper.set(task_path(ROOT, LedgerId(10)), b"nonsense", ANY_VERSION))
     for bookie in ("c", "d"):
@@ -109,7 +109,7 @@ async def drain(cluster: CommandCluster, bookie: str) -> None:
     await Drains(cluster.keeper, ROOT).start(Drain(BookieId(bookie), "me", now_ms))
 
 
-def test_a_drained_bookie_is_marked_and_serves_its_copies(cluster: CommandCluster) -> None:
+def test_a_drained_bookie_is_marked_and_its_copies_count(cluster: CommandCluster) -> None:
     asyncio.run(new_disks(cluster, "c"))
     asyncio.run(drain(cluster, "c"))
     asyncio.run(put(cluster, 10, "c d", missing="c"))
@@ -118,7 +118,7 @@ def test_a_drained_bookie_is_marked_and_serves_its_copies(cluster: CommandCluste
 
 
 @pytest.mark.parametrize("lost", ["before the drain", "during the drain"])
-def test_a_drained_bookie_that_lost_its_disks_is_no_copy(cluster: CommandCluster, lost: str) -> None:
+def test_a_drained_bookie_that_lost_its_disks_does_not_count_as_a_copy(cluster: CommandCluster, lost: str) -> None:
     clock = ManualClock()
     cluster.clock = clock
     asyncio.run(new_disks(cluster, "c"))
@@ -133,7 +133,7 @@ def test_a_drained_bookie_that_lost_its_disks_is_no_copy(cluster: CommandCluster
     assert (code, document["worst"][0]["copies_left"]) == (ExitCode.FAILED, 0)
 
 
-def test_a_read_only_bookie_serves_its_copies(cluster: CommandCluster) -> None:
+def test_copies_on_a_read_only_bookie_count(cluster: CommandCluster) -> None:
     asyncio.run(put(cluster, 10, "c d"))
     asyncio.run(returned(cluster, "d", is_read_only=True))
     assert asked("c")[0] == ExitCode.OK
@@ -164,7 +164,7 @@ def during_the_reading(monkeypatch: pytest.MonkeyPatch, change: Callable[[], Cor
     monkeypatch.setattr(ok_to_stop, "counting", counting)
 
 
-def test_a_bookie_that_goes_away_while_ledgers_are_read_is_no_yes(
+def test_a_bookie_that_disappears_while_ledgers_are_read_is_not_ok(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     during_the_reading(monkeypatch, lambda: gone(cluster, "d"))
@@ -173,7 +173,9 @@ def test_a_bookie_that_goes_away_while_ledgers_are_read_is_no_yes(
     assert document["placement_problems"] == ["d lost the registration while ledgers were read: run the command again"]
 
 
-def test_the_room_is_that_after_the_ledgers_were_read(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writable_bookies_are_counted_after_the_ledgers_were_read(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asyncio.run(returned(cluster, "e", "f"))
     asyncio.run(put(cluster, 10, "d e", last=None))
     assert asked("c")[0] == ExitCode.OK
@@ -182,7 +184,7 @@ def test_the_room_is_that_after_the_ledgers_were_read(cluster: CommandCluster, m
     assert (code, "1 writable bookie would be left" in document["placement_problems"][0]) == (ExitCode.FAILED, True)
 
 
-def test_the_policy_of_the_command_counts(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_placement_policy_of_the_command_is_used(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 
     @asynccontextmanager

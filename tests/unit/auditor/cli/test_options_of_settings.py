@@ -43,6 +43,6 @@ def test_a_command_has_an_option_for_each_setting(words: tuple[str, ...], settin
 
 
 @pytest.mark.parametrize("settings", [ServiceSettings, ReplicatorSettings, AuditSettings])
-def test_the_defaults_of_options_are_those_of_the_settings(settings: Any) -> None:
+def test_options_and_settings_have_the_same_defaults(settings: Any) -> None:
     defaults = {option.name: option.default for option in options_of(settings)}
     assert build(settings, defaults, metadata_uri=URI) == settings(metadata_uri=URI)

@@ -41,7 +41,7 @@ async def in_flight(cluster: CommandCluster) -> None:
     await Reservations(cluster.keeper, ROOT).reserve(LedgerId(9), "t-1", [reservation])
 
 
-def test_one_look_as_a_document(cluster: CommandCluster) -> None:
+def test_progress_is_printed_as_one_document(cluster: CommandCluster) -> None:
     asyncio.run(in_flight(cluster))
     document = json.loads(call("-o", "json").stdout)
     assert (document["kind"], document["backlog"]["ledgers"]) == ("RepairProgress", 3)
@@ -52,7 +52,7 @@ def test_one_look_as_a_document(cluster: CommandCluster) -> None:
     assert (document["ledgers_per_second"], document["eta_seconds"]) == (None, None)
 
 
-def test_one_look_as_text_does_not_pretend_to_know_the_rate(cluster: CommandCluster) -> None:
+def test_progress_as_text_shows_an_unknown_rate(cluster: CommandCluster) -> None:
     asyncio.run(in_flight(cluster))
     text = call().stdout
     for line in (
@@ -67,7 +67,7 @@ def test_one_look_as_text_does_not_pretend_to_know_the_rate(cluster: CommandClus
 
 
 @pytest.mark.parametrize("interval", ["0", "0.1", "soon"])
-def test_a_wrong_interval_is_wrong_usage(interval: str) -> None:
+def test_an_invalid_interval_is_a_usage_error(interval: str) -> None:
     assert call("--watch", "--interval", interval).exit_code == ExitCode.USAGE
 
 
@@ -88,7 +88,7 @@ def two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_looks")
-def test_a_watch_prints_a_line_for_each_look_if_there_is_no_terminal(cluster: CommandCluster) -> None:
+def test_a_watch_prints_a_line_for_each_update_without_a_terminal(cluster: CommandCluster) -> None:
     first, second = call("--watch", "--interval", "0.5").stdout.splitlines()
     assert "backlog 3 (no_live_copy 3), 0 in flight, 2 parked, rate unknown, remaining unknown" in first
     assert "rate 0.0 ledgers/min" in second
@@ -96,7 +96,7 @@ def test_a_watch_prints_a_line_for_each_look_if_there_is_no_terminal(cluster: Co
 
 
 @pytest.mark.usefixtures("two_looks")
-def test_a_watch_prints_a_document_in_a_line(cluster: CommandCluster) -> None:
+def test_a_watch_prints_each_document_on_one_line(cluster: CommandCluster) -> None:
     documents = [json.loads(line) for line in call("--watch", "--interval", "0.5", "-o", "json").stdout.splitlines()]
     assert [document["kind"] for document in documents] == ["RepairProgress"] * 2
     assert documents[1]["measured_seconds"] >= 0.5

@@ -44,7 +44,7 @@ async def cleaning(done: list[str]) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("kind", ["confirm", "prompt"])
-def test_a_signal_ends_a_question_inside_the_loop(monkeypatch: pytest.MonkeyPatch, number: int, kind: str) -> None:
+def test_a_signal_ends_a_prompt_inside_the_loop(monkeypatch: pytest.MonkeyPatch, number: int, kind: str) -> None:
     monkeypatch.setattr(typer, kind, signalled(number))
     monkeypatch.setattr("auditor.cli.cluster.changing._is_terminal", lambda: True)
     done: list[str] = []
@@ -65,7 +65,9 @@ def test_a_signal_ends_a_question_inside_the_loop(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_after_the_answer_a_signal_cancels_the_work_again(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_after_the_answer_to_a_prompt_a_signal_cancels_the_work_again(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     monkeypatch.setattr(typer, "confirm", lambda *_, **__: True)
     done: list[str] = []
 
@@ -89,7 +91,7 @@ def test_after_the_answer_a_signal_cancels_the_work_again(monkeypatch: pytest.Mo
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_ctrl_c_at_a_question_outside_the_loop_exits_with_130(
+def test_ctrl_c_at_a_prompt_outside_the_loop_exits_with_130(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, words: list[str]
 ) -> None:
     async def show(*_: Any) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def test_ctrl_c_at_a_question_outside_the_loop_exits_with_130(
 @pytest.mark.parametrize(
     ("typed", "is_confirmed"), [("7", True), (" 7 ", True), ("", False), ("77", False), ("y", False)]
 )
-def test_each_ledger_id_must_be_typed_as_it_is(monkeypatch: pytest.MonkeyPatch, typed: str, is_confirmed: bool) -> None:
+def test_each_ledger_id_must_be_typed_exactly(monkeypatch: pytest.MonkeyPatch, typed: str, is_confirmed: bool) -> None:
     monkeypatch.setattr("auditor.cli.cluster.changing._is_terminal", lambda: True)
     answers = iter(["8", typed])
     monkeypatch.setattr(typer, "prompt", lambda *_, **__: next(answers))

@@ -55,7 +55,7 @@ def marked(cluster: CommandCluster) -> list[int]:
     return asyncio.run(cluster.marked())
 
 
-def test_what_cannot_be_read_is_told_and_the_rest_is_marked(cluster: CommandCluster) -> None:
+def test_unreadable_ledgers_are_reported_and_the_rest_is_marked(cluster: CommandCluster) -> None:
     async def damage() -> None:
         async with cluster.connected("") as client:
             await client.store.set(client.ports.ledgers.path(LedgerId(8)), b"nonsense", ANY_VERSION)
@@ -73,7 +73,7 @@ def test_a_running_bookie_is_refused(cluster: CommandCluster, option: str) -> No
     assert marked(cluster) == MARKED
 
 
-def test_a_bookie_that_returns_during_the_question_is_refused(
+def test_a_bookie_that_returns_during_the_prompt_is_refused(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def confirmed(question: str, *, is_sure: bool) -> None:
@@ -86,7 +86,7 @@ def test_a_bookie_that_returns_during_the_question_is_refused(
     assert marked(cluster) == MARKED
 
 
-def test_the_brake_counts_bookies_that_have_no_cookie_any_more(cluster: CommandCluster) -> None:
+def test_the_brake_counts_bookies_that_no_longer_have_a_cookie(cluster: CommandCluster) -> None:
     assert call("a", "b", "--dry-run").exit_code == ExitCode.OK, "two of four are half"
     held = call("a", "b", "--yes", "--missing-share-max", "0.4")
     assert (held.exit_code, "2 of 4 known bookies are not registered" in held.stderr) == (ExitCode.HELD, True)

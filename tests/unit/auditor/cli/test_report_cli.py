@@ -43,7 +43,7 @@ def test_runs_are_listed_newest_first(reports: Path) -> None:
     assert [item["run_id"] for item in document["items"]] == [SECOND.run_id]
 
 
-def test_a_run_is_shown_with_what_to_do_and_as_the_document_it_left(reports: Path) -> None:
+def test_a_run_is_shown_with_advice_and_as_its_document(reports: Path) -> None:
     text = bkheal("show", reports=reports)
     assert "verdict     no live copy" in text
     assert "bkheal ledger show 42" in text
@@ -71,7 +71,7 @@ def test_two_runs_are_compared(reports: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "now", "shown"), [(0, 1, "0 -> 1 ledger (+1)"), (1, 1, "1 ledger (no change)"), (1, 0, "1 -> 0 ledgers")]
 )
-def test_a_change_to_one_ledger_is_in_the_singular(tmp_path: Path, before: int, now: int, shown: str) -> None:
+def test_a_change_to_one_ledger_is_printed_in_the_singular(tmp_path: Path, before: int, now: int, shown: str) -> None:
     runs = [
         replace(world.at(world.NO_LIVE_COPY, day), severities=(SeverityCount(Severity.NO_LIVE_COPY, count, 1, 1),))
         for day, count in enumerate((before, now))
@@ -93,7 +93,7 @@ def test_a_page_is_opened_and_its_path_printed(reports: Path, monkeypatch: pytes
     assert opened == [page.as_uri()]
 
 
-def test_errors_say_what_to_do(reports: Path, tmp_path: Path) -> None:
+def test_errors_contain_advice(reports: Path, tmp_path: Path) -> None:
     assert "`bkheal audit run` writes one" in bkheal("list", reports=tmp_path)
     for command in (("show",), ("diff",), ("open",)):
         with pytest.raises(BkhealError, match="holds no report"):
@@ -116,7 +116,7 @@ def test_a_store_without_reports_is_named_and_one_without_new_reports_is_not(tmp
         assert (store.as_uri() in done.stderr) is is_named
 
 
-def test_names_that_others_chose_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
+def test_control_characters_in_names_are_not_printed(tmp_path: Path) -> None:
     world.write(tmp_path, world.at(world.ATTACK, 0), world.at(world.ATTACK, 1))
     for command in (("list",), ("show",), ("diff", "20260101")):
         assert "\x1b" not in bkheal(*command, reports=tmp_path)

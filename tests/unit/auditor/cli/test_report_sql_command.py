@@ -28,7 +28,7 @@ def bkheal(*arguments: str, reports: Path, stdin: str | None = None) -> Result:
     return CliRunner().invoke(app, ["report", *arguments, "--report-dir", str(reports)], input=stdin)
 
 
-def test_an_answer_as_a_table_json_lines_and_csv(reports: Path) -> None:
+def test_results_are_printed_as_a_table_json_lines_and_csv(reports: Path) -> None:
     table = bkheal("sql", WORST, reports=reports)
     assert [line.split() for line in table.stdout.splitlines()] == [
         ["ledger_id", "missing", "severity"],
@@ -50,14 +50,14 @@ def test_an_answer_as_a_table_json_lines_and_csv(reports: Path) -> None:
     assert bkheal("sql", f"{WORST} AND false", reports=reports).stdout == "no rows\n"
 
 
-def test_without_a_question_the_tables_are_listed(reports: Path) -> None:
+def test_without_a_query_the_tables_are_listed(reports: Path) -> None:
     document = json.loads(bkheal("sql", "-o", "json", reports=reports).stdout)
     assert document["version"] == SCHEMA_VERSION
     assert {item["table"] for item in document["items"]} == set(TABLES)
     assert bkheal("sql", reports=reports).stdout.startswith("TABLE")
 
 
-def test_a_cut_answer_and_a_damaged_file_have_a_note(tmp_path: Path) -> None:
+def test_a_truncated_result_and_a_damaged_file_are_noted(tmp_path: Path) -> None:
     write_story(tmp_path)
     path = table_files(tmp_path, "bookies").partitioned[0]
     path.write_bytes(b"torn")
@@ -67,14 +67,14 @@ def test_a_cut_answer_and_a_damaged_file_have_a_note(tmp_path: Path) -> None:
     assert f"note: {path} is damaged, and its rows are left out" in result.stderr
 
 
-def test_a_wrong_question_is_a_usage_error_without_a_trace(reports: Path) -> None:
+def test_an_invalid_query_is_a_usage_error_without_a_traceback(reports: Path) -> None:
     result = bkheal("sql", "SELECT * FROM ledgers", reports=reports)
     assert result.exit_code == ExitCode.USAGE
     assert result.stderr.startswith("error: there is no table ledgers; the tables are runs,")
     assert result.stdout == ""
 
 
-def test_findings_since_a_moment_have_their_run(reports: Path) -> None:
+def test_findings_since_a_time_contain_their_run(reports: Path) -> None:
     result = bkheal("findings", "--since", "2026-01-04", "--limit", "2", "-o", "jsonl", reports=reports)
     rows = [json.loads(line)["finding"] for line in result.stdout.splitlines()]
     run_id = STORY[-1][0].run_id
@@ -87,7 +87,7 @@ def test_findings_since_a_moment_have_their_run(reports: Path) -> None:
     assert [line.split()[1] for line in rest.stdout.splitlines()[1:]] == ["4", "9"]
 
 
-def test_findings_of_one_run_are_lines_of_json(reports: Path) -> None:
+def test_findings_of_one_run_are_printed_as_json_lines(reports: Path) -> None:
     lines = bkheal("findings", "--limit", "1", "-o", "jsonl", reports=reports).stdout.splitlines()
     rows = [json.loads(line)["finding"] for line in lines]
     assert [(row["kind"], row["ledger_id"]) for row in rows] == [("missing_bookie", 1)]
@@ -97,11 +97,11 @@ def test_findings_of_one_run_are_lines_of_json(reports: Path) -> None:
     "words",
     [["2026", "--since", "1d"], ["--since", "yesterday"], ["--since", "1d", "--after", "1:0:MISSING_BOOKIE"]],
 )
-def test_since_goes_with_neither_a_run_nor_the_end_of_its_page(reports: Path, words: list[str]) -> None:
+def test_since_cannot_be_combined_with_a_run_or_its_page(reports: Path, words: list[str]) -> None:
     assert bkheal("findings", *words, reports=reports).exit_code == ExitCode.USAGE
 
 
-def test_an_empty_answer_from_a_place_without_runs_has_a_note(reports: Path, tmp_path: Path) -> None:
+def test_an_empty_result_from_a_directory_without_runs_is_noted(reports: Path, tmp_path: Path) -> None:
     for words in (["sql", WORST], ["sql", WORST, "-o", "csv"], ["findings", "--since", "1d"]):
         elsewhere = bkheal(*words, reports=tmp_path / "misspelt")
         assert elsewhere.exit_code == ExitCode.OK

@@ -32,7 +32,7 @@ def test_a_closed_terminal_ends_a_command() -> None:
     assert ended.value.exit_code == 128 + signal.SIGHUP
 
 
-def test_a_command_under_nohup_goes_on() -> None:
+def test_a_command_under_nohup_continues() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert run(hung_up()) == "done"

@@ -49,7 +49,7 @@ def unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @in_virtual_time
-async def test_a_test_that_went_well_leaves_nothing_unless_asked_to() -> None:
+async def test_a_successful_test_deletes_its_ledger_unless_it_should_be_kept() -> None:
     async with log_world() as world:
         row = await prove(world.client(), OPTIONS, 20, 10, uri=URI)
         assert (row["entries"], row["is_deleted"], await ledgers(world)) == (20, True, [])
@@ -59,7 +59,7 @@ async def test_a_test_that_went_well_leaves_nothing_unless_asked_to() -> None:
 
 @pytest.mark.usefixtures("unreadable")
 @in_virtual_time
-async def test_a_test_that_failed_deletes_its_ledger_and_tells_its_own_error(
+async def test_a_failed_test_deletes_its_ledger_and_raises_its_own_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with log_world() as world:
@@ -74,7 +74,7 @@ async def test_a_test_that_failed_deletes_its_ledger_and_tells_its_own_error(
 
 @pytest.mark.usefixtures("unreadable")
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_ledger_that_cannot_be_deleted_is_told_with_the_command_and_the_first_error_stays(
+def test_if_a_ledger_cannot_be_deleted_the_command_is_printed_and_the_first_error_is_raised(
     hangs: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @in_virtual_time
@@ -94,7 +94,7 @@ def test_a_ledger_that_cannot_be_deleted_is_told_with_the_command_and_the_first_
 
 
 @in_virtual_time
-async def test_a_ledger_left_by_a_test_that_went_well_is_an_error_that_can_be_mended() -> None:
+async def test_a_ledger_left_by_a_successful_test_is_an_error_that_can_be_fixed() -> None:
     async with log_world() as world:
         with pytest.raises(LedgerLeftError, match=r"as they were written, but ledger .* --yes") as caught:
             await prove(no_deletions(world), OPTIONS, 20, 10, uri=URI)
@@ -123,11 +123,11 @@ async def test_an_interrupted_test_deletes_its_ledger() -> None:
 
 
 @in_virtual_time
-async def test_nothing_is_deleted_where_nothing_was_made() -> None:
+async def test_nothing_is_deleted_if_no_ledger_was_created() -> None:
     async with log_world() as world:
         with pytest.raises(NotEnoughBookiesError):
             await prove(no_deletions(world), LedgerOptions(9, 2, 2), 20, 10, uri=URI)
 
 
-def test_a_wrong_entry_is_a_failure_of_the_cluster() -> None:
+def test_a_wrong_entry_is_an_error_of_the_cluster() -> None:
     assert exit_code_of(WrongEntryError("entry 1")) == 70

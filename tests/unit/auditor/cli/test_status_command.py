@@ -46,7 +46,7 @@ def shown(*words: str) -> Any:
     return json.loads(call(*words, "-o", "json").stdout)
 
 
-def test_a_quiet_cluster(cluster: CommandCluster) -> None:
+def test_a_cluster_without_problems(cluster: CommandCluster) -> None:
     document = shown("status")
     assert document["bookies"] == {"writable": 2, "read_only": 0, "draining": [], "lost": []}
     backlog = document["underreplicated"]
@@ -58,7 +58,7 @@ def test_a_quiet_cluster(cluster: CommandCluster) -> None:
     assert "remaining   unknown" in text
 
 
-def test_everything_that_is_unusual_is_shown(cluster: CommandCluster) -> None:
+def test_everything_unusual_is_shown(cluster: CommandCluster) -> None:
     run = RunRecord(
         run_id="20261120T100001Z-0a1b2c",
         kind=RunKind.REPLICAS,
@@ -115,7 +115,7 @@ def test_the_newest_image_is_shown_with_its_age(cluster: CommandCluster) -> None
     assert "image       72 ledgers" in call("status").stdout
 
 
-def test_a_watch_prints_a_line_for_each_look(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_prints_a_line_for_each_status(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.clock = SystemClock()
     real = status.looks
 
@@ -133,7 +133,7 @@ def test_a_watch_prints_a_line_for_each_look(cluster: CommandCluster, monkeypatc
     assert [json.loads(line)["kind"] for line in lines] == ["ClusterStatus"] * 2
 
 
-def test_marked_ledgers_come_in_pages(cluster: CommandCluster) -> None:
+def test_marked_ledgers_are_listed_in_pages(cluster: CommandCluster) -> None:
     first = call("underreplicated", "list", "--limit", "2", "-o", "jsonl")
     assert [json.loads(line)["ledger_id"] for line in first.stdout.splitlines()] == [7, 8]
     assert "--after 8" in first.stderr
@@ -150,7 +150,7 @@ def test_marked_ledgers_come_in_pages(cluster: CommandCluster) -> None:
     assert table[1].split()[:3] == ["7", "parked:", "no_live_copy"]
 
 
-def test_times_of_marked_ledgers_are_those_of_the_service(cluster: CommandCluster) -> None:
+def test_times_of_marked_ledgers_match_those_of_the_service(cluster: CommandCluster) -> None:
     async def boost() -> None:
         async with cluster.connected("") as client:
             await Boosts(client.store, client.cluster.root).start(Boost(LedgerId(9), "me", EPOCH_MS, EPOCH_MS + 60_001))

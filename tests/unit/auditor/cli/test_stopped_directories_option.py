@@ -11,7 +11,7 @@ from auditor.cli.services.bookie_lines import status_lines
 from auditor.cli.services.bookie_place import ledger_dirs_of, place_of
 
 
-def test_the_option_is_repeated_or_has_commas(tmp_path: Path) -> None:
+def test_the_option_may_be_repeated_or_contain_commas(tmp_path: Path) -> None:
     first, second, third = (tmp_path / name for name in "abc")
     first.mkdir()
     expected = (first, second, third)

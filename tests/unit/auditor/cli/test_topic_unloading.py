@@ -80,7 +80,7 @@ async def test_topics_are_unloaded_once_with_the_token() -> None:
             assert (waiting.notes, waiting.failure()) == ([], None)
 
 
-async def test_a_bounded_number_is_under_way() -> None:
+async def test_concurrent_unloads_are_bounded() -> None:
     under_way = most = 0
     lock, full = threading.Lock(), threading.Event()
 
@@ -103,7 +103,7 @@ async def test_a_bounded_number_is_under_way() -> None:
     assert (len(api.asked), most) == (3 * AT_ONCE, AT_ONCE)
 
 
-async def test_nothing_is_unloaded_while_a_bookie_is_writable() -> None:
+async def test_nothing_is_unloaded_while_the_bookie_is_writable() -> None:
     with serving() as api:
         async with drain(api.url) as waiting:
             for _ in range(3):
@@ -130,7 +130,7 @@ async def test_nothing_is_unloaded_while_a_bookie_is_writable() -> None:
         (302, 1, 1),
     ],
 )
-async def test_a_bad_answer_ends_the_wait_in_bounded_time_with_topic_and_address(
+async def test_a_wait_ends_after_error_responses_with_topic_and_address(
     status: int, requests: int, exit_code: int
 ) -> None:
     body = b'{"reason": "no\\u001b[31m ' + TOKEN.encode() + b'"}'
@@ -148,7 +148,7 @@ async def test_a_bad_answer_ends_the_wait_in_bounded_time_with_topic_and_address
         assert "\x1b" not in said
 
 
-async def test_one_topic_that_is_refused_keeps_no_other_from_being_unloaded() -> None:
+async def test_one_refused_topic_does_not_prevent_the_unloading_of_others() -> None:
     with serving(lambda asked: Reply(404 if asked.path == PATH else 204)) as api:
         async with drain(api.url) as waiting:
             waiting.topics = {TOPIC, OTHER}
@@ -163,9 +163,7 @@ async def test_one_topic_that_is_refused_keeps_no_other_from_being_unloaded() ->
 
 
 @pytest.mark.parametrize(("clusters", "exit_code"), [(Reply(200, b'["c"]'), None), (Reply(503), None), (Reply(401), 1)])
-async def test_a_role_without_the_permission_for_a_topic_is_no_refused_login(
-    clusters: Reply, exit_code: int | None
-) -> None:
+async def test_a_missing_permission_for_a_topic_is_not_a_refused_login(clusters: Reply, exit_code: int | None) -> None:
     """A broker answers 401 in both cases."""
 
     def reply(asked: Asked) -> Reply:
@@ -185,7 +183,7 @@ async def test_a_role_without_the_permission_for_a_topic_is_no_refused_login(
                 assert f"{PATH} answered 401" in str(waiting.failure())
 
 
-async def test_a_refused_token_is_not_tried_with_every_topic() -> None:
+async def test_a_refused_token_is_not_sent_for_every_topic() -> None:
     with serving(lambda asked: Reply(401)) as api:
         async with drain(api.url, TOKEN) as waiting:
             waiting.topics = {f"persistent://t/n/{number}" for number in range(100)}
@@ -209,7 +207,7 @@ async def test_notes_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[1]", b"{", b"x" * (ANSWER_BYTES_MAX + 1), b"[" * 60_000])
-async def test_another_server_is_recognised(body: bytes) -> None:
+async def test_a_server_that_is_not_a_pulsar_broker_is_recognised(body: bytes) -> None:
     with serving(lambda asked: Reply(200, body)) as api:
         async with drain(api.url) as waiting:
             error = await waiting.until_over()
@@ -218,7 +216,7 @@ async def test_another_server_is_recognised(body: bytes) -> None:
             assert len(api.asked) == 1
 
 
-async def test_a_server_that_does_not_answer_is_waited_for_in_bounds() -> None:
+async def test_an_unresponsive_server_ends_the_wait_in_bounded_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         async with drain(url, timeout_s=0.05) as waiting:
@@ -227,7 +225,7 @@ async def test_a_server_that_does_not_answer_is_waited_for_in_bounds() -> None:
             assert exit_code_of(error) == 69
 
 
-async def test_an_answer_that_trickles_in_is_not_waited_for() -> None:
+async def test_a_response_that_trickles_in_times_out() -> None:
     is_over = threading.Event()
     with serving(lambda asked: Reply() if is_over.wait(20) else Reply(500)) as api:
         async with drain(api.url) as waiting:
@@ -239,7 +237,7 @@ async def test_an_answer_that_trickles_in_is_not_waited_for() -> None:
             assert len(api.asked) <= 1  # the topic may have been unloaded, so its next unload waits
 
 
-async def test_nobody_is_there() -> None:
+async def test_a_refused_connection_is_unavailable() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # the port stays taken, and connections to it are refused
         async with drain(f"http://127.0.0.1:{silent.getsockname()[1]}") as waiting:
@@ -254,7 +252,7 @@ def moved(to: Callable[[], AdminApi], status: int = 307) -> Callable[[Asked], Re
 
 
 @pytest.mark.parametrize("status", [307, 308])
-async def test_the_broker_that_serves_the_topic_is_asked(status: int) -> None:
+async def test_a_redirect_to_the_broker_of_the_topic_is_followed(status: int) -> None:
     with serving() as owner, serving(moved(lambda: owner, status)) as api:
         async with drain(api.url, TOKEN) as waiting:
             await waiting.look()
@@ -264,7 +262,7 @@ async def test_the_broker_that_serves_the_topic_is_asked(status: int) -> None:
     assert asked.headers["Authorization"] == f"Bearer {TOKEN}"
 
 
-async def test_redirects_have_an_end() -> None:
+async def test_redirects_are_bounded() -> None:
     with serving() as api:
         api.reply = lambda asked: Reply(307, headers={"Location": f"{api.url}{PATH}"})
         async with drain(api.url) as waiting:
@@ -276,7 +274,7 @@ async def test_redirects_have_an_end() -> None:
 @pytest.mark.parametrize(
     "location", ["", "/admin/v2/brokers/health", f"http://192.0.2.1{PATH}", "http://127.0.0.1:0/", "/\xe9"]
 )
-async def test_a_redirect_to_elsewhere_is_not_followed(location: str) -> None:
+async def test_a_redirect_to_another_path_or_host_is_not_followed(location: str) -> None:
     with serving(lambda asked: Reply(307, headers={"Location": location})) as api:
         async with drain(api.url, TOKEN) as waiting:
             error = await waiting.until_over()
@@ -284,7 +282,7 @@ async def test_a_redirect_to_elsewhere_is_not_followed(location: str) -> None:
             assert (len(api.asked), exit_code_of(error)) == (1, 1)
 
 
-async def test_a_redirect_to_no_address_is_a_failure_that_has_an_end() -> None:
+async def test_a_redirect_to_an_invalid_address_ends_in_an_error() -> None:
     with serving(lambda asked: Reply(307, headers={"Location": "http://[::1"})) as api:
         async with drain(api.url) as waiting:
             error = await waiting.until_over()
@@ -314,7 +312,7 @@ async def test_a_redirect_to_no_address_is_a_failure_that_has_an_end() -> None:
         ("http://a", "", False, None),
     ],
 )
-def test_where_a_redirect_may_lead(at: str, location: str, has_token: bool, target: str | None) -> None:
+def test_redirect_targets_are_checked(at: str, location: str, has_token: bool, target: str | None) -> None:
     try:
         found = redirected(f"{at}/x/unload", location, "/x/unload", has_token=has_token)
     except ValueError:
@@ -322,7 +320,7 @@ def test_where_a_redirect_may_lead(at: str, location: str, has_token: bool, targ
     assert found == target
 
 
-async def test_no_log_and_no_text_has_the_token(caplog: pytest.LogCaptureFixture) -> None:
+async def test_tokens_are_neither_logged_nor_printed(caplog: pytest.LogCaptureFixture) -> None:
     for name in ("", "httpx", "httpcore"):
         caplog.set_level(logging.DEBUG, name or None)
     with serving(lambda asked: Reply(307, headers={"Location": f"http://b/{TOKEN}"})) as api:
@@ -341,6 +339,6 @@ def test_a_token_is_not_sent_in_the_clear() -> None:
     AdminClient(RemoteSettings("http://pulsar:8080"))
 
 
-def test_a_ca_that_cannot_be_used_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+def test_an_unusable_ca_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="TLS files"):
         AdminClient(RemoteSettings("https://pulsar:8443", None, tmp_path / "none.pem"))

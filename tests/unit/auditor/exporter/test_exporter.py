@@ -83,7 +83,7 @@ async def marked(cluster: MemoryCluster, ledger_id: int, *members: BookieId, mis
 
 
 @in_virtual_time
-async def test_the_cluster_is_shown_under_the_names_of_a_leader() -> None:
+async def test_the_cluster_is_exported_under_the_metric_names_of_a_leader() -> None:
     cluster = await MemoryCluster().found()
     await cluster.register(A)
     await cluster.register(B, is_read_only=True)
@@ -107,7 +107,7 @@ async def test_the_cluster_is_shown_under_the_names_of_a_leader() -> None:
 
 
 @in_virtual_time
-async def test_what_an_auditor_shows_of_itself_is_not_there() -> None:
+async def test_an_auditors_own_metrics_are_not_exported() -> None:
     cluster = await MemoryCluster().found()
     await cluster.register(A)
     async with exporting(cluster) as watched:
@@ -119,7 +119,7 @@ async def test_what_an_auditor_shows_of_itself_is_not_there() -> None:
 
 
 @in_virtual_time
-async def test_it_changes_nothing_and_takes_no_part_in_the_election() -> None:
+async def test_the_exporter_changes_nothing_and_is_not_part_of_the_election() -> None:
     cluster = await MemoryCluster().found()
     await cluster.register(A)
     await marked(cluster, 1, A, B, missing=(B,))
@@ -145,7 +145,7 @@ async def everything(store: MetadataStore, path: str = "/") -> dict[str, tuple[b
 
 
 @in_virtual_time
-async def test_nothing_is_shown_before_the_cluster_was_read() -> None:
+async def test_nothing_is_exported_before_the_cluster_was_read() -> None:
     cluster = await MemoryCluster().found()
     async with exporting(cluster) as watched:
         assert watched.shown() == set()
@@ -153,7 +153,7 @@ async def test_nothing_is_shown_before_the_cluster_was_read() -> None:
 
 
 @in_virtual_time
-async def test_nothing_is_shown_before_the_runs_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_exported_before_the_runs_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_answer(*_: object) -> list[RunRecord]:
         raise StoreUnavailableError("no answer")
 
@@ -170,7 +170,7 @@ async def test_nothing_is_shown_before_the_runs_were_read(monkeypatch: pytest.Mo
 
 
 @in_virtual_time
-async def test_a_part_that_ends_by_a_defect_ends_the_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_that_fails_with_a_bug_ends_the_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
     async def defect(_: Overview) -> None:
         raise RuntimeError("a defect")
 
@@ -182,7 +182,7 @@ async def test_a_part_that_ends_by_a_defect_ends_the_exporter(monkeypatch: pytes
 
 
 @in_virtual_time
-async def test_figures_go_when_they_are_old_and_return_with_the_store() -> None:
+async def test_outdated_metrics_disappear_and_return_with_the_store() -> None:
     cluster = await MemoryCluster().found()
     await cluster.register(A)
     async with exporting(cluster) as watched:
@@ -198,7 +198,7 @@ async def test_figures_go_when_they_are_old_and_return_with_the_store() -> None:
 
 
 @in_virtual_time
-async def test_a_run_whose_process_is_gone_does_not_run() -> None:
+async def test_a_run_of_a_dead_process_is_not_shown_as_running() -> None:
     cluster = await MemoryCluster().found()
     await cluster.register(A)
     job = cluster.session()
@@ -240,7 +240,7 @@ async def test_failed_runs_of_cronjobs_are_counted_until_one_succeeds() -> None:
 
 
 @in_virtual_time
-async def test_the_time_of_detection_by_audits_of_other_processes_is_counted_once_for_each_loss() -> None:
+async def test_detection_times_from_audits_of_other_processes_are_counted_once_per_loss() -> None:
     cluster = await MemoryCluster().found()
     await cluster.register(A)
     for bookie in (B, C, D):
@@ -297,7 +297,7 @@ async def test_a_loss_that_apaches_auditor_marks_is_measured_and_no_longer_held_
 
 
 @in_virtual_time
-async def test_delay_windows_and_what_is_held_back_are_shown_as_a_leader_shows_them() -> None:
+async def test_delay_windows_and_held_back_bookies_are_exported_as_by_a_leader() -> None:
     cluster = await MemoryCluster().found()
     await cluster.register(A)
     await cluster.register(B)
@@ -329,7 +329,7 @@ async def test_delay_windows_and_what_is_held_back_are_shown_as_a_leader_shows_t
         assert watched.value(names.LAST_WITHDRAWN, kind="bookies", reason="ledger_deleted") == 2
 
 
-def test_wrong_settings_are_named_together() -> None:
+def test_all_wrong_settings_are_reported_together() -> None:
     with pytest.raises(ConfigurationError) as raised:
         ExporterSettings(
             metadata_uri="",
@@ -341,7 +341,7 @@ def test_wrong_settings_are_named_together() -> None:
 
 
 @in_virtual_time
-async def test_what_holds_marks_back_is_shown_as_audits_with_the_same_options_decide_it() -> None:
+async def test_held_back_bookies_follow_the_same_options_as_audits() -> None:
     """Without the options of the audits, an exporter would show the reasons and times of the default options."""
     cluster = await MemoryCluster().found()
     await cluster.register(A)
@@ -365,7 +365,7 @@ async def test_what_holds_marks_back_is_shown_as_audits_with_the_same_options_de
 
 @in_virtual_time
 @pytest.mark.parametrize(("share", "is_held"), [(0.3, 1), (0.4, 0)])
-async def test_the_brake_is_shown_as_audits_with_the_same_share_decide_it(share: float, is_held: int) -> None:
+async def test_the_brake_follows_the_same_share_as_audits(share: float, is_held: int) -> None:
     cluster = await MemoryCluster().found()
     await cluster.register(A)
     await cluster.register(B)

@@ -65,7 +65,7 @@ BACKLOG = Backlog(
 )
 
 
-def test_bookies_and_racks_are_shown_by_the_names_that_were_counted() -> None:
+def test_bookies_and_racks_are_exported_under_their_counted_names() -> None:
     shown = Shown(replace(STATUS, backlog=replace(BACKLOG, by_bookie={"bk1:3181": 7, "other": 2}, by_rack={"/r1": 8})))
     assert shown.value("bkheal_underreplicated_bookie_ledgers", bookie="bk1:3181") == 7
     assert shown.value("bkheal_underreplicated_bookie_ledgers", bookie="other") == 2
@@ -74,7 +74,7 @@ def test_bookies_and_racks_are_shown_by_the_names_that_were_counted() -> None:
     assert shown.value("bkheal_underreplicated_bookie_ledgers", bookie="bk1:3181") is None
 
 
-def test_namespaces_are_shown_if_the_record_names_them() -> None:
+def test_namespaces_are_exported_if_the_record_names_them() -> None:
     name = "bkheal_audit_last_run_namespace_findings"
     labels = {"kind": "bookies", "severity": "no_live_copy", "namespace": "t/n"}
     last = replace(RECORD, namespaces={"no_live_copy": {"t/n": 3, "other": 4}})
@@ -110,7 +110,7 @@ def test_the_backlog_is_shown_by_severity() -> None:
     assert shown.value(names.COUNTED) == NOW_MS / 1000 - 2
 
 
-def test_what_can_be_repaired_is_shown_beside_what_is_marked() -> None:
+def test_repairable_ledgers_are_exported_next_to_marked_ones() -> None:
     repairable = {Severity.CRITICAL: SeverityBacklog(2, 1000, 0)}
     shown = Shown(replace(STATUS, backlog=replace(BACKLOG, repairable=repairable)))
     assert shown.value(names.REPAIRABLE_LEDGERS, severity="critical") == 2
@@ -128,20 +128,20 @@ def test_what_can_be_repaired_is_shown_beside_what_is_marked() -> None:
         ("apache-bookie:3181", False, False, 0),  # unknown
     ],
 )
-def test_a_candidate_shows_whether_another_one_leads(
+def test_a_candidate_exports_whether_another_auditor_leads(
     leader: str, is_leader: bool, is_connected: bool, expected: int
 ) -> None:
     status = replace(STATUS, leader=leader, is_leader=is_leader, is_store_connected=is_connected)
     assert Shown(status).value(names.OTHER_LEADS) == expected
 
 
-def test_a_backlog_that_was_never_counted_is_not_shown_as_none() -> None:
+def test_a_backlog_that_was_never_counted_is_not_exported_as_zero() -> None:
     shown = Shown(STATUS)
     assert shown.value(names.MARKED_LEDGERS, severity="lost") is None
     assert shown.value(names.RECOVERY_ENABLED) == 1
 
 
-def test_the_cluster_is_shown() -> None:
+def test_the_state_of_the_cluster_is_exported() -> None:
     shown = Shown(replace(STATUS, held_because="9 of 10 bookies are gone", is_recovery_enabled=False))
     assert [shown.value(names.BOOKIES, state=state) for state in names.BOOKIE_STATES] == [2, 1, 1]
     assert (shown.value(names.BRAKE_HELD), shown.value(names.RECOVERY_ENABLED)) == (1, 0)
@@ -149,7 +149,7 @@ def test_the_cluster_is_shown() -> None:
     assert shown.value(SESSION) == 1
 
 
-def test_followers_leave_out_what_only_the_leader_knows() -> None:
+def test_followers_omit_metrics_that_only_the_leader_has() -> None:
     status = replace(STATUS, backlog=BACKLOG, last={RunKind.BOOKIES: RECORD}, period_s={RunKind.BOOKIES: 3600.0})
     shown = Shown(status)
     text = render(shown.auditor.registry).body.decode()
@@ -165,14 +165,14 @@ def test_followers_leave_out_what_only_the_leader_knows() -> None:
     assert shown.value(names.LEADERSHIP_CHANGES) == 2
 
 
-def test_nothing_is_said_of_the_cluster_before_it_was_looked_at() -> None:
+def test_the_cluster_is_not_exported_before_its_first_status() -> None:
     shown = Shown()
     assert shown.value(names.LEADER) is None
     assert shown.value(names.RUNS, kind="bookies", result="clean") == 0
     assert shown.value(SESSION) == 0
 
 
-def test_a_run_under_way_is_shown() -> None:
+def test_a_run_in_progress_is_shown() -> None:
     running = replace(RECORD, state=RunState.RUNNING, started_ms=NOW_MS - 8000, finished_ms=0, done=30, total=120)
     paused = replace(running, kind=RunKind.REPLICAS, state=RunState.PAUSED, total=0, pause_ends_ms=9_000)
     shown = Shown(replace(STATUS, running=(running, paused), paused_kinds={RunKind.PLACEMENT: KindPause("me", 7_000)}))
@@ -187,7 +187,7 @@ def test_a_run_under_way_is_shown() -> None:
     assert (shown.value(names.RUNNING, kind="bookies"), shown.value(names.LAST_START, kind="bookies")) == (1, 0)
 
 
-def test_checks_without_a_schedule_of_their_own_are_paused_with_the_run_of_everything() -> None:
+def test_checks_without_their_own_schedule_are_paused_with_the_run_of_everything() -> None:
     schedules = {RunKind.EVERYTHING: "24h", RunKind.BOOKIES: "1h"}
     status = replace(STATUS, schedules=schedules, paused_kinds={RunKind.EVERYTHING: KindPause("me", 7_000)})
     shown = Shown(status)
@@ -205,7 +205,7 @@ def test_checks_without_a_schedule_of_their_own_are_paused_with_the_run_of_every
     assert [shown.value(names.PAUSED, kind=kind) for kind in ("bookies", "placement", "everything")] == [0, 0, 1]
 
 
-def test_the_image_of_a_run_of_everything_is_shown_until_a_newer_run_of_bookies() -> None:
+def test_the_image_of_a_run_of_everything_is_shown_until_a_newer_bookies_run() -> None:
     image = {"marked": 1, "written_from_ms": 5_000, "written_ledgers": 77, "written_bytes": 888}
     everything = replace(RECORD, kind=RunKind.EVERYTHING, image=image, started_ms=RECORD.started_ms + 1)
     last = {RunKind.EVERYTHING: everything, RunKind.BOOKIES: RECORD}
@@ -271,7 +271,7 @@ def test_events_of_the_service_are_counted() -> None:
     assert shown.value(names.RUNS, kind="bookies", result="clean") == 1
 
 
-def test_apaches_names_follow_the_same_figures() -> None:
+def test_apaches_metric_names_show_the_same_values() -> None:
     name = "auditor_NUM_UNDER_REPLICATED_LEDGERS"
     findings = {"no_live_copy": 1, "critical": 2, "below_ack_quorum": 3, "below_write_quorum": 4}
     results = {RunKind.REPLICAS: [replace(RECORD, kind=RunKind.REPLICAS, findings=findings)]}
@@ -296,7 +296,7 @@ def values_in(text: str) -> dict[tuple[str, ...], float]:
     return {(one.name, *one.labels.values()): one.value for family in parse(text) for one in family.samples}
 
 
-def test_a_file_keeps_the_time_of_the_last_success(tmp_path: Path) -> None:
+def test_a_metrics_file_keeps_the_time_of_the_last_success(tmp_path: Path) -> None:
     path = tmp_path / "bookies.prom"
     export_to_file(replace(RECORD, findings={"critical": 2}, namespaces={"critical": {"t/n": 2}}), path)
     values = values_in(path.read_text())
@@ -315,7 +315,7 @@ def test_a_file_keeps_the_time_of_the_last_success(tmp_path: Path) -> None:
         export_to_file(RECORD, tmp_path / "nothing" / "x.prom")
 
 
-def test_a_file_keeps_the_findings_of_the_last_complete_run(tmp_path: Path) -> None:
+def test_a_metrics_file_keeps_the_findings_of_the_last_complete_run(tmp_path: Path) -> None:
     path = tmp_path / "bookies.prom"
     failed = replace(RECORD, state=RunState.FAILED, exit_code=70, findings={}, held_back={})
     export_to_file(failed, path)
@@ -332,7 +332,7 @@ def test_a_file_keeps_the_findings_of_the_last_complete_run(tmp_path: Path) -> N
     assert not values_in(path.read_text())[names.LAST_FINDINGS, "bookies", "lost"]
 
 
-def test_a_dry_run_is_no_success(tmp_path: Path) -> None:
+def test_a_dry_run_does_not_count_as_a_success(tmp_path: Path) -> None:
     path = tmp_path / "bookies.prom"
     dry = replace(RECORD, is_dry_run=True, started_ms=NOW_MS, finished_ms=NOW_MS, findings={"critical": 3})
     export_to_file(dry, path)
@@ -362,7 +362,7 @@ class Gateway(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_run_is_pushed_by_cluster_and_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_a_run_are_pushed_by_cluster_and_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     server = HTTPServer(("127.0.0.1", 0), Gateway)
     thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
@@ -394,7 +394,7 @@ def test_a_run_is_pushed_by_cluster_and_kind(monkeypatch: pytest.MonkeyPatch) ->
         assert "secret" not in str(raised.value)
 
 
-def test_what_is_held_back_is_shown_by_reason() -> None:
+def test_held_back_ledgers_are_shown_by_reason() -> None:
     window = Window("rack:/r1", (BookieId("a"), BookieId("b")), "ops", NOW_MS, NOW_MS + 60_000)
     lost = (
         LostBookie("a", NOW_MS - 1000, NOW_MS + 60_000, NOW_MS, "maintenance", "rack:/r1"),
@@ -419,7 +419,7 @@ def test_the_image_of_the_last_run_is_shown_with_its_marks() -> None:
     assert (values[names.IMAGE_LEDGERS, "bookies"], values[names.IMAGE_BYTES, "bookies"]) == (40, 900)
 
 
-def test_the_marks_that_a_run_withdrew_are_shown_by_reason() -> None:
+def test_withdrawn_marks_are_shown_by_reason() -> None:
     record = replace(RECORD, withdrawn={"replaced": 3, "ledger_deleted": 4})
     values = state_values(replace(STATUS, last={RunKind.BOOKIES: record}), NOW_MS)
     assert values[names.LAST_WITHDRAWN, "bookies", "replaced"] == 3

@@ -19,12 +19,12 @@ ALL = [definition for definitions in CATALOG.values() for definition in definiti
 COUNTER = Definition("bkheal_x_total", MetricType.COUNTER, "Things", {"kind": ("a", "b"), "way": ("in", "out")})
 
 
-def test_all_definitions_keep_the_rules() -> None:
+def test_all_definitions_follow_the_rules() -> None:
     assert problems(ALL) == []
     assert len(ALL) > 50
 
 
-def test_broken_definitions_are_found() -> None:
+def test_broken_definitions_are_reported() -> None:
     counter, gauge, histogram = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
     broken = [
         Definition("queue", gauge, "No prefix"),
@@ -44,7 +44,7 @@ def test_broken_definitions_are_found() -> None:
     assert problems([Definition("bkheal_x", gauge, "The counter's family"), COUNTER]) != []
 
 
-def test_every_combination_of_labels_is_shown_as_zero() -> None:
+def test_every_combination_of_labels_starts_at_zero() -> None:
     metrics = MetricSet("bookie", "1", [COUNTER])
     assert {
         metrics.registry.get_sample_value("bkheal_x_total", {"kind": kind, "way": way})
@@ -53,7 +53,7 @@ def test_every_combination_of_labels_is_shown_as_zero() -> None:
     } == {0.0}
 
 
-def test_what_is_not_defined_cannot_be_counted() -> None:
+def test_undefined_metrics_and_labels_cannot_be_counted() -> None:
     metrics = MetricSet("bookie", "1", [COUNTER])
     metrics.counter("bkheal_x_total", way="in", kind="a").inc()
     assert metrics.registry.get_sample_value("bkheal_x_total", {"kind": "a", "way": "in"}) == 1
@@ -71,7 +71,7 @@ def test_processes_do_not_share_metrics() -> None:
 
 
 @pytest.mark.parametrize("process", ["replicator", "bookie"])
-def test_a_scrape_has_every_metric_with_its_type_and_help(process: str) -> None:
+def test_a_scrape_contains_every_metric_with_its_type_and_help(process: str) -> None:
     metrics = MetricSet(process, "1", CATALOG[process])
     found = {one.name: one for one in text_string_to_metric_families(render(metrics.registry).body.decode())}
     for definition in (*COMMON, *CATALOG[process]):
@@ -80,7 +80,7 @@ def test_a_scrape_has_every_metric_with_its_type_and_help(process: str) -> None:
         assert {name for sample in shown.samples for name in sample.labels} - {"le"} == set(definition.labels)
 
 
-def test_the_document_is_fresh(tmp_path: Path) -> None:
+def test_the_document_is_up_to_date(tmp_path: Path) -> None:
     script = ROOT / ".ci" / "generate_metrics_doc.py"
     subprocess.run([sys.executable, str(script), "--out", str(tmp_path / "made.md")], check=True, timeout=60)
     made = (tmp_path / "made.md").read_text()
@@ -89,7 +89,7 @@ def test_the_document_is_fresh(tmp_path: Path) -> None:
     assert all(f"| `{name}` |" in made for name in named)
 
 
-def test_cores_know_nothing_of_prometheus() -> None:
+def test_core_packages_do_not_import_prometheus() -> None:
     """Metrics belong to the edges: storage, client, metadata and model are measured from outside."""
     for package in ("model", "metadata", "storage", "client", "wire"):
         for source in sources(f"bookie/{package}"):

@@ -16,7 +16,7 @@ def scrape(port: int, path: str = "metrics") -> str:
         return str(answer.read().decode())
 
 
-def test_a_run_shows_its_own_kind_and_progress_and_nothing_of_the_cluster() -> None:
+def test_a_run_exports_its_own_kind_and_progress_and_no_cluster_metrics() -> None:
     metrics = OneShotMetrics(RunKind.REPLICAS, "1.2.3", SystemClock())
     with served(metrics, StatusServerSettings(0)) as port:
         assert port is not None
@@ -32,6 +32,6 @@ def test_a_run_shows_its_own_kind_and_progress_and_nothing_of_the_cluster() -> N
         assert 'bkheal_audit_progress_ratio{kind="replicas"} 0.0' in scrape(port)
 
 
-def test_without_a_port_nothing_listens() -> None:
+def test_without_a_port_there_is_no_listener() -> None:
     with served(OneShotMetrics(RunKind.BOOKIES, "1", SystemClock()), None) as port:
         assert port is None

@@ -72,7 +72,7 @@ async def clear(world: RepairWorld, bookie: str) -> None:
 
 
 @in_virtual_time
-async def test_a_whole_ledger_is_good_and_is_not_marked() -> None:
+async def test_an_undamaged_ledger_is_good_and_is_not_marked() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, CLOSED, 10)
         document = await verified(world, is_marking=True)
@@ -113,7 +113,7 @@ async def test_flipped_bits_are_found_marked_and_repaired() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_lists_its_entries_is_read_as_well_and_absent_ones_are_copied() -> None:
+async def test_a_bookie_with_an_entry_list_is_read_too_and_absent_entries_are_copied() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, CLOSED, 10)
         await clear(world, "b")
@@ -141,7 +141,7 @@ async def test_damage_that_a_bookie_lists_as_good_is_left_to_its_scrub() -> None
 
 @pytest.mark.parametrize("is_apache", [True, False])
 @in_virtual_time
-async def test_an_entry_that_cannot_be_read_is_damaged_only_on_a_bookie_without_lists(is_apache: bool) -> None:
+async def test_an_unreadable_entry_counts_as_damaged_only_on_a_bookie_without_lists(is_apache: bool) -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, CLOSED, 10)
         world.bookies["b"].has_no_lists = is_apache
@@ -155,7 +155,7 @@ async def test_an_entry_that_cannot_be_read_is_damaged_only_on_a_bookie_without_
 
 @pytest.mark.parametrize("status", [Status.UNREACHABLE, Status.LIMBO, Status.TOO_MANY_REQUESTS, Status.UNAUTHORIZED])
 @in_virtual_time
-async def test_a_bookie_without_an_answer_is_unknown_and_never_marked(status: Status) -> None:
+async def test_a_bookie_that_does_not_answer_is_unknown_and_never_marked(status: Status) -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, CLOSED, 10)
         world.bookies["b"].read_status = status
@@ -168,7 +168,7 @@ async def test_a_bookie_without_an_answer_is_unknown_and_never_marked(status: St
 
 
 @in_virtual_time
-async def test_what_is_in_limbo_beside_damage_is_unknown() -> None:
+async def test_entries_in_limbo_next_to_damage_are_unknown() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, CLOSED, 10)
         tampering = world.bookies["b"]
@@ -179,7 +179,7 @@ async def test_what_is_in_limbo_beside_damage_is_unknown() -> None:
 
 
 @in_virtual_time
-async def test_what_is_absent_beside_damage_is_absent() -> None:
+async def test_absent_entries_next_to_damage_are_absent() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, CLOSED, 10)
         world.bookies["b"].results = {EntryId(n): answers(Status.NO_ENTRY) for n in (1, 2, 6)} | {EntryId(5): flipped}
@@ -189,7 +189,7 @@ async def test_what_is_absent_beside_damage_is_absent() -> None:
 
 
 @in_virtual_time
-async def test_a_silent_bookie_is_given_up_after_its_first_requests() -> None:
+async def test_an_unresponsive_bookie_is_skipped_after_its_first_requests() -> None:
     async with a_world("a b c") as world:
         last = 9999
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=last), last + 1)
@@ -201,7 +201,7 @@ async def test_a_silent_bookie_is_given_up_after_its_first_requests() -> None:
 
 
 @in_virtual_time
-async def test_entries_without_a_good_copy_are_named_with_the_bookies_that_may_have_one() -> None:
+async def test_entries_without_a_good_copy_are_listed_with_the_bookies_that_may_have_one() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, CLOSED, 10)
         for bookie in "abc":
@@ -217,7 +217,7 @@ async def test_entries_without_a_good_copy_are_named_with_the_bookies_that_may_h
 
 
 @in_virtual_time
-async def test_a_striped_ledger_in_several_fragments_and_windows_is_read_whole() -> None:
+async def test_a_striped_ledger_in_several_fragments_and_windows_is_read_completely() -> None:
     last = 9_999
     metadata = make_metadata((0, "a b c d"), (5_001, "a b e d"), quorum=(2, 2), last=last)
     async with a_world("a b c d e") as world:
@@ -235,7 +235,7 @@ async def test_a_striped_ledger_in_several_fragments_and_windows_is_read_whole()
 
 
 @in_virtual_time
-async def test_ranges_are_bounded_and_counts_are_not() -> None:
+async def test_reported_ranges_are_bounded_and_counts_are_not() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
         world.bookies["b"].results = {EntryId(n): flipped for n in range(0, 100, 2)}
@@ -245,7 +245,7 @@ async def test_ranges_are_bounded_and_counts_are_not() -> None:
 
 
 @in_virtual_time
-async def test_of_an_open_ledger_only_final_fragments_are_judged() -> None:
+async def test_only_final_fragments_of_an_open_ledger_are_judged() -> None:
     async with a_world("a b c d") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), (6, "a b d"), quorum=(3, 2)), 10)
         world.bookies["c"].has_no_lists = True
@@ -260,7 +260,7 @@ async def test_of_an_open_ledger_only_final_fragments_are_judged() -> None:
 
 
 @in_virtual_time
-async def test_of_an_open_ledger_whose_tail_is_not_written_the_fragment_before_is_not_judged() -> None:
+async def test_the_fragment_before_an_unwritten_tail_of_an_open_ledger_is_not_judged() -> None:
     async with a_world("a b c d") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), (6, "a b d"), quorum=(3, 2)), 6)
         document = await verified(world)
@@ -271,7 +271,7 @@ async def test_of_an_open_ledger_whose_tail_is_not_written_the_fragment_before_i
 
 @pytest.mark.parametrize("kind", ["format 1", "DUMMY"])
 @in_virtual_time
-async def test_without_a_digest_only_the_ids_are_verified(kind: str) -> None:
+async def test_without_a_digest_only_the_entry_ids_are_verified(kind: str) -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, ids_only(kind), 10)
         world.bookies["b"].results = {
@@ -367,7 +367,7 @@ async def test_lost_bookies_are_not_marked_while_most_bookies_are_missing() -> N
 
 
 @in_virtual_time
-async def test_states_are_those_of_the_list_of_bookies() -> None:
+async def test_states_match_the_list_of_bookies() -> None:
     async with a_world("a b c d") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c d"), quorum=(4, 2), last=9), 10)
         await world.register("b", is_read_only=True)
@@ -378,7 +378,7 @@ async def test_states_are_those_of_the_list_of_bookies() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_the_metadata_does_not_name_any_more_is_not_marked() -> None:
+async def test_a_bookie_that_is_no_longer_in_the_metadata_is_not_marked() -> None:
     async with a_world("a b c d") as world:
         packets = await world.ledger(LEDGER, CLOSED, 10)
         ledger = await world.ledgers.read(LEDGER)
@@ -396,7 +396,7 @@ async def test_a_bookie_that_the_metadata_does_not_name_any_more_is_not_marked()
 
 
 @in_virtual_time
-async def test_a_ledger_that_is_deleted_meanwhile_is_not_marked() -> None:
+async def test_a_ledger_deleted_during_the_verification_is_not_marked() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, CLOSED, 10)
         world.bookies["b"].results[EntryId(9)] = flipped
@@ -412,7 +412,7 @@ async def test_a_ledger_that_is_deleted_meanwhile_is_not_marked() -> None:
 
 
 @in_virtual_time
-async def test_an_unreadable_task_is_left_as_it_is() -> None:
+async def test_an_unreadable_task_is_left_unchanged() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, CLOSED, 10)
         world.bookies["b"].results[EntryId(3)] = flipped
@@ -426,7 +426,7 @@ async def test_an_unreadable_task_is_left_as_it_is() -> None:
 
 
 @in_virtual_time
-async def test_the_limit_of_bytes_holds_for_all_bookies_together() -> None:
+async def test_the_byte_rate_limits_all_bookies_together() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=199), 200, payload_bytes=1000)
         begun_s = world.clock.monotonic_s()

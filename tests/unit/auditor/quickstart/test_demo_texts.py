@@ -12,7 +12,7 @@ from auditor.quickstart.demo import LOST_BOOKIE_DELAY_S, DemoSettings, tell
 
 
 @pytest.mark.parametrize(("keep", "end"), [(None, "/d until Ctrl-C."), (Path("/d"), "/d, also afterwards.")])
-def test_the_demo_states_when_a_loss_is_healed_and_how_long_its_data_stay(keep: Path | None, end: str) -> None:
+def test_the_demo_prints_when_a_loss_is_repaired_and_how_long_its_data_are_kept(keep: Path | None, end: str) -> None:
     bookie = SimpleNamespace(bookie_id="b", running=SimpleNamespace(pid=1))
     cluster: Any = SimpleNamespace(
         bookies=[bookie], session_timeout_s=10.0, metadata_uri="zk://h/l", directory=Path("/d")

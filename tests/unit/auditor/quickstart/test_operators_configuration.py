@@ -22,7 +22,7 @@ _TOOLS = {"BKHEAL_SPARK_CLASSES": "/classes", "BKHEAL_APACHE_LIB": "/lib"}
     ("command", "module"), [("demo", auditor.quickstart.demo), ("quickstart", auditor.quickstart.run)]
 )
 @pytest.mark.parametrize("is_named", [True, False], ids=["named file", "default file"])
-def test_its_processes_have_none_of_the_settings_and_know_the_tools(
+def test_quickstart_processes_do_not_inherit_settings_but_find_the_tools(
     command: str, module: Any, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / ".config" / "bkheal" / "config.toml"

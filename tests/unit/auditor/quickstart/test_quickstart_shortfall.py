@@ -32,7 +32,7 @@ async def without(world: RepairWorld, metadata: LedgerMetadata, bookie: str, los
 
 
 @in_virtual_time
-async def test_what_a_live_bookie_lacks_is_counted_by_fragment_and_size() -> None:
+async def test_missing_entries_of_a_live_bookie_are_counted_by_fragment_and_size() -> None:
     async with a_world("a b c d") as world:
         metadata = make_metadata((0, "a b c"), (10, "a b d"), (20, "a c d"), quorum=(3, 2), last=29)
         await without(world, metadata, "b", {4, 5, 19})
@@ -42,7 +42,7 @@ async def test_what_a_live_bookie_lacks_is_counted_by_fragment_and_size() -> Non
 
 
 @in_virtual_time
-async def test_a_mark_without_a_loss_counts_nothing() -> None:
+async def test_a_mark_without_a_loss_is_not_counted() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))
@@ -50,7 +50,7 @@ async def test_a_mark_without_a_loss_counts_nothing() -> None:
 
 
 @in_virtual_time
-async def test_a_dead_bookie_is_left_to_the_audit() -> None:
+async def test_missing_entries_of_a_dead_bookie_are_left_to_the_audit() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.kill("b")
@@ -59,7 +59,7 @@ async def test_a_dead_bookie_is_left_to_the_audit() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_cannot_say_ends_the_count() -> None:
+async def test_a_bookie_that_cannot_list_its_entries_ends_the_count() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))

@@ -71,7 +71,7 @@ async def audited(world: RepairWorld) -> tuple[FragmentFinding, ...]:
 
 
 @in_virtual_time
-async def test_an_entry_that_every_bookie_denies_can_be_accepted_and_is_what_an_audit_finds() -> None:
+async def test_an_entry_that_every_bookie_lacks_can_be_accepted_as_the_audit_found_it() -> None:
     async with a_world("a b c") as world:
         await parked(world, {"b": {1}, "c": {1}}, "b c")
         (finding,) = await audited(world)
@@ -86,7 +86,7 @@ async def test_an_entry_that_every_bookie_denies_can_be_accepted_and_is_what_an_
 
 
 @in_virtual_time
-async def test_what_the_same_bookies_lack_in_another_fragment_is_not_accepted() -> None:
+async def test_a_loss_on_the_same_bookies_in_another_fragment_is_not_accepted() -> None:
     async with a_world("a b c") as world:
         await parked(world, {"b": {1}, "c": {1}}, "b c")
         (finding,) = await audited(world)
@@ -96,7 +96,7 @@ async def test_what_the_same_bookies_lack_in_another_fragment_is_not_accepted() 
 
 
 @pytest.mark.parametrize("more", [{"b": {1, 4}, "c": {1, 4}}, {"b": {1}, "c": {1}, "a": {3}}])
-def test_more_lacking_entries_are_not_accepted(more: dict[str, set[int]]) -> None:
+def test_a_growing_loss_is_not_accepted(more: dict[str, set[int]]) -> None:
     @in_virtual_time
     async def check() -> None:
         async with a_world("a b c") as world:
@@ -109,7 +109,7 @@ def test_more_lacking_entries_are_not_accepted(more: dict[str, set[int]]) -> Non
 
 
 @in_virtual_time
-async def test_a_lost_bookie_and_one_that_denies_are_accepted_together() -> None:
+async def test_a_lost_bookie_and_one_that_lacks_entries_are_accepted_together() -> None:
     async with a_world("a b c d e") as world:
         await parked(world, {"c": {1}}, "b c")
         await world.kill("b")
@@ -130,7 +130,7 @@ async def test_an_entry_that_one_bookie_holds_is_not_lost() -> None:
 
 
 @in_virtual_time
-async def test_what_is_not_a_plain_denial_is_not_absence() -> None:
+async def test_only_a_list_that_lacks_the_entry_is_proof_of_absence() -> None:
     async with a_world("a b c") as world:
         await parked(world, {"b": {1}, "c": {1}}, "b c")
         for reply in (ListReply(Status.LIMBO), ListReply(Status.IO_ERROR, detail="a disk"), ListReply(Status.FENCED)):
@@ -152,7 +152,7 @@ async def test_a_bookie_without_lists_is_read_entry_by_entry() -> None:
 
 
 @in_virtual_time
-async def test_the_task_stays_for_a_bookie_that_lacks_what_others_hold() -> None:
+async def test_the_task_is_kept_for_a_bookie_that_lacks_entries_of_others() -> None:
     async with a_world("a b c") as world:
         await parked(world, {"b": {1}, "c": {1}, "a": {3}}, "a b c")
         result = await accept(world)
@@ -177,7 +177,7 @@ def _denied(draw: st.DrawFn) -> set[int]:
     first=st.integers(0, 16),
     quorum=st.integers(1, 4),
 )
-def test_lost_positions_are_those_of_entries_without_any_copy(
+def test_lost_positions_are_those_of_entries_without_a_copy(
     gone: set[str], lacking: dict[str, set[int]], first: int, quorum: int
 ) -> None:
     metadata = make_metadata((0, "a b c d"), *([(first, "b a d c")] if first else []), quorum=(quorum, 1), last=39)
@@ -226,7 +226,7 @@ def test_the_cost_of_a_striped_ledger_does_not_grow_with_its_entries(monkeypatch
 
 
 @pytest.mark.parametrize("fault", list(Fault))
-def test_a_lost_answer_is_settled_and_a_failed_request_changes_nothing(fault: Fault) -> None:
+def test_a_lost_reply_is_resolved_and_a_failed_request_changes_nothing(fault: Fault) -> None:
     @in_virtual_time
     async def check() -> None:
         async with a_world("c d e") as world:
@@ -263,7 +263,7 @@ def test_a_lost_answer_is_settled_and_a_failed_request_changes_nothing(fault: Fa
     check()
 
 
-def test_a_record_that_no_node_holds_is_refused_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_too_large_for_a_node_is_refused_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bookie.metadata.tasks.decisions.NODE_DATA_MAX", 500)
 
     @in_virtual_time

@@ -36,7 +36,7 @@ async def filled(world: RepairWorld) -> None:
 
 
 @in_virtual_time
-async def test_only_ledgers_that_name_the_bookies_are_handed_on_and_all_are_counted() -> None:
+async def test_only_ledgers_of_the_given_bookies_are_returned_and_all_are_counted() -> None:
     async with a_world("a b c") as world:
         await filled(world)
         found: dict[LedgerId, LedgerMetadata] = {}
@@ -49,7 +49,7 @@ async def test_only_ledgers_that_name_the_bookies_are_handed_on_and_all_are_coun
 
 
 @in_virtual_time
-async def test_no_ledger_is_left_out_between_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_ledger_is_left_out_between_two_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanning, "CHUNK", 2)
     monkeypatch.setattr(scanning, "_PARENTS", 1)
     async with a_world("a b c") as world:
@@ -64,7 +64,7 @@ async def test_no_ledger_is_left_out_between_two_parts(monkeypatch: pytest.Monke
 
 
 @in_virtual_time
-async def test_what_cannot_be_read_is_named() -> None:
+async def test_unreadable_ledgers_are_listed() -> None:
     async with a_world("a b c") as world:
         await filled(world)
         await world.store.set(world.ledgers.path(LedgerId(2)), b"nonsense", -1)
@@ -74,7 +74,7 @@ async def test_what_cannot_be_read_is_named() -> None:
 
 
 @in_virtual_time
-async def test_the_ledgers_left_to_drain_are_counted_by_what_they_wait_for() -> None:
+async def test_ledgers_left_to_drain_are_counted_by_what_they_wait_for() -> None:
     async with a_world("a b c") as world:
         await filled(world)
         holdings, scanned = await holdings_of(world.ledgers, names("b"), lambda _: None)
@@ -99,7 +99,7 @@ async def test_the_ledgers_left_to_drain_are_counted_by_what_they_wait_for() -> 
 
 
 @in_virtual_time
-async def test_a_ledger_that_cannot_be_read_is_not_taken_for_one_without_the_bookie() -> None:
+async def test_an_unreadable_ledger_does_not_count_as_one_without_the_bookie() -> None:
     async with a_world("a b c") as world:
         ledger_id = LedgerId(1)
         await world.ledgers.create(ledger_id, make_metadata((0, "a c"), quorum=(2, 2), last=9))
@@ -134,7 +134,7 @@ async def test_a_ledger_whose_task_names_one_of_its_two_drained_bookies_is_marke
 
 
 @given(st.sets(st.sampled_from("abcde")), st.integers(0, 40), st.integers(1, 5), st.integers(0, 100))
-def test_bytes_are_those_of_the_entries_that_the_bookies_store(
+def test_only_bytes_of_entries_on_the_bookies_are_counted(
     bookies: set[str], entries: int, quorum: int, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -151,7 +151,7 @@ def test_bytes_are_those_of_the_entries_that_the_bookies_store(
 
 
 @given(st.integers(1, 3), st.booleans(), st.integers(0, 3), st.binary(max_size=12))
-def test_a_glance_agrees_with_a_close_look(version: int, is_closed: bool, cut: int, tail: bytes) -> None:
+def test_a_glance_at_metadata_agrees_with_a_full_decode(version: int, is_closed: bool, cut: int, tail: bytes) -> None:
     metadata = make_metadata((0, "a:1 b:1"), quorum=(2, 1), last=5 if is_closed else None)
     data = encode(replace(metadata, format_version=3 if version == 1 else version))
     seen = glance(data)
@@ -164,12 +164,12 @@ def test_a_glance_agrees_with_a_close_look(version: int, is_closed: bool, cut: i
     assert glance(tail) is None
 
 
-def test_running_bookies_are_not_given_up() -> None:
+def test_running_bookies_are_refused() -> None:
     assert "drain start b" in (refusal(names("a b"), Bookies(frozenset(names("b c")), frozenset())) or "")
     assert refusal(names("a"), Bookies(frozenset(), frozenset(names("b")))) is None
 
 
-def test_the_brake_holds_when_most_bookies_are_gone() -> None:
+def test_the_brake_holds_when_most_bookies_are_missing() -> None:
     some = Bookies(frozenset(names("a b")), frozenset())
     assert brake(frozenset(names("a b c d")), some, 0.5) is None
     assert "3 of 5" in (brake(frozenset(names("a b c d e")), some, 0.5) or "")
@@ -189,6 +189,8 @@ def test_the_brake_holds_when_most_bookies_are_gone() -> None:
         ({}, ""),
     ],
 )
-def test_unloading_a_topic_closes_its_ledgers_but_not_that_of_its_schema(custom: dict[str, bytes], topic: str) -> None:
+def test_unloading_a_topic_closes_its_message_ledgers_and_not_its_schema_ledger(
+    custom: dict[str, bytes], topic: str
+) -> None:
     pulsars = tuple({"application": b"pulsar", **custom}.items()) if custom else ()
     assert unloadable_topic(replace(make_metadata((0, "a b"), quorum=(2, 2)), custom=pulsars)) == topic

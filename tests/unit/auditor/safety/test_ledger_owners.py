@@ -23,7 +23,7 @@ CUSTOM = (
 )
 
 
-async def test_each_row_gets_the_owner_of_its_ledger() -> None:
+async def test_each_row_contains_the_owner_of_its_ledger() -> None:
     store = MemoryStore(MemoryCell())
     cluster = await formatted(store)
     ledgers = LedgerStore(store, cluster, random.Random(1))
@@ -40,7 +40,7 @@ async def test_each_row_gets_the_owner_of_its_ledger() -> None:
     assert await with_owners(ledgers, []) == []
 
 
-def test_a_ledger_at_risk_is_named_with_its_topic_and_without_control_characters() -> None:
+def test_a_ledger_at_risk_is_listed_with_its_topic_and_without_control_characters() -> None:
     risk = {
         "ledger_id": 1,
         "fragment_first_entry_id": 0,

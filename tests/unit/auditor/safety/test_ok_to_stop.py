@@ -32,7 +32,7 @@ def risk(metadata: LedgerMetadata, live: str, stopping: str, *, is_strict: bool 
     return risk_of(LEDGER, metadata, name_set(live), name_set(stopping), is_strict=is_strict)
 
 
-def test_one_of_two_copies_may_go_and_both_may_not() -> None:
+def test_one_of_two_copies_may_be_stopped_but_not_both() -> None:
     metadata = closed((0, "a b"), last=9)
     assert risk(metadata, "a b", "a") is None
     assert risk(metadata, "a b", "a b") == Risk(
@@ -53,17 +53,17 @@ def test_strict_leaves_an_ack_quorum() -> None:
     assert risk(metadata, "a b c", "a b", is_strict=True) is not None
 
 
-def test_old_ensembles_count_and_empty_fragments_do_not() -> None:
+def test_old_ensembles_count_but_empty_fragments_do_not() -> None:
     metadata = closed((0, "a b"), (10, "c d"), last=9)
     assert risk(metadata, "a b c d", "a b") is not None
     assert risk(metadata, "a b c d", "c d") is None
 
 
-def test_a_stop_of_an_unregistered_bookie_is_no_risk() -> None:
+def test_stopping_an_unregistered_bookie_is_no_risk() -> None:
     assert risk(closed((0, "a b"), last=9), "c", "a b") is None
 
 
-def test_an_entry_that_only_one_bookie_acknowledged_keeps_it_running() -> None:
+def test_a_bookie_that_may_hold_the_only_copy_may_not_be_stopped() -> None:
     assert risk(growing((0, "a b"), quorum=(2, 1)), "a b", "a") == Risk(
         ledger_id=LEDGER,
         first_entry_id=EntryId(0),
@@ -92,7 +92,7 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
 
 
 @given(ledgers(), *[st.sets(st.sampled_from(NAMES))] * 3, st.booleans())
-def test_the_decision_equals_counting_the_copies_of_every_entry(
+def test_the_decision_equals_a_count_of_the_copies_of_every_entry(
     metadata: LedgerMetadata, live: set[str], stopping: set[str], doubted: set[str], is_strict: bool
 ) -> None:
     end = metadata.fragments[-1].first_entry_id + 2 * metadata.ensemble_size
@@ -119,7 +119,7 @@ def test_the_decision_equals_counting_the_copies_of_every_entry(
     assert (found is not None) == bad
 
 
-def test_the_worst_ledgers_are_named_first_and_all_are_counted() -> None:
+def test_the_worst_ledgers_are_listed_first_and_all_are_counted() -> None:
     worst = Worst(2)
     risks = [
         Risk(
@@ -138,7 +138,7 @@ def test_the_worst_ledgers_are_named_first_and_all_are_counted() -> None:
     assert [each.ledger_id for each in worst.risks] == [1, 3]
 
 
-def test_enough_writable_bookies_must_be_left_for_the_widest_open_ensemble() -> None:
+def test_enough_writable_bookies_must_remain_for_the_widest_open_ensemble() -> None:
     bookies = Bookies(name_set("a b c d"), name_set("r"))
     shapes = [Shape(3, 2), Shape(2, 2)]
     assert room_problems(shapes, bookies, name_set("a"), Placement()) == []
@@ -152,7 +152,7 @@ def test_enough_writable_bookies_must_be_left_for_the_widest_open_ensemble() -> 
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
-def test_enough_racks_must_be_left(is_strict: bool) -> None:
+def test_enough_racks_must_remain(is_strict: bool) -> None:
     topology = Topology({BookieId(name): location(f"/{rack}") for name, rack in zip("abcd", "xxyy", strict=True)})
     placement = Placement(PlacementPolicy(is_strict=is_strict), topology)
     bookies = Bookies(name_set("a b c d"), frozenset())
@@ -161,7 +161,7 @@ def test_enough_racks_must_be_left(is_strict: bool) -> None:
 
 
 @given(st.integers(1, 6), st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES)))
-def test_room_is_a_matter_of_counting_where_racks_do_not_matter(
+def test_only_the_number_of_bookies_matters_without_a_rack_policy(
     size: int, writable: set[str], leaving: set[str]
 ) -> None:
     bookies = Bookies(frozenset(map(BookieId, writable)), frozenset())

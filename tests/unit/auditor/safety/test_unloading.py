@@ -43,18 +43,18 @@ A, B = "persistent://t/n/a", "persistent://t/n/b"
         ("", ""),
     ],
 )
-def test_the_path_names_one_topic_or_none(topic: str, path: str) -> None:
+def test_only_a_valid_topic_has_an_unload_path(topic: str, path: str) -> None:
     assert unload_path(topic) == path
 
 
-def test_a_topic_is_asked_for_once_in_a_period_whatever_the_answer_was() -> None:
+def test_a_topic_is_requested_once_per_period_whatever_the_answer() -> None:
     for error in (None, TransientError("x"), OutcomeUnknownError("x"), ConflictError("x")):
         attempts = {A: after(None, 100.0, error)}
         assert due({A, B}, attempts, 100.0 + AGAIN_S - 1) == (B,)
         assert due({A, B}, attempts, 100.0 + AGAIN_S) == (B, A)
 
 
-def test_a_round_is_bounded_and_every_topic_has_its_turn() -> None:
+def test_a_round_is_bounded_and_includes_every_topic_in_turn() -> None:
     topics = {f"persistent://t/n/{number:03}" for number in range(3 * ROUND_TOPICS)}
     attempts: dict[str, Attempts] = {}
     seen: list[str] = []
@@ -77,7 +77,7 @@ def test_a_round_is_bounded_and_every_topic_has_its_turn() -> None:
         (PermanentError("x"), 1),
     ],
 )
-def test_no_topic_is_asked_for_without_an_end(error: BkhealError | None, requests: int) -> None:
+def test_requests_for_a_topic_are_bounded(error: BkhealError | None, requests: int) -> None:
     attempts: dict[str, Attempts] = {}
     asked, now_s = 0, 0.0
     while topics := due({A}, attempts, now_s):
@@ -97,7 +97,7 @@ def test_failures_before_a_success_are_forgotten() -> None:
     assert (record.unloads, record.failures, record.is_over) == (1, 1, False)
 
 
-def test_waiting_is_not_useless_while_one_topic_may_still_be_unloaded() -> None:
+def test_waiting_goes_on_while_one_topic_may_still_be_unloaded() -> None:
     refused = PermanentError("x")
     attempts = {A: after(None, 0.0, refused)}
     assert hopeless({A, B}, attempts, 0.0) is None
@@ -108,7 +108,7 @@ def test_waiting_is_not_useless_while_one_topic_may_still_be_unloaded() -> None:
     assert hopeless({A}, {A: last}, 100.0 + AGAIN_S - 1) is None  # its ledger may have been closed just now
 
 
-def test_records_are_kept_while_they_matter() -> None:
+def test_records_are_kept_as_long_as_they_matter() -> None:
     attempts = {A: after(None, 0.0, None), B: after(None, AGAIN_S, None)}
     assert kept(attempts, set(), AGAIN_S + 1).keys() == {B}
     assert kept(attempts, {A}, 10 * AGAIN_S).keys() == {A}

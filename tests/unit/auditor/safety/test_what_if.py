@@ -30,25 +30,25 @@ def levels(metadata: LedgerMetadata, live: str, going: str, doubted: str = "") -
     return found.before, found.after, found.copies_left
 
 
-def test_one_of_two_copies_is_critical_and_both_are_lost() -> None:
+def test_losing_one_of_two_copies_is_critical_and_both_leave_none() -> None:
     metadata = closed((0, "a b"))
     assert levels(metadata, "a b", "a") == (None, Severity.CRITICAL, 1)
     assert levels(metadata, "a b", "a b") == (None, Severity.NO_LIVE_COPY, 0)
 
 
-def test_what_is_missing_already_counts_with_it() -> None:
+def test_copies_that_are_already_missing_count_too() -> None:
     metadata = closed((0, "a b c"), quorum=(3, 2))
     assert levels(metadata, "a b c", "a") == (None, Severity.BELOW_WRITE_QUORUM, 2)
     assert levels(metadata, "a b", "a") == (Severity.BELOW_WRITE_QUORUM, Severity.CRITICAL, 1)
 
 
-def test_a_marked_copy_is_no_copy_that_is_left() -> None:
+def test_a_marked_copy_does_not_count_as_left() -> None:
     metadata = closed((0, "a b c"), quorum=(3, 2))
     assert levels(metadata, "a b c", "a", "b") == (Severity.BELOW_WRITE_QUORUM, Severity.CRITICAL, 1)
     assert levels(metadata, "a b c", "a", "a") == (Severity.BELOW_WRITE_QUORUM, Severity.BELOW_WRITE_QUORUM, 2)
 
 
-def test_the_loss_of_a_marked_copy_may_take_the_only_one() -> None:
+def test_losing_a_marked_copy_may_lose_the_only_one() -> None:
     metadata = closed((0, "a b"))
     assert levels(metadata, "a", "a", "a") == (Severity.CRITICAL, Severity.NO_LIVE_COPY, 0)
     assert levels(metadata, "a b", "a", "a b") == (Severity.CRITICAL, Severity.NO_LIVE_COPY, 0)
@@ -59,7 +59,7 @@ def test_the_loss_of_a_marked_copy_may_take_the_only_one() -> None:
 @pytest.mark.parametrize("doubted", ["", "a", "b", "a b", "c", "a b c"])
 @pytest.mark.parametrize("going", ["a", "b", "a b"])
 @pytest.mark.parametrize("live", ["a", "a b", "a b c", "b c"])
-def test_each_ledger_that_ok_to_stop_would_lose_is_worse_off(live: str, going: str, doubted: str) -> None:
+def test_each_ledger_that_ok_to_stop_would_report_as_lost_is_worse_off(live: str, going: str, doubted: str) -> None:
     metadata = closed((0, "a b c"), quorum=(3, 2))
     stopping, doubts = name_set(going), name_set(doubted)
     risk = risk_of(LEDGER, metadata, name_set(live), stopping, is_strict=False, doubted=doubts)
@@ -68,7 +68,7 @@ def test_each_ledger_that_ok_to_stop_would_lose_is_worse_off(live: str, going: s
     assert (found.is_worse and found.after is Severity.NO_LIVE_COPY) == (risk is not None)
 
 
-def test_a_bookie_without_entries_or_registration_costs_nothing() -> None:
+def test_losing_a_bookie_without_entries_or_registration_changes_nothing() -> None:
     metadata = closed((0, "a b"))
     assert loss(metadata, "a b c", "c") is None
     gone = loss(metadata, "b", "a")
@@ -81,19 +81,19 @@ def test_a_bookie_without_entries_or_registration_costs_nothing() -> None:
     )
 
 
-def test_the_worst_fragment_counts_and_one_without_entries_does_not() -> None:
+def test_the_worst_fragment_counts_and_one_without_entries_does_not_count() -> None:
     metadata = closed((0, "a b"), (10, "c d"))
     assert levels(metadata, "a b c d", "c d") == (None, Severity.METADATA_ONLY, 2)
     assert levels(metadata, "a b c d", "a c") == (None, Severity.CRITICAL, 1)
 
 
-def test_bytes_are_those_on_the_bookies_that_would_go() -> None:
+def test_bytes_are_estimated_for_the_bookies_that_would_be_lost() -> None:
     found = loss(closed((0, "a b c"), quorum=(2, 2)), "a b c", "a b")
     assert found is not None
     assert found.bytes_estimate == 133  # 100 bytes of payload; each of three positions stores two thirds of it
 
 
-def test_positions_that_store_no_entry_cost_nothing() -> None:
+def test_positions_without_entries_have_no_bytes_to_copy() -> None:
     found = loss(closed((0, "a b"), last=0, quorum=(1, 1)), "a b", "b")
     assert found is not None
     assert (found.after, found.bytes_estimate) == (Severity.METADATA_ONLY, 0)

@@ -43,7 +43,7 @@ def write_image(client: ClusterClient, image_dir: Path, *ledgers: int, read_from
     files.commit(writing, Manifest(*name, read_from_ms, len(ledgers), ("c", "d"), listed))
 
 
-async def test_only_ledgers_that_the_image_names_are_read_and_judged_as_they_are_now(
+async def test_only_ledgers_in_the_image_are_read_and_their_current_state_is_judged(
     world: ApiWorld, tmp_path: Path
 ) -> None:
     async with world.upkeep.cluster.connected("") as client:
@@ -60,7 +60,7 @@ async def test_only_ledgers_that_the_image_names_are_read_and_judged_as_they_are
         assert (await what_if(client, [C]))["findings"][0]["ledgers"] == 2
 
 
-async def test_an_image_that_cannot_be_trusted_is_refused(world: ApiWorld, tmp_path: Path) -> None:
+async def test_a_missing_or_outdated_image_is_refused(world: ApiWorld, tmp_path: Path) -> None:
     async with world.upkeep.cluster.connected("") as client:
         with pytest.raises(ImageError, match="there is none"):
             named_by_image(client, str(tmp_path), [C])
@@ -69,7 +69,7 @@ async def test_an_image_that_cannot_be_trusted_is_refused(world: ApiWorld, tmp_p
             named_by_image(client, str(tmp_path), [C])
 
 
-def test_an_address_with_a_password_is_refused_before_anything_is_read() -> None:
+def test_an_image_address_with_a_password_is_refused_before_anything_is_read() -> None:
     words = ["what-if", "c:1", "--metadata-uri", "zk://127.0.0.1:1/ledgers", "--image", "s3a://key:pass-word@b/image"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == ExitCode.CONFIGURATION

@@ -21,7 +21,7 @@ from tests.worlds.virtual_time import in_virtual_time
     st.integers(1, 6),
     st.none() | st.integers(-1, 20),
 )
-def test_a_drain_changes_the_level_of_nothing_that_is_lost(
+def test_a_drain_does_not_change_the_severity_of_lost_copies(
     positions: list[tuple[bool, bool]], write: int, ack: int, last: int | None
 ) -> None:
     is_live, leaving = zip(*positions, strict=True)
@@ -37,7 +37,7 @@ def test_a_drain_changes_the_level_of_nothing_that_is_lost(
         assert after.severity is (Severity.DRAIN if any(leaving) else None)
 
 
-def test_what_a_drain_has_to_move_is_counted() -> None:
+def test_bytes_that_a_drain_has_to_move_are_counted() -> None:
     ledger = make_metadata((0, "a b c"), quorum=(2, 2), last=9, length=1000)
     assert judge(ledger, frozenset(names("a b c"))) == LedgerVerdict(None, 0)
     assert judge(ledger, frozenset(names("a b c")), frozenset(names("b"))) == LedgerVerdict(Severity.DRAIN, 667)
@@ -45,7 +45,7 @@ def test_what_a_drain_has_to_move_is_counted() -> None:
 
 
 @in_virtual_time
-async def test_the_backlog_tells_drained_ledgers_from_healthy_ones() -> None:
+async def test_the_backlog_distinguishes_drained_ledgers_from_healthy_ones() -> None:
     async with a_world("a b c") as world:
         for ledger, members in ((1, "a b"), (2, "a c")):
             await world.ledgers.create(LedgerId(ledger), make_metadata((0, members), quorum=(2, 2), last=9, length=100))

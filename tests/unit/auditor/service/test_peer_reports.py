@@ -54,7 +54,7 @@ async def second(tmp_path: Path, peers: PeerReports, **changes: Any) -> AsyncIte
         yield made
 
 
-async def test_an_auditor_has_what_another_one_wrote(first: ApiWorld, tmp_path: Path) -> None:
+async def test_an_auditor_serves_the_reports_of_another_one(first: ApiWorld, tmp_path: Path) -> None:
     async with second(tmp_path, others(first, OWN, NOBODY, "127.0.0.1")) as world:
         for path in (f"/reports/{RUN}/", f"/reports/{RUN}/report.html"):
             page = await world.ask("GET", path)
@@ -68,7 +68,7 @@ async def test_an_auditor_has_what_another_one_wrote(first: ApiWorld, tmp_path: 
             assert (await world.ask("GET", path)).problem == "not-found"
 
 
-async def test_the_other_auditor_judges_the_caller_itself(first: ApiWorld, tmp_path: Path) -> None:
+async def test_the_other_auditor_checks_the_callers_permission_itself(first: ApiWorld, tmp_path: Path) -> None:
     """Here every caller may read, but the other auditor requires a token."""
     guarded = tmp_path / "guarded"
     guarded.mkdir()
@@ -81,12 +81,12 @@ async def test_the_other_auditor_judges_the_caller_itself(first: ApiWorld, tmp_p
             assert (await world.ask("GET", path, token=there.tokens[Role.READ].token)).status == 200
 
 
-async def test_candidates_of_another_kind_are_not_asked(first: ApiWorld, tmp_path: Path) -> None:
+async def test_candidates_of_another_kind_are_not_contacted(first: ApiWorld, tmp_path: Path) -> None:
     async with second(tmp_path, others(first, "127.0.0.1", port=3181)) as world:
         assert (await world.ask("GET", f"/reports/{RUN}/")).problem == "not-found"
 
 
-async def test_a_request_of_another_auditor_goes_no_further(first: ApiWorld, tmp_path: Path) -> None:
+async def test_a_request_from_another_auditor_is_not_forwarded(first: ApiWorld, tmp_path: Path) -> None:
     asked: list[str] = []
 
     class Third(PeerReports):
@@ -103,7 +103,7 @@ async def test_a_request_of_another_auditor_goes_no_further(first: ApiWorld, tmp
 
 
 @pytest.mark.parametrize("location", ["https://evil.example/", "//evil.example/", "../../api/v1/status", f"../{RUN}"])
-async def test_where_another_auditor_leads_to_is_the_report_of_a_run_or_nothing(tmp_path: Path, location: str) -> None:
+async def test_a_redirect_from_another_auditor_leads_to_a_report_or_nowhere(tmp_path: Path, location: str) -> None:
     class Liar(PeerReports):
         async def get(self, path: str, authorization: str | None) -> PeerAnswer | None:
             return PeerAnswer(location=location)
@@ -114,7 +114,7 @@ async def test_where_another_auditor_leads_to_is_the_report_of_a_run_or_nothing(
         assert (await world.ask("GET", f"/reports/{RUN}/")).problem == "not-found"
 
 
-async def test_size_and_number_of_answers_are_bounded(
+async def test_size_and_number_of_responses_are_bounded(
     first: ApiWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = others(first, "127.0.0.1")

@@ -30,7 +30,7 @@ T = BookieId("t")
 
 
 @in_virtual_time
-async def test_a_look_shows_backlog_flight_parks_and_boosts() -> None:
+async def test_progress_shows_backlog_running_repairs_parked_ledgers_and_boosts() -> None:
     async with a_world("a b t") as world:
         await marked_ledger(world, 1, "a x", "x")
         await world.clock.sleep(60)
@@ -89,7 +89,7 @@ async def test_a_deleted_ledger_is_not_unreadable() -> None:
 
 
 @in_virtual_time
-async def test_damaged_reservations_and_an_empty_cluster_are_no_errors() -> None:
+async def test_damaged_reservations_and_an_empty_cluster_cause_no_error() -> None:
     async with a_world("a t") as world:
         watch = repair_watch(world)
         empty = await watch.look()
@@ -102,7 +102,7 @@ async def test_damaged_reservations_and_an_empty_cluster_are_no_errors() -> None
         assert flight.copies == ()
 
 
-def test_the_progress_of_a_copy_is_unknown_where_nothing_records_it() -> None:
+def test_the_progress_of_a_copy_without_a_record_is_unknown() -> None:
     closed = make_metadata((0, "a b c"), (10, "a b d"), quorum=(2, 2), last=19, length=2000)
     assert copy_progress(closed, Reservation(EntryId(10), 1, T, "1")) == CopyProgress(10, 1, T, None, 7, None, 700)
     noted = copy_progress(closed, Reservation(EntryId(10), 1, T, "1", EntryId(16)))
@@ -114,7 +114,7 @@ def test_the_progress_of_a_copy_is_unknown_where_nothing_records_it() -> None:
 
 
 @in_virtual_time
-async def test_what_a_target_got_for_another_position_is_no_copy_under_way() -> None:
+async def test_a_copy_for_another_position_does_not_count_as_running() -> None:
     async with a_world("a b t") as world:
         await marked_ledger(world, 1, "a b x", "x")
         assert await world.tasks.locks.lock(LedgerId(1), "worker-1") is not None
@@ -130,7 +130,7 @@ def look_at(*marked: int, size: int = 100, parked: int = 0, is_enabled: bool = T
     return RepairLook(0, is_enabled, {}, ids, (), 0, {"no_live_copy": parked}, waiting, waiting * size, 0, 0)
 
 
-def test_rate_and_remaining_time_need_two_looks_and_a_completed_ledger() -> None:
+def test_rate_and_remaining_time_need_two_measurements_and_a_completed_ledger() -> None:
     meter = RateMeter()
     first = meter.add(look_at(1, 2, 3, 4), 100.0)
     assert (first.ledgers_per_s, first.bytes_per_s, first.eta_s) == (None, None, None)
@@ -143,25 +143,25 @@ def test_rate_and_remaining_time_need_two_looks_and_a_completed_ledger() -> None
     assert third.eta_s == pytest.approx(80.0)
 
 
-def test_parked_ledgers_are_not_waited_for() -> None:
+def test_the_remaining_time_does_not_include_parked_ledgers() -> None:
     meter = RateMeter()
     meter.add(look_at(1, 2, 3), 0.0)
     assert meter.add(look_at(1, 2, parked=2), 10.0).eta_s == 0.0
 
 
-def test_nothing_is_foreseen_while_recovery_is_disabled() -> None:
+def test_there_is_no_estimate_while_recovery_is_disabled() -> None:
     meter = RateMeter()
     meter.add(look_at(1, 2, 3), 0.0)
     assert meter.add(look_at(1, 2, is_enabled=False), 10.0).eta_s is None
 
 
-def test_large_ledgers_that_are_left_take_longer_than_their_number_shows() -> None:
+def test_the_remaining_time_depends_on_the_size_of_the_ledgers_left() -> None:
     meter = RateMeter()
     meter.add(look_at(1, 2), 0.0)
     assert meter.add(look_at(2, size=5000), 10.0).eta_s == pytest.approx(500.0)
 
 
-def test_the_rate_is_that_of_the_last_minutes() -> None:
+def test_the_rate_covers_the_last_minutes() -> None:
     meter, marked = RateMeter(), list(range(200))
     meter.add(look_at(*marked), 0.0)
     meter.add(look_at(*marked[100:]), 10.0)

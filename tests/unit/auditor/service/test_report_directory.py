@@ -9,14 +9,14 @@ import pytest
 from auditor.service.report_directory import warn_if_unusable
 
 
-async def test_a_usable_directory_is_created_and_left_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_usable_directory_is_created_and_stays_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     reports = tmp_path / "new" / "reports"
     await warn_if_unusable(reports)
     assert list(reports.iterdir()) == []
     assert caplog.records == []
 
 
-async def test_an_unusable_directory_is_an_error_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unusable_directory_is_logged_as_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     await warn_if_unusable(tmp_path / "file" / "reports")
     (record,) = caplog.records

@@ -26,5 +26,5 @@ HOST = socket.gethostname()
         ({"http_port": 0, "public_url": "http://bkheal:80"}, "http://bkheal:80/reports"),
     ],
 )
-def test_links_name_an_address_that_a_browser_can_use(settings: dict[str, Any], expected: str) -> None:
+def test_links_contain_an_address_that_a_browser_can_use(settings: dict[str, Any], expected: str) -> None:
     assert report_base_url(ServiceSettings(metadata_uri="zk://h:2181/ledgers", **settings)) == expected

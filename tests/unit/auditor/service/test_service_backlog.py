@@ -65,7 +65,7 @@ class Marks(MemoryCluster):
 
 
 @in_virtual_time
-async def test_marked_ledgers_are_counted_by_what_is_missing_now() -> None:
+async def test_marked_ledgers_are_counted_by_the_copies_missing_now() -> None:
     marks = await Marks.create()
     await marks.ledger(1, A, B, C)
     first_ms = marks.clock.epoch_ms()
@@ -97,7 +97,7 @@ async def test_marked_ledgers_are_counted_by_what_is_missing_now() -> None:
 
 
 @in_virtual_time
-async def test_what_bookies_and_racks_lack_is_counted_once_for_each_ledger() -> None:
+async def test_missing_copies_are_counted_once_per_ledger_for_each_bookie_and_rack() -> None:
     marks = await Marks.create()
     topology = TopologyStore(marks.store, marks.cluster)
     counter = backlog_counter(marks.store, marks.cluster, marks.clock)
@@ -113,7 +113,7 @@ async def test_what_bookies_and_racks_lack_is_counted_once_for_each_ledger() -> 
 
 
 @in_virtual_time
-async def test_bookies_that_marks_name_are_counted_with_their_newest_mark_in_bounded_memory(
+async def test_bookies_named_by_marks_are_kept_with_their_newest_mark_in_bounded_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     marks = await Marks.create()
@@ -133,7 +133,7 @@ async def test_bookies_that_marks_name_are_counted_with_their_newest_mark_in_bou
 
 
 @in_virtual_time
-async def test_without_a_topology_that_can_be_read_all_else_is_counted(tmp_path: Path) -> None:
+async def test_without_a_readable_topology_everything_else_is_counted(tmp_path: Path) -> None:
     marks = await Marks.create()
     await marks.ledger(1, A, B, C)
     file = tmp_path / "topology.json"
@@ -145,7 +145,7 @@ async def test_without_a_topology_that_can_be_read_all_else_is_counted(tmp_path:
 
 
 @given(st.dictionaries(st.text("abc", min_size=1, max_size=4), st.integers(1, 5), max_size=12), st.integers(1, 6))
-def test_named_parts_are_bounded_and_nothing_is_left_out(counts: dict[str, int], parts_max: int) -> None:
+def test_named_parts_are_bounded_and_the_sum_stays_the_same(counts: dict[str, int], parts_max: int) -> None:
     made = largest(Counter(counts), parts_max)
     assert sum(made.values()) == sum(counts.values())
     assert len(made) <= parts_max + 1
@@ -156,7 +156,7 @@ def test_named_parts_are_bounded_and_nothing_is_left_out(counts: dict[str, int],
 
 
 @in_virtual_time
-async def test_what_cannot_be_read_is_counted_as_such() -> None:
+async def test_unreadable_ledgers_and_tasks_are_counted() -> None:
     marks = await Marks.create()
     await marks.ledger(8, A, C)
     await marks.store.set(marks.ledgers.path(LedgerId(8)), b"nonsense", 0)
@@ -168,7 +168,7 @@ async def test_what_cannot_be_read_is_counted_as_such() -> None:
 
 
 @in_virtual_time
-async def test_a_deleted_ledger_needs_nothing_and_is_no_damage() -> None:
+async def test_a_deleted_ledger_needs_no_repair_and_is_not_damage() -> None:
     marks = await Marks.create()
     for missing in ([C], []):
         await marks.tasks.marking.mark(LedgerId(7 + len(missing)), missing)
@@ -177,7 +177,7 @@ async def test_a_deleted_ledger_needs_nothing_and_is_no_damage() -> None:
 
 
 @in_virtual_time
-async def test_parked_and_locked_ledgers_are_those_that_are_marked() -> None:
+async def test_only_marked_ledgers_are_counted_as_parked_or_locked() -> None:
     marks = await Marks.create()
     for ledger_id in (1, 2, 3):
         await marks.ledger(ledger_id, A, C)
@@ -202,7 +202,7 @@ async def test_parked_and_locked_ledgers_are_those_that_are_marked() -> None:
 
 
 @in_virtual_time
-async def test_a_long_backlog_lets_others_work_meanwhile() -> None:
+async def test_counting_a_long_backlog_does_not_block_the_event_loop() -> None:
     marks = await Marks.create()
     count = 4 * READ_LEDGERS
     ids = [LedgerId(number) for number in range(count)]
@@ -217,7 +217,7 @@ async def test_a_long_backlog_lets_others_work_meanwhile() -> None:
     assert turns > count / READ_LEDGERS
 
 
-def test_what_has_to_be_copied_is_estimated_from_the_length() -> None:
+def test_bytes_to_copy_are_estimated_from_the_length() -> None:
     live = frozenset({A, B})
     striped = LedgerMetadata(3, 2, 2, (Fragment(EntryId(0), (A, B, C)),)).closed(EntryId(99), 900)
     assert judge(striped, live) == LedgerVerdict(Severity.CRITICAL, 600)
@@ -271,7 +271,7 @@ async def peak_bytes(cluster: MemoryCluster, count: int) -> int:
 
 
 @in_virtual_time
-async def test_the_memory_of_a_count_does_not_grow_with_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_memory_for_a_count_does_not_grow_with_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog, "PLACES_AT_ONCE", 100)
     cluster = await MemoryCluster().found()
     await cluster.register(BookieId("a"))

@@ -8,7 +8,7 @@ from bookie.model.ids import BookieId
 A, B = BookieId("a:1"), BookieId("b:1")
 
 
-def test_an_absence_counts_only_if_it_lasts() -> None:
+def test_a_change_of_registration_does_not_count_until_it_lasts() -> None:
     changing = ChangingBookies()
     assert changing.look({A, B}, {A, B}, 10.0) == set()
     assert changing.look({A, B}, {B}, 20.0) == {A}
@@ -19,7 +19,7 @@ def test_an_absence_counts_only_if_it_lasts() -> None:
     assert changing.look({A, B}, {B}, 30.0 + CHANGE_S) == set()
 
 
-def test_each_absence_is_waited_for_anew() -> None:
+def test_the_wait_starts_again_for_each_absence() -> None:
     changing = ChangingBookies()
     changing.look({A}, {A}, 0.0)
     assert changing.look({A}, set(), 1.0) == {A}
@@ -28,7 +28,7 @@ def test_each_absence_is_waited_for_anew() -> None:
     assert changing.look({A}, set(), 5.0 + CHANGE_S) == set()
 
 
-def test_what_was_lost_before_this_process_looked_and_what_has_no_cookie_any_more_are_not_waited_for() -> None:
+def test_there_is_no_wait_for_earlier_losses_or_for_bookies_without_a_cookie() -> None:
     changing = ChangingBookies()
     assert changing.look({A, B}, {B}, 0.0) == set()
     assert changing.look({A}, set(), 1.0) == set()

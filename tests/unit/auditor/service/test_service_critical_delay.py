@@ -13,7 +13,7 @@ A, B, C, *_ = BOOKIES
 
 
 @in_service_world
-async def test_critical_ledgers_are_audited_after_their_own_delay_and_once(world: ServiceWorld) -> None:
+async def test_critical_ledgers_are_audited_once_after_their_own_delay(world: ServiceWorld) -> None:
     await world.set_delay(3600)
     auditor = await world.leader(**UNHURRIED)
     start_s = world.clock.monotonic_s()
@@ -59,7 +59,7 @@ async def test_a_return_ends_the_critical_delay_as_well(world: ServiceWorld) -> 
 
 
 @in_service_world
-async def test_the_critical_audit_outlives_a_change_of_leader(world: ServiceWorld) -> None:
+async def test_the_critical_audit_survives_a_change_of_leader(world: ServiceWorld) -> None:
     await world.set_delay(3600)
     first = await world.leader("a")
     second = await world.auditor("b")
@@ -74,7 +74,7 @@ async def test_the_critical_audit_outlives_a_change_of_leader(world: ServiceWorl
 
 
 @in_service_world
-async def test_the_brake_holds_critical_ledgers_too(world: ServiceWorld) -> None:
+async def test_the_brake_holds_back_critical_ledgers_too(world: ServiceWorld) -> None:
     await world.set_delay(3600)
     auditor = await world.leader(**UNHURRIED)
     for bookie in BOOKIES[:3]:

@@ -22,7 +22,7 @@ async def leave_and_return(world: ServiceWorld, *, away_s: float = 120, times: i
 
 
 @in_service_world
-async def test_the_third_absence_waits_and_is_marked_in_the_end(world: ServiceWorld) -> None:
+async def test_the_third_absence_is_held_back_and_then_marked(world: ServiceWorld) -> None:
     auditor = await world.leader(**UNHURRIED)
     await leave_and_return(world, times=5)
     assert world.marked_bookies == [{A}, {A}], "only the first two absences were marked"
@@ -60,7 +60,7 @@ async def test_absences_within_the_delay_are_not_counted(world: ServiceWorld) ->
 
 
 @in_service_world
-async def test_after_quiet_hours_a_loss_counts_at_once_again(world: ServiceWorld) -> None:
+async def test_after_hours_without_absences_a_loss_counts_at_once_again(world: ServiceWorld) -> None:
     await world.leader(**UNHURRIED)
     await leave_and_return(world, times=2)
     await asyncio.sleep(FLAPPING_WINDOW_S + 60)
@@ -69,7 +69,7 @@ async def test_after_quiet_hours_a_loss_counts_at_once_again(world: ServiceWorld
 
 
 @in_service_world
-async def test_it_outlives_the_leader_and_concerns_no_other_bookie(world: ServiceWorld) -> None:
+async def test_flapping_is_remembered_across_leaders_and_for_each_bookie_separately(world: ServiceWorld) -> None:
     first = await world.leader("a")
     second = await world.auditor("b")
     await leave_and_return(world, times=2)
@@ -82,7 +82,7 @@ async def test_it_outlives_the_leader_and_concerns_no_other_bookie(world: Servic
 
 
 @in_service_world
-async def test_the_rule_can_be_off(world: ServiceWorld) -> None:
+async def test_the_flapping_rule_can_be_disabled(world: ServiceWorld) -> None:
     await world.leader(flapping_delay_s=0.0)
     await leave_and_return(world, times=3)
     assert world.marked_bookies == [{A}] * 3

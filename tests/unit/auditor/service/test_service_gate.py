@@ -34,7 +34,7 @@ def passing(gate: RunGate) -> Iterator[tuple[threading.Event, list[str]]]:
     assert not thread.is_alive()
 
 
-def test_an_open_gate_lets_pass() -> None:
+def test_an_open_gate_lets_a_run_pass() -> None:
     gate = RunGate(lambda: "")
     gate.pass_through()
     assert gate.stop_reason() is None
@@ -51,7 +51,7 @@ def test_a_paused_run_waits_until_it_is_resumed() -> None:
     assert stopped == []
 
 
-def test_a_paused_run_can_be_stopped_and_the_first_reason_stays() -> None:
+def test_a_paused_run_can_be_stopped_and_the_first_reason_is_kept() -> None:
     gate = RunGate(lambda: "")
     gate.pause()
     with passing(gate) as (is_through, stopped):
@@ -63,7 +63,7 @@ def test_a_paused_run_can_be_stopped_and_the_first_reason_stays() -> None:
     assert gate.stopped == Stop("cancelled by me", RunState.CANCELLED)
 
 
-def test_a_run_that_lost_its_right_stops_for_good_also_while_paused() -> None:
+def test_a_run_that_lost_the_leadership_stops_permanently_even_while_paused() -> None:
     reasons = [""]
     gate = RunGate(lambda: reasons[0])
     gate.pause()

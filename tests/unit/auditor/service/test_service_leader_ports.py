@@ -30,7 +30,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
         ("a..b:8080", ""),  # a damaged vote
     ],
 )
-def test_only_an_auditor_of_this_service_is_connected_to(leader: str, expected: str) -> None:
+def test_only_an_auditor_of_this_service_is_contacted(leader: str, expected: str) -> None:
     assert leader_host(leader, 8080) == expected
 
 
@@ -93,7 +93,7 @@ async def pass_time(clock: ManualClock, seconds: float) -> None:
     clock.now_s += seconds
 
 
-async def test_bytes_go_to_the_leader_and_back_until_both_sides_have_ended() -> None:
+async def test_bytes_are_relayed_to_the_leader_and_back_until_both_sides_have_ended() -> None:
     async with auditor(b"a") as at, relaying(lambda: (HOST, at), ManualClock()) as port, client(port) as streams:
         assert await ask(streams, b"hello") == b"a: hello"
         assert await ask(streams, b"x" * 50_000) == b"a: " + b"x" * 50_000
@@ -101,7 +101,7 @@ async def test_bytes_go_to_the_leader_and_back_until_both_sides_have_ended() -> 
         assert await streams[0].read() == b"bye\n"
 
 
-async def test_a_change_of_leader_ends_connections_and_the_next_one_reaches_the_new_leader() -> None:
+async def test_a_change_of_leader_closes_connections_and_the_next_one_reaches_the_new_leader() -> None:
     clock = ManualClock()
     async with auditor(b"a") as first, auditor(b"b") as second:
         leader = first
@@ -115,12 +115,12 @@ async def test_a_change_of_leader_ends_connections_and_the_next_one_reaches_the_
                 assert await ask(streams, b"who") == b"b: who"
 
 
-async def test_without_a_leader_a_connection_is_closed_at_once() -> None:
+async def test_connections_are_closed_at_once_without_a_leader() -> None:
     async with relaying(lambda: ("", 1), ManualClock()) as port, client(port) as streams:
         assert await ended(streams)
 
 
-async def test_a_leader_that_does_not_listen_ends_the_connection() -> None:
+async def test_a_leader_that_does_not_listen_closes_the_connection() -> None:
     async with auditor(b"a") as at:
         pass
     async with relaying(lambda: (HOST, at), ManualClock()) as port, client(port) as streams:
@@ -156,7 +156,7 @@ async def test_connections_are_bounded() -> None:
             assert await ended(one_more)
 
 
-async def test_stopping_ends_connections_and_frees_the_port() -> None:
+async def test_stopping_closes_connections_and_frees_the_port() -> None:
     async with auditor(b"a") as at, relaying(lambda: (HOST, at), ManualClock()) as port, client(port) as streams:
         assert await ask(streams, b"1") == b"a: 1"
         number = port.port
@@ -172,7 +172,7 @@ async def test_a_port_that_is_in_use_is_named_with_its_option() -> None:
             await port.start()
 
 
-async def test_each_port_leads_to_the_leaders_port_of_the_same_kind() -> None:
+async def test_each_port_is_relayed_to_the_leaders_port_of_the_same_kind() -> None:
     async with auditor(b"api") as http, auditor(b"control") as grpc:
         settings = ServiceSettings(
             metadata_uri="zk://h:2181/ledgers",
@@ -186,7 +186,7 @@ async def test_each_port_leads_to_the_leaders_port_of_the_same_kind() -> None:
         assert [port.target[0] for port in leader_ports(settings, lambda: "bookie-1:3181", ManualClock())] == ["", ""]
 
 
-def test_the_port_of_the_ui_leads_to_the_proxy_that_authenticates_its_users() -> None:
+def test_the_port_of_the_ui_is_relayed_to_the_authenticating_proxy() -> None:
     plain: dict[str, Any] = {"metadata_uri": "zk://h:2181/ledgers", "leader_ui_port": 9000}
     trust: dict[str, Any] = {
         "ui_user_header": "X-Forwarded-User",

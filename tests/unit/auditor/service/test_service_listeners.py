@@ -29,7 +29,7 @@ class CountedMetrics(AuditorMetrics):
         super().show(status)
 
 
-async def test_many_requests_for_metrics_are_one_rendering_on_the_event_loop(tmp_path: Path) -> None:
+async def test_many_metrics_requests_share_one_rendering_on_the_event_loop(tmp_path: Path) -> None:
     clock, control = ManualClock(), TwinControl()
     metrics = CountedMetrics("1", clock)
     settings = ServiceSettings(metadata_uri="zk://h:1/ledgers", http_port=0, grpc_port=0, report_dir=tmp_path)

@@ -48,7 +48,7 @@ class Looks:
         return T + int(second * 1000)
 
 
-def test_a_loss_that_apaches_auditor_marks_is_measured_from_the_first_look_to_its_first_mark() -> None:
+def test_a_loss_marked_by_apaches_auditor_is_measured_to_its_first_mark() -> None:
     looks = Looks()
     assert looks.look(X) == ()
     assert looks.look(X) == ()
@@ -60,18 +60,18 @@ def test_a_loss_that_apaches_auditor_marks_is_measured_from_the_first_look_to_it
     assert looks.look(X, named={X: looks.at(75)}) == (5,), "this is another loss"
 
 
-def test_the_clock_of_the_marking_machine_cannot_make_a_time_of_its_own() -> None:
+def test_the_wrong_clock_of_a_marking_machine_does_not_change_the_time() -> None:
     for wrong_s in (-7200, 7200):
         looks = Looks()
         looks.look(X)
         assert looks.look(X, named={X: looks.at(wrong_s)}) == (10,)
 
 
-def test_a_mark_between_the_loss_and_the_first_look_takes_no_time() -> None:
+def test_a_mark_between_the_loss_and_the_first_observation_takes_no_time() -> None:
     assert Looks().look(X, named={X: T + 5000}) == (0,)
 
 
-def test_an_audit_of_bkheal_is_measured_by_its_notes_and_once() -> None:
+def test_an_audit_of_bkheal_is_measured_by_its_records_and_once() -> None:
     looks = Looks()
     looks.look(X)
     began_ms = looks.at(12)
@@ -85,7 +85,7 @@ def test_an_audit_of_bkheal_is_measured_by_its_notes_and_once() -> None:
     assert looks.look(X, noted={X: Down(began_ms, audited_ms=began_ms + 200_000)}) == ()
 
 
-def test_the_critical_ledgers_alone_are_not_the_loss() -> None:
+def test_an_audit_of_only_the_critical_ledgers_does_not_end_the_measurement() -> None:
     looks = Looks()
     looks.look(X)
     down = Down(looks.at(10), critical_audited_ms=looks.at(15))
@@ -94,7 +94,7 @@ def test_the_critical_ledgers_alone_are_not_the_loss() -> None:
     assert looks.look(X, noted={X: down}, named={X: looks.at(14)}) == (600,)
 
 
-def test_what_apaches_auditor_marked_before_a_cron_job_is_counted_once() -> None:
+def test_marks_by_apaches_auditor_before_a_cron_job_are_counted_once() -> None:
     looks = Looks()
     looks.look(X)
     assert looks.look(X, named={X: looks.at(15)}) == (5,)
@@ -103,7 +103,7 @@ def test_what_apaches_auditor_marked_before_a_cron_job_is_counted_once() -> None
     assert looks.look(X, noted={X: Down(down.since_ms, down.since_ms + 1)}) == ()
 
 
-def test_what_apaches_auditor_marked_after_a_run_without_marks_is_measured_by_the_record() -> None:
+def test_marks_by_apaches_auditor_after_a_run_without_marks_are_measured_by_the_record() -> None:
     looks = Looks()
     looks.look(X, Y)
     records = {X: Down(looks.at(10)), Y: Down(looks.at(10))}
@@ -112,13 +112,13 @@ def test_what_apaches_auditor_marked_after_a_run_without_marks_is_measured_by_th
     assert looks.look(X, Y, noted={X: Down(looks.at(10), looks.at(35)), Y: records[Y]}) == ()
 
 
-def test_a_bookie_without_ledgers_is_never_slow() -> None:
+def test_a_bookie_without_ledgers_is_never_measured() -> None:
     looks = Looks()
     for _ in range(1000):
         assert looks.look(X) == ()
 
 
-def test_a_bookie_that_is_back_before_any_mark_is_not_measured() -> None:
+def test_a_bookie_that_returns_before_any_mark_is_not_measured() -> None:
     looks = Looks()
     looks.look(X)
     looks.look(named={X: T + 15_000})
@@ -127,7 +127,7 @@ def test_a_bookie_that_is_back_before_any_mark_is_not_measured() -> None:
     assert not looks.observed.losses
 
 
-def test_marks_from_before_the_loss_are_none_of_it() -> None:
+def test_marks_from_before_the_loss_do_not_count() -> None:
     for old_ms in (T - 60_000, 0):
         looks = Looks()
         looks.look(named={X: old_ms})
@@ -137,7 +137,7 @@ def test_marks_from_before_the_loss_are_none_of_it() -> None:
         assert looks.look(X, named={X: 0}) == (40,), "the old ledgers were repaired, so this mark is new"
 
 
-def test_before_the_first_count_a_mark_needs_a_time_to_be_new() -> None:
+def test_before_the_first_count_only_a_mark_with_a_time_counts_as_new() -> None:
     looks = Looks()
     looks.look(is_counted=False)
     looks.look(X, Y, is_counted=False)
@@ -145,28 +145,28 @@ def test_before_the_first_count_a_mark_needs_a_time_to_be_new() -> None:
 
 
 @pytest.mark.parametrize("named", [{X: T - 60_000}, {X: T + 5_000}, {X: 0}, {}])
-def test_a_restart_reports_nothing_that_marks_show_of_earlier_losses(named: Mapping[str, int]) -> None:
+def test_after_a_restart_earlier_losses_are_not_reported_from_their_marks(named: Mapping[str, int]) -> None:
     looks = Looks(X)
     assert looks.look(X, named=named) == ()
     assert looks.look(X, named={X: looks.at(15)}) == ()
     assert looks.look(X, noted={X: Down(T - 5000)}, named={X: looks.at(15)}) == ()
 
 
-def test_after_a_restart_the_end_of_an_audit_is_reported_unless_it_had_ended() -> None:
+def test_after_a_restart_the_end_of_an_audit_is_reported_unless_it_had_already_ended() -> None:
     looks = Looks()
     looks.observed = None
     looks.look(X, Y, noted={X: Down(T - 600_000), Y: Down(T - 600_000, T - 5000)})
     assert looks.look(X, Y, noted={X: Down(T - 600_000, T), Y: Down(T - 600_000, T - 5000)}) == (600,)
 
 
-def test_a_time_without_looks_hides_the_beginning_of_losses() -> None:
+def test_losses_that_start_during_a_gap_in_observation_are_not_measured() -> None:
     looks = Looks()
     looks.look(X)
     assert looks.look(X, Y, named={X: looks.at(50), Y: looks.at(50)}, after_s=GAP_S_MAX + 1) == ()
     assert looks.look(X, Y, named={X: looks.at(50), Y: looks.at(50)}) == ()
 
 
-def test_a_record_that_no_leader_deleted_is_not_of_the_next_loss() -> None:
+def test_an_old_record_that_was_not_deleted_does_not_count_for_the_next_loss() -> None:
     old = {X: Down(T - 900_000, T - 800_000)}
     looks = Looks()
     looks.look(noted=old)
@@ -175,7 +175,7 @@ def test_a_record_that_no_leader_deleted_is_not_of_the_next_loss() -> None:
     assert looks.look(X, noted=old, named={X: looks.at(35)}) == (5,)
 
 
-def test_a_record_that_appears_while_registrations_are_read_is_of_the_loss_that_follows() -> None:
+def test_a_record_that_appears_while_registrations_are_read_counts_for_the_next_loss() -> None:
     looks = Looks()
     down = Down(looks.at(10))
     looks.look(noted={X: down})
@@ -183,7 +183,7 @@ def test_a_record_that_appears_while_registrations_are_read_is_of_the_loss_that_
     assert looks.look(X, noted={X: Down(down.since_ms, down.since_ms + 20_000)}) == (20,)
 
 
-def test_a_bookie_that_was_back_between_two_looks_is_another_loss() -> None:
+def test_a_bookie_that_returned_between_two_observations_is_a_new_loss() -> None:
     looks = Looks()
     looks.look(X)
     first = Down(looks.at(10), looks.at(15))
@@ -193,7 +193,7 @@ def test_a_bookie_that_was_back_between_two_looks_is_another_loss() -> None:
     assert looks.look(X, noted={X: Down(second.since_ms, second.since_ms + 7000)}) == (7,)
 
 
-def test_what_is_remembered_is_bounded_and_known_losses_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_losses_are_bounded_and_known_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_observer, "LOSSES_MAX", 1)
     looks = Looks()
     looks.look(Y)

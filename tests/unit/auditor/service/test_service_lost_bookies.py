@@ -44,7 +44,7 @@ async def test_without_a_delay_a_loss_is_audited_at_once(world: ServiceWorld) ->
 
 
 @in_service_world
-async def test_a_bookie_in_neither_list_while_it_changes_its_registration_is_not_lost(world: ServiceWorld) -> None:
+async def test_a_bookie_in_neither_list_while_it_registers_differently_is_not_lost(world: ServiceWorld) -> None:
     """Pulsar's driver deletes one registration before it creates the other one (R85)."""
     auditor = await world.leader()
     for _ in range(5):
@@ -58,7 +58,7 @@ async def test_a_bookie_in_neither_list_while_it_changes_its_registration_is_not
 
 
 @in_service_world
-async def test_the_delay_is_kept_for_each_bookie_and_a_return_ends_it(world: ServiceWorld) -> None:
+async def test_each_bookie_has_its_own_delay_and_its_return_ends_it(world: ServiceWorld) -> None:
     await world.set_delay(300)
     auditor = await world.leader(**UNHURRIED)
     await world.down(A)
@@ -92,7 +92,7 @@ async def test_restarting_every_bookie_within_the_delay_starts_nothing(world: Se
 
 
 @in_service_world
-async def test_the_delay_runs_on_across_a_change_of_leader(world: ServiceWorld) -> None:
+async def test_the_delay_continues_across_a_change_of_leader(world: ServiceWorld) -> None:
     await world.set_delay(300)
     first = await world.leader("a")
     second = await world.auditor("b")
@@ -138,7 +138,9 @@ async def test_a_new_leader_repeats_no_audit_that_was_done(world: ServiceWorld) 
 
 
 @in_service_world
-async def test_the_brake_holds_while_too_many_are_gone_and_settles_when_they_return(world: ServiceWorld) -> None:
+async def test_the_brake_holds_while_too_many_bookies_are_missing_and_ends_when_they_return(
+    world: ServiceWorld,
+) -> None:
     auditor = await world.leader()
     for bookie in BOOKIES:
         await world.down(bookie)
@@ -153,7 +155,7 @@ async def test_the_brake_holds_while_too_many_are_gone_and_settles_when_they_ret
 
 
 @in_service_world
-async def test_what_stays_away_after_the_brake_is_audited(world: ServiceWorld) -> None:
+async def test_bookies_still_missing_after_the_brake_are_audited(world: ServiceWorld) -> None:
     await world.set_delay(60)
     auditor = await world.leader()
     for bookie in (A, B, C):
@@ -169,7 +171,7 @@ async def test_what_stays_away_after_the_brake_is_audited(world: ServiceWorld) -
 
 @pytest.mark.parametrize("is_paused", [False, True], ids=["running", "paused"])
 @in_service_world
-async def test_a_loss_waits_for_no_run_of_its_kind(world: ServiceWorld, is_paused: bool) -> None:
+async def test_a_loss_does_not_wait_for_a_run_of_its_kind(world: ServiceWorld, is_paused: bool) -> None:
     """Neither a long run nor a paused and forgotten one delays the audit of a loss."""
     world.check_s = 5000
     auditor = await world.leader()
@@ -188,7 +190,7 @@ async def test_a_loss_waits_for_no_run_of_its_kind(world: ServiceWorld, is_pause
 
 @pytest.mark.parametrize("is_paused", [False, True], ids=["running", "paused"])
 @in_service_world
-async def test_a_loss_goes_on_beside_a_dry_run_of_its_kind(world: ServiceWorld, is_paused: bool) -> None:
+async def test_a_loss_is_audited_during_a_dry_run_of_its_kind(world: ServiceWorld, is_paused: bool) -> None:
     """A dry run marks nothing, so it does not hold the lock of the reaction and need not end."""
     world.check_s = 5000
     auditor = await world.leader()
@@ -204,7 +206,7 @@ async def test_a_loss_goes_on_beside_a_dry_run_of_its_kind(world: ServiceWorld, 
 
 
 @in_service_world
-async def test_a_loss_goes_on_beside_a_dry_run_of_another_process(world: ServiceWorld) -> None:
+async def test_a_loss_is_audited_during_a_dry_run_of_another_process(world: ServiceWorld) -> None:
     """``bkheal audit shadow`` and ``bkheal audit run --dry-run`` are such runs."""
     await world.leader()
     runs = Runs(world.session(), ROOT)
@@ -219,7 +221,7 @@ async def test_a_loss_goes_on_beside_a_dry_run_of_another_process(world: Service
 
 
 @in_service_world
-async def test_a_loss_asks_a_run_of_another_process_to_end(world: ServiceWorld) -> None:
+async def test_a_loss_requests_a_run_of_another_process_to_end(world: ServiceWorld) -> None:
     await world.leader()
     runs = Runs(world.session(), ROOT)
     lease = await runs.acquire(RunLane(RunKind.BOOKIES), "r1", "cron/1")
@@ -234,7 +236,7 @@ async def test_a_loss_asks_a_run_of_another_process_to_end(world: ServiceWorld) 
 
 
 @in_service_world
-async def test_a_second_loss_waits_for_the_reaction_to_the_first(world: ServiceWorld) -> None:
+async def test_a_second_loss_waits_for_the_audit_of_the_first(world: ServiceWorld) -> None:
     world.check_s = 100
     auditor = await world.leader()
     await world.down(A)
@@ -246,7 +248,7 @@ async def test_a_second_loss_waits_for_the_reaction_to_the_first(world: ServiceW
 
 
 @in_service_world
-async def test_a_loss_does_not_wait_for_a_paused_reaction_to_another_one(world: ServiceWorld) -> None:
+async def test_a_loss_does_not_wait_for_the_paused_audit_of_another_loss(world: ServiceWorld) -> None:
     world.check_s = 5000
     auditor = await world.leader()
     await world.down(A)
@@ -273,7 +275,7 @@ async def test_a_loss_never_waits_for_a_run_of_another_kind(world: ServiceWorld)
 
 
 @in_service_world
-async def test_an_audit_that_fails_is_tried_again_later(world: ServiceWorld) -> None:
+async def test_a_failed_audit_is_retried_later(world: ServiceWorld) -> None:
     world.failures = [RuntimeError("no luck"), RuntimeError("none again")]
     auditor = await world.leader()
     await world.down(A)
@@ -285,7 +287,7 @@ async def test_an_audit_that_fails_is_tried_again_later(world: ServiceWorld) -> 
 
 
 @in_service_world
-async def test_while_recovery_is_disabled_no_audit_is_started_by_a_loss(world: ServiceWorld) -> None:
+async def test_while_recovery_is_disabled_a_loss_starts_no_audit(world: ServiceWorld) -> None:
     admin = world.session()
     await ensure_path(admin, disable_path(ROOT))
     auditor = await world.leader()
@@ -298,7 +300,7 @@ async def test_while_recovery_is_disabled_no_audit_is_started_by_a_loss(world: S
 
 
 @in_service_world
-async def test_setting_the_same_delay_again_starts_an_audit_that_does_not_wait(world: ServiceWorld) -> None:
+async def test_setting_the_same_delay_again_starts_an_immediate_audit(world: ServiceWorld) -> None:
     await world.set_delay(3600)
     auditor = await world.leader()
     await world.down(A)
@@ -314,7 +316,7 @@ async def test_setting_the_same_delay_again_starts_an_audit_that_does_not_wait(w
 
 
 @in_service_world
-async def test_a_shorter_delay_counts_from_when_the_bookie_was_lost(world: ServiceWorld) -> None:
+async def test_a_shorter_delay_counts_from_the_time_of_the_loss(world: ServiceWorld) -> None:
     await world.set_delay(3600)
     await world.leader()
     await world.down(A)
@@ -326,7 +328,7 @@ async def test_a_shorter_delay_counts_from_when_the_bookie_was_lost(world: Servi
 
 
 @in_service_world
-async def test_a_decommissioned_bookie_is_lost_no_more(world: ServiceWorld) -> None:
+async def test_a_decommissioned_bookie_is_no_longer_lost(world: ServiceWorld) -> None:
     await world.set_delay(100)
     auditor = await world.leader()
     await world.down(A)
@@ -364,7 +366,7 @@ async def test_a_bookie_that_stops_after_its_cookie_was_deleted_is_audited_once(
 
 
 @in_service_world
-async def test_a_loss_whose_cookie_is_deleted_during_the_delay_is_audited_once_by_the_next_leader(
+async def test_a_bookie_whose_cookie_is_deleted_during_the_delay_is_audited_once_by_the_next_leader(
     world: ServiceWorld,
 ) -> None:
     await world.set_delay(100)
@@ -386,7 +388,7 @@ async def test_a_loss_whose_cookie_is_deleted_during_the_delay_is_audited_once_b
 
 
 @in_service_world
-async def test_bookies_without_a_cookie_do_not_hold_the_brake_that_ends_their_loss(world: ServiceWorld) -> None:
+async def test_bookies_without_a_cookie_do_not_keep_the_brake_on(world: ServiceWorld) -> None:
     auditor = await world.leader()
     for bookie in (A, B, C):
         await world.store.delete(cookie_path(ROOT, bookie))
@@ -410,7 +412,7 @@ async def test_without_any_cookie_the_brake_holds_if_no_bookie_is_registered(wor
 
 
 @in_service_world
-async def test_after_an_outage_of_the_store_bookies_may_register_again_first(world: ServiceWorld) -> None:
+async def test_after_an_outage_of_the_store_bookies_get_time_to_register_again(world: ServiceWorld) -> None:
     auditor = await world.leader()
     auditor.store.suspend()
     await asyncio.sleep(60)
@@ -428,7 +430,7 @@ async def test_after_an_outage_of_the_store_bookies_may_register_again_first(wor
 
 
 @in_service_world
-async def test_an_outage_that_the_auditors_session_survived_may_have_ended_those_of_bookies(
+async def test_an_outage_shorter_than_the_auditors_session_gives_bookies_time_to_register_again(
     world: ServiceWorld,
 ) -> None:
     auditor = await world.leader()
@@ -446,7 +448,7 @@ async def test_an_outage_that_the_auditors_session_survived_may_have_ended_those
 
 
 @in_service_world
-async def test_a_blink_of_the_connection_delays_no_reaction(world: ServiceWorld) -> None:
+async def test_a_very_short_disconnection_does_not_delay_the_audit(world: ServiceWorld) -> None:
     auditor = await world.leader()
     auditor.store.suspend()
     await asyncio.sleep(SESSION_TIMEOUT_S * 0.1)
@@ -456,7 +458,7 @@ async def test_a_blink_of_the_connection_delays_no_reaction(world: ServiceWorld)
 
 
 @in_service_world
-async def test_a_lost_bookie_that_was_back_while_nobody_led_is_audited_again(world: ServiceWorld) -> None:
+async def test_a_lost_bookie_that_was_back_without_a_leader_is_audited_again(world: ServiceWorld) -> None:
     first = await world.leader("a", **UNHURRIED)
     await world.down(A)
     await when(lambda: bool(world.marked))
@@ -473,7 +475,7 @@ async def test_a_lost_bookie_that_was_back_while_nobody_led_is_audited_again(wor
 
 
 @in_service_world
-async def test_a_loss_that_a_wrong_clock_noted_in_the_future_waits_for_the_delay_alone(world: ServiceWorld) -> None:
+async def test_a_loss_recorded_in_the_future_by_a_wrong_clock_waits_only_for_the_delay(world: ServiceWorld) -> None:
     await world.set_delay(300)
     await FirstSeenDown(world.session(), ROOT).reconcile(
         frozenset({A}), world.clock.epoch_ms() + 30 * 86_400_000, registered=set()
@@ -487,7 +489,7 @@ async def test_a_loss_that_a_wrong_clock_noted_in_the_future_waits_for_the_delay
 
 @pytest.mark.parametrize("jump_ms", [-30 * DAY_MS, -60_000, DAY_MS])
 @in_service_world
-async def test_a_clock_that_jumps_after_an_outage_keeps_no_loss_waiting(world: ServiceWorld, jump_ms: int) -> None:
+async def test_a_clock_jump_after_an_outage_does_not_delay_a_loss(world: ServiceWorld, jump_ms: int) -> None:
     world.clock = clock = VirtualClock()
     auditor = await world.leader()
     auditor.store.suspend()
@@ -503,7 +505,7 @@ async def test_a_clock_that_jumps_after_an_outage_keeps_no_loss_waiting(world: S
 
 @pytest.mark.parametrize("jump_ms", [-30 * DAY_MS, DAY_MS])
 @in_service_world
-async def test_a_clock_that_jumps_after_a_failed_audit_keeps_no_loss_waiting(world: ServiceWorld, jump_ms: int) -> None:
+async def test_a_clock_jump_after_a_failed_audit_does_not_delay_a_loss(world: ServiceWorld, jump_ms: int) -> None:
     world.clock = clock = VirtualClock()
     world.failures = [RuntimeError("no luck")]
     auditor = await world.leader()
@@ -517,7 +519,7 @@ async def test_a_clock_that_jumps_after_a_failed_audit_keeps_no_loss_waiting(wor
 
 
 @in_service_world
-async def test_a_clock_that_jumps_back_during_a_delay_begins_it_again_at_most(world: ServiceWorld) -> None:
+async def test_a_clock_that_jumps_back_during_a_delay_restarts_it_at_most(world: ServiceWorld) -> None:
     world.clock = clock = VirtualClock()
     await world.set_delay(300)
     await world.leader()
@@ -530,7 +532,7 @@ async def test_a_clock_that_jumps_back_during_a_delay_begins_it_again_at_most(wo
 
 
 @in_service_world
-async def test_while_pulsars_auditor_leads_ours_names_it_and_starts_nothing(world: ServiceWorld) -> None:
+async def test_while_pulsars_auditor_leads_ours_reports_it_as_leader_and_starts_nothing(world: ServiceWorld) -> None:
     """An auditor with Pulsar's driver has no vote node (R87)."""
     pulsars = world.session()
     await ensure_path(pulsars, tasks_path(ROOT))

@@ -52,7 +52,7 @@ async def test_a_loss_is_audited_when_the_window_ends(world: ServiceWorld) -> No
 
 
 @in_service_world
-async def test_a_window_may_hold_critical_ledgers(world: ServiceWorld) -> None:
+async def test_a_window_may_hold_back_critical_ledgers(world: ServiceWorld) -> None:
     auditor = await world.leader(critical_delay_s=0.0, **UNHURRIED)
     await windows(world).start(window(world, A, HOUR_S, holds_critical=True))
     await world.down(A)
@@ -63,7 +63,7 @@ async def test_a_window_may_hold_critical_ledgers(world: ServiceWorld) -> None:
 
 
 @in_service_world
-async def test_a_bookie_outside_of_the_window_is_audited_at_once(world: ServiceWorld) -> None:
+async def test_a_bookie_outside_the_window_is_audited_at_once(world: ServiceWorld) -> None:
     await world.leader()
     await windows(world).start(window(world, A, HOUR_S))
     await world.down(A)
@@ -73,7 +73,7 @@ async def test_a_bookie_outside_of_the_window_is_audited_at_once(world: ServiceW
 
 
 @in_service_world
-async def test_a_bookie_that_returns_during_the_window_costs_nothing(world: ServiceWorld) -> None:
+async def test_a_bookie_that_returns_during_the_window_causes_no_run(world: ServiceWorld) -> None:
     auditor = await world.leader(**UNHURRIED)
     await windows(world).start(window(world, A, HOUR_S, holds_critical=True))
     await world.down(A)
@@ -84,7 +84,7 @@ async def test_a_bookie_that_returns_during_the_window_costs_nothing(world: Serv
 
 
 @in_service_world
-async def test_ending_a_window_lets_the_loss_count(world: ServiceWorld) -> None:
+async def test_a_loss_is_audited_when_its_window_is_ended(world: ServiceWorld) -> None:
     await world.leader()
     await windows(world).start(window(world, A, HOUR_S, holds_critical=True))
     await world.down(A)
@@ -96,7 +96,7 @@ async def test_ending_a_window_lets_the_loss_count(world: ServiceWorld) -> None:
 
 
 @in_service_world
-async def test_an_over_long_or_damaged_window_suppresses_nothing(world: ServiceWorld) -> None:
+async def test_a_too_long_or_damaged_window_suppresses_nothing(world: ServiceWorld) -> None:
     auditor = await world.leader()
     over_long = window(world, A, WINDOW_S_MAX + 1, holds_critical=True)
     path = windows(world).path(A)

@@ -29,7 +29,7 @@ async def lose_rack(world: ServiceWorld) -> None:
 
 
 @in_service_world
-async def test_an_outage_of_a_rack_is_held_back_and_ends_by_itself(world: ServiceWorld) -> None:
+async def test_bookies_of_a_failed_rack_are_held_back_until_they_return(world: ServiceWorld) -> None:
     await place(world)
     await world.set_delay(60)
     auditor = await world.leader(critical_delay_s=30.0, **UNHURRIED)
@@ -51,7 +51,7 @@ async def test_an_outage_of_a_rack_is_held_back_and_ends_by_itself(world: Servic
 
 
 @in_service_world
-async def test_the_return_of_one_bookie_ends_the_outage(world: ServiceWorld) -> None:
+async def test_the_return_of_one_bookie_ends_the_rack_outage(world: ServiceWorld) -> None:
     await place(world)
     await world.set_delay(60)
     await world.leader()
@@ -64,7 +64,7 @@ async def test_the_return_of_one_bookie_ends_the_outage(world: ServiceWorld) -> 
 
 
 @in_service_world
-async def test_an_operator_may_end_it(world: ServiceWorld) -> None:
+async def test_an_operator_may_end_the_rack_outage(world: ServiceWorld) -> None:
     await place(world)
     await world.set_delay(60)
     await world.leader()
@@ -77,7 +77,7 @@ async def test_an_operator_may_end_it(world: ServiceWorld) -> None:
 
 
 @in_service_world
-async def test_without_racks_each_bookie_has_its_delay_alone(world: ServiceWorld) -> None:
+async def test_without_racks_each_bookie_has_its_own_delay(world: ServiceWorld) -> None:
     await world.set_delay(60)
     await world.leader()
     await lose_rack(world)

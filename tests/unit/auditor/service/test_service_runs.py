@@ -52,7 +52,7 @@ async def ended(service: AuditorService, run_id: str) -> RunRecord:
 
 
 @in_service_world
-async def test_placement_is_judged_by_a_topology_in_the_store_or_in_a_file(world: ServiceWorld, tmp_path: Path) -> None:
+async def test_placement_is_judged_by_a_topology_in_the_store_or_a_file(world: ServiceWorld, tmp_path: Path) -> None:
     service = (await world.leader()).service
     topologies = TopologyStore(world.store, world.cluster)
     assert not await service.has_topology()
@@ -70,7 +70,7 @@ async def test_placement_is_judged_by_a_topology_in_the_store_or_in_a_file(world
 
 
 @in_service_world
-async def test_a_placement_run_that_is_requested_without_a_topology_is_refused(world: ServiceWorld) -> None:
+async def test_a_placement_run_requested_without_a_topology_is_refused(world: ServiceWorld) -> None:
     auditor = await world.leader()
     with pytest.raises(RefusedError, match="without a topology"):
         await start(auditor.service, RunKind.PLACEMENT)
@@ -86,7 +86,7 @@ async def test_a_placement_run_that_is_requested_without_a_topology_is_refused(w
 
 
 @in_service_world
-async def test_a_run_is_on_record_from_its_beginning_to_its_end(world: ServiceWorld) -> None:
+async def test_a_run_is_recorded_from_its_start_to_its_end(world: ServiceWorld) -> None:
     world.check_s = 20
     auditor = await world.leader()
     record = await start(auditor.service)
@@ -117,7 +117,7 @@ async def test_a_run_is_on_record_from_its_beginning_to_its_end(world: ServiceWo
 
 
 @in_service_world
-async def test_a_second_run_of_a_kind_is_refused_and_another_kind_is_not(world: ServiceWorld) -> None:
+async def test_a_second_run_of_a_kind_is_refused_and_one_of_another_kind_is_not(world: ServiceWorld) -> None:
     auditor = await world.leader()
     first = await start(auditor.service)
     with pytest.raises(RunBusyError, match=first.run_id) as busy:
@@ -134,14 +134,14 @@ async def test_a_second_run_of_a_kind_is_refused_and_another_kind_is_not(world: 
 
 
 @in_service_world
-async def test_two_starts_at_once_make_one_run(world: ServiceWorld) -> None:
+async def test_two_starts_at_the_same_time_make_one_run(world: ServiceWorld) -> None:
     auditor = await world.leader()
     results = await asyncio.gather(start(auditor.service), start(auditor.service), return_exceptions=True)
     assert sorted(type(result).__name__ for result in results) == ["RunBusyError", "RunRecord"]
 
 
 @in_service_world
-async def test_a_one_shot_run_elsewhere_makes_the_service_busy(world: ServiceWorld) -> None:
+async def test_a_one_shot_run_of_another_process_makes_the_service_busy(world: ServiceWorld) -> None:
     auditor = await world.leader()
     lease = await Runs(world.session(), ROOT).acquire(RunLane(RunKind.BOOKIES), "one-shot", "cron:7")
     with pytest.raises(RunBusyError, match=r"one-shot in cron:7"):
@@ -185,7 +185,7 @@ async def test_a_follower_shows_runs_of_the_leader(world: ServiceWorld) -> None:
 
 
 @in_service_world
-async def test_a_paused_run_waits_and_goes_on(world: ServiceWorld) -> None:
+async def test_a_paused_run_waits_and_continues(world: ServiceWorld) -> None:
     world.check_s = 10
     auditor = await world.leader()
     record = await start(auditor.service)
@@ -221,7 +221,7 @@ async def test_a_cancelled_run_ends_and_frees_its_kind(world: ServiceWorld) -> N
 
 
 @in_service_world
-async def test_a_run_obeys_a_request_left_in_the_store(world: ServiceWorld) -> None:
+async def test_a_run_follows_a_request_written_to_the_store(world: ServiceWorld) -> None:
     world.check_s = 1000
     auditor = await world.leader()
     record = await start(auditor.service)
@@ -231,7 +231,7 @@ async def test_a_run_obeys_a_request_left_in_the_store(world: ServiceWorld) -> N
 
 
 @in_service_world
-async def test_a_failed_run_says_why_and_the_service_goes_on(world: ServiceWorld) -> None:
+async def test_a_failed_run_records_the_reason_and_the_service_continues(world: ServiceWorld) -> None:
     world.failures = [RuntimeError("executor lost")]
     auditor = await world.leader()
     final = await ended(auditor.service, (await start(auditor.service)).run_id)
@@ -258,7 +258,7 @@ async def test_the_loss_of_the_session_ends_runs_before_they_publish(world: Serv
 
 
 @in_service_world
-async def test_a_connection_that_is_away_too_long_ends_the_leadership_before_the_server_does(
+async def test_a_connection_lost_for_too_long_ends_the_leadership_before_the_session_expires(
     world: ServiceWorld,
 ) -> None:
     world.check_s = 60
@@ -278,7 +278,7 @@ async def test_a_connection_that_is_away_too_long_ends_the_leadership_before_the
 
 
 @in_service_world
-async def test_runs_of_a_killed_leader_are_called_abandoned_by_the_next(world: ServiceWorld) -> None:
+async def test_runs_of_a_killed_leader_are_marked_abandoned_by_the_next(world: ServiceWorld) -> None:
     world.check_s = 10_000
     first = await world.leader("a")
     second = await world.auditor("b")
@@ -291,7 +291,7 @@ async def test_runs_of_a_killed_leader_are_called_abandoned_by_the_next(world: S
 
 
 @in_service_world
-async def test_a_schedule_goes_on_across_restarts_without_skipping_or_repeating(world: ServiceWorld) -> None:
+async def test_a_schedule_continues_across_restarts_without_skipped_or_repeated_runs(world: ServiceWorld) -> None:
     first = await world.leader("a", bookies_schedule="1h", **UNHURRIED)
     began_s = world.clock.monotonic_s()
     await when(lambda: len(first.counted.ended) == 1, 30)
@@ -310,7 +310,7 @@ async def test_a_schedule_goes_on_across_restarts_without_skipping_or_repeating(
 
 
 @in_service_world
-async def test_a_schedule_follows_a_step_of_the_date(world: ServiceWorld, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_schedule_follows_a_jump_of_the_clock(world: ServiceWorld, caplog: pytest.LogCaptureFixture) -> None:
     clock, auditor = world.clock, await world.leader(bookies_schedule="2h", **UNHURRIED)
     assert isinstance(clock, VirtualClock)
     ended = auditor.counted.ended
@@ -329,7 +329,7 @@ async def test_a_schedule_follows_a_step_of_the_date(world: ServiceWorld, caplog
 
 
 @in_service_world
-async def test_a_pause_ends_by_itself_and_another_one_extends_it(world: ServiceWorld) -> None:
+async def test_a_pause_ends_by_itself_and_another_pause_extends_it(world: ServiceWorld) -> None:
     world.check_s = 100
     auditor = await world.leader(**UNHURRIED)
     run = await start(auditor.service)
@@ -363,7 +363,7 @@ async def test_the_length_of_a_pause_is_an_option(world: ServiceWorld) -> None:
 
 
 @in_service_world
-async def test_a_schedule_that_meets_another_run_follows_it_once(world: ServiceWorld) -> None:
+async def test_a_schedule_that_is_due_during_another_run_fires_once_after_it(world: ServiceWorld) -> None:
     """The run is not skipped for a whole period, which is a week for a weekly check."""
     auditor = await world.leader(bookies_schedule="1h", **UNHURRIED)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
@@ -391,7 +391,7 @@ async def test_a_schedule_does_not_wait_for_a_dry_run(world: ServiceWorld) -> No
 
 
 @in_service_world
-async def test_a_follower_knows_the_schedules_without_their_times(world: ServiceWorld) -> None:
+async def test_a_follower_has_the_schedules_without_their_times(world: ServiceWorld) -> None:
     leader = await world.leader("a", bookies_schedule=" 1h ", placement_schedule="17 2 * * 0")
     follower = await world.auditor("b", bookies_schedule="1h", placement_schedule="17 2 * * 0")
     await when(lambda: follower.service.status().leader != "", 30)
@@ -402,7 +402,7 @@ async def test_a_follower_knows_the_schedules_without_their_times(world: Service
 
 
 @in_service_world
-async def test_a_paused_kind_is_not_scheduled_and_can_be_asked_for(world: ServiceWorld) -> None:
+async def test_a_paused_kind_is_not_scheduled_but_can_be_started(world: ServiceWorld) -> None:
     auditor = await world.leader(bookies_schedule="1h", **UNHURRIED)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await auditor.service.pause_kind(RunKind.BOOKIES, owner="me", via="http")
@@ -423,7 +423,7 @@ async def test_a_paused_kind_is_not_scheduled_and_can_be_asked_for(world: Servic
 
 
 @in_service_world
-async def test_the_pause_of_a_kind_ends_by_itself_and_its_run_follows(world: ServiceWorld) -> None:
+async def test_the_pause_of_a_kind_ends_by_itself_and_its_due_run_starts(world: ServiceWorld) -> None:
     auditor = await world.leader(bookies_schedule="2h", **UNHURRIED)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await asyncio.sleep(2 * 3600 - 100)
@@ -435,7 +435,7 @@ async def test_the_pause_of_a_kind_ends_by_itself_and_its_run_follows(world: Ser
 
 
 @in_service_world
-async def test_a_run_of_everything_counts_for_its_checks_and_waits_for_their_pauses(world: ServiceWorld) -> None:
+async def test_a_run_of_everything_includes_its_checks_and_waits_for_their_pauses(world: ServiceWorld) -> None:
     auditor = await world.leader(bookies_schedule="off", everything_schedule="1h", **UNHURRIED)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     status = auditor.service.status()
@@ -451,7 +451,7 @@ async def test_a_run_of_everything_counts_for_its_checks_and_waits_for_their_pau
 
 
 @in_service_world
-async def test_a_loss_is_audited_beside_a_run_of_everything(world: ServiceWorld) -> None:
+async def test_a_loss_is_audited_during_a_run_of_everything(world: ServiceWorld) -> None:
     world.check_s = 300
     auditor = await world.leader(bookies_schedule="off")
     record = await auditor.service.start_run(RunKind.EVERYTHING, cause=RunCause.HTTP, owner="me")
@@ -474,7 +474,7 @@ async def test_a_loss_is_audited_while_its_kind_is_paused(world: ServiceWorld) -
 
 
 @in_service_world
-async def test_the_store_may_be_away_at_the_start(world: ServiceWorld) -> None:
+async def test_the_store_may_be_unreachable_at_the_start(world: ServiceWorld) -> None:
     auditor = await world.auditor()
     auditor.connect_failures = [StoreUnavailableError("no answer")] * 30
     await asyncio.sleep(10)
@@ -487,7 +487,7 @@ async def test_the_store_may_be_away_at_the_start(world: ServiceWorld) -> None:
 
 
 @in_service_world
-async def test_a_stopped_service_ends_its_runs_resigns_and_lets_another_lead_at_once(world: ServiceWorld) -> None:
+async def test_a_stopped_service_ends_its_runs_and_another_one_leads_at_once(world: ServiceWorld) -> None:
     world.check_s = 10_000
     first = await world.leader("a")
     second = await world.auditor("b")
@@ -512,7 +512,7 @@ async def test_old_records_are_removed(world: ServiceWorld) -> None:
 
 
 @in_service_world
-async def test_whoever_waits_for_a_change_is_woken_when_the_run_ends(world: ServiceWorld) -> None:
+async def test_waiters_are_woken_when_the_run_ends(world: ServiceWorld) -> None:
     auditor = await world.leader()
     record = await start(auditor.service)
     waiting = guarded("waiting", ended(auditor.service, record.run_id))
@@ -554,7 +554,7 @@ async def standing() -> tuple[MemoryStore, ElectionView, RunGate, RunManager]:
 
 
 @in_virtual_time
-async def test_the_gate_itself_sees_that_the_term_is_over() -> None:
+async def test_the_gate_detects_that_the_term_is_over() -> None:
     _, leads, gate, _ = await standing()
     leads.state = Leadership(True, 2, "a")  # lost and won again while this run was paused
     with pytest.raises(RunStoppedError, match="no longer the leader"):
@@ -562,7 +562,7 @@ async def test_the_gate_itself_sees_that_the_term_is_over() -> None:
 
 
 @in_virtual_time
-async def test_the_gate_itself_sees_that_the_session_is_over() -> None:
+async def test_the_gate_detects_that_the_session_is_over() -> None:
     store, _, gate, _ = await standing()
     store.expire()
     with pytest.raises(RunStoppedError, match="session"):
@@ -570,7 +570,7 @@ async def test_the_gate_itself_sees_that_the_session_is_over() -> None:
 
 
 @in_virtual_time
-async def test_a_run_that_somebody_called_abandoned_stops() -> None:
+async def test_a_run_that_was_marked_abandoned_stops() -> None:
     store, _, gate, manager = await standing()
     (record,) = manager.running
     await store.delete(f"{own_path('runs', ROOT)}/locks/bookies")
@@ -581,7 +581,7 @@ async def test_a_run_that_somebody_called_abandoned_stops() -> None:
 
 
 @in_service_world
-async def test_what_operators_ask_for_is_recorded_by_every_way(world: ServiceWorld) -> None:
+async def test_requests_of_operators_are_recorded_from_every_interface(world: ServiceWorld) -> None:
     world.check_s = 60
     service = (await world.leader()).service
     run = await service.start_run(

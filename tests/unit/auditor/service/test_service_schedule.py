@@ -44,7 +44,7 @@ def cron(text: str) -> Cron:
         ("7d", Every(604_800)),
     ],
 )
-def test_texts_that_are_schedules(text: str, expected: Every | None) -> None:
+def test_valid_schedules_are_parsed(text: str, expected: Every | None) -> None:
     assert parse_schedule(text) == expected
 
 
@@ -67,7 +67,7 @@ def test_texts_that_are_schedules(text: str, expected: Every | None) -> None:
         ("@daily", "not a schedule"),
     ],
 )
-def test_texts_that_are_none(text: str, why: str) -> None:
+def test_invalid_schedules_are_refused(text: str, why: str) -> None:
     with pytest.raises(InvalidScheduleError, match=why):
         parse_schedule(text)
 
@@ -85,11 +85,11 @@ def test_texts_that_are_none(text: str, why: str) -> None:
         ("0-7", "sun,mon,tue,wed,thu,fri,sat"),
     ],
 )
-def test_days_of_the_week_are_those_of_cron(field: str, days: str) -> None:
+def test_days_of_the_week_follow_cron(field: str, days: str) -> None:
     assert cron(f"17 2 * * {field}").day_of_week == days
 
 
-def test_a_cron_schedule_comes_due_in_utc_on_the_right_day() -> None:
+def test_a_cron_schedule_is_due_in_utc_on_the_right_day() -> None:
     saturday = ms("2026-11-21T00:00:00")
     assert first_due_ms(cron("17 2 * * 0"), 0, saturday, 3600, 0) == ms("2026-11-22T02:17:00")
     assert first_due_ms(cron("0 0 29 2 *"), 0, saturday, 3600, 0) == ms("2028-02-29T00:00:00")
@@ -105,7 +105,7 @@ def test_the_first_run_of_an_interval_follows_from_the_last_success() -> None:
     assert first_due_ms(hour, now + DAY_MS, now, 3600, 5) == now + 5000  # a wrong clock must not stop audits
 
 
-def test_a_cron_time_that_nobody_led_at_is_made_up_for_within_the_grace_time() -> None:
+def test_a_cron_time_without_a_leader_is_made_up_for_within_the_grace_time() -> None:
     nightly, last = cron("0 2 * * *"), ms("2026-11-20T02:00:30")
     assert first_due_ms(nightly, last, ms("2026-11-21T02:30:00"), 3600, 0) == ms("2026-11-21T02:30:00")
     assert first_due_ms(nightly, last, ms("2026-11-21T03:30:00"), 3600, 0) == ms("2026-11-22T02:00:00")
@@ -119,7 +119,7 @@ def test_a_success_from_the_future_does_not_delay_a_cron_schedule() -> None:
     assert first_due_ms(cron("0 2 * * *"), now + 365 * DAY_MS, now, 3600, 0) == ms("2026-11-22T02:00:00")
 
 
-def test_the_period_is_the_longest_gap() -> None:
+def test_the_period_is_the_longest_interval() -> None:
     now = ms("2026-11-21T00:00:00")
     assert period_s(Every(900), now) == 900
     assert period_s(cron("0 2 * * *"), now) == 86_400
@@ -127,7 +127,7 @@ def test_the_period_is_the_longest_gap() -> None:
     assert period_s(cron("0 8,18 * * *"), now) == 14 * 3600
 
 
-async def test_the_scheduler_fires_what_is_overdue_and_nothing_once_stopped() -> None:
+async def test_the_scheduler_fires_overdue_runs_and_nothing_after_it_stopped() -> None:
     fired: asyncio.Queue[RunKind] = asyncio.Queue()
     schedules: dict[RunKind, Schedule] = {
         RunKind.BOOKIES: Every(86_400),

@@ -21,7 +21,7 @@ def problems(**settings: Any) -> tuple[str, ...]:
     return refused.value.problems
 
 
-def test_the_defaults_are_fine() -> None:
+def test_the_defaults_are_valid() -> None:
     settings = ServiceSettings(metadata_uri=URI)
     assert settings.schedules == {
         RunKind.BOOKIES: Every(86_400),
@@ -32,7 +32,7 @@ def test_the_defaults_are_fine() -> None:
     }
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_every_problem_is_reported_together() -> None:
     found = problems(
         metadata_uri="nonsense",
         bookies_schedule="sometimes",

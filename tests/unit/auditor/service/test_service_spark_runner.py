@@ -40,7 +40,7 @@ def request(**options: Any) -> RunRequest:
     return RunRequest("r1", RunKind.REPLICAS, RunCause.HTTP, "me", is_dry_run=True, options=options)
 
 
-def test_a_check_runs_with_the_settings_of_the_service_and_the_options_of_the_run() -> None:
+def test_a_check_uses_the_settings_of_the_service_and_the_options_of_the_run() -> None:
     made = audit_settings(SETTINGS, request(sample=0.5, ledger_min="7"))
     assert (made.metadata_uri, made.report_dir, made.is_dry_run) == ("zk://h:1/ledgers", Path("r"), True)
     assert (made.missing_share_max, made.placement_policy.min_racks) == (0.25, 3)
@@ -58,7 +58,7 @@ def test_unknown_options_are_refused() -> None:
         audit_settings(SETTINGS, request(sample=7))
 
 
-def test_the_ui_is_on_where_it_is_asked_for() -> None:
+def test_the_ui_is_enabled_by_its_setting() -> None:
     assert dict(session_settings(SETTINGS).extra) == {"spark.ui.port": "4040"}
     assert not session_settings(ServiceSettings(metadata_uri="zk://h:1/ledgers", ui_enabled=False)).is_ui_enabled
 
@@ -81,7 +81,7 @@ class SlowSpark(SparkHolder):
         self.stops += 1
 
 
-async def test_one_start_serves_all_and_outlives_who_asked_first() -> None:
+async def test_one_start_serves_all_callers_and_survives_the_cancellation_of_the_first() -> None:
     holder = SlowSpark()
     assert await holder.is_alive()
     first, second = guarded("first", holder.get()), guarded("second", holder.get())
@@ -107,7 +107,7 @@ async def test_a_session_that_is_starting_is_stopped_as_well() -> None:
     assert holder.stops == 1
 
 
-async def test_work_in_a_thread_returns_and_raises_on_the_loop() -> None:
+async def test_work_in_a_thread_returns_or_raises_on_the_loop() -> None:
     assert await in_thread("work", threading.current_thread) is not threading.current_thread()
 
     def fail() -> None:
@@ -134,7 +134,7 @@ class BrokenSpark(SparkHolder):
         raise ConnectionRefusedError(111, "Connection refused")
 
 
-async def test_a_start_that_failed_is_tried_anew_and_a_process_that_is_gone_is_stopped_without_an_error() -> None:
+async def test_a_failed_start_is_retried_and_a_dead_process_is_stopped_without_an_error() -> None:
     holder = BrokenSpark(failures=1)
     with pytest.raises(RuntimeError, match="gateway"):
         await holder.get()
@@ -157,7 +157,7 @@ class FailingStarts(SparkHolder):
 
 
 @in_virtual_time
-async def test_a_process_in_which_spark_does_not_start_ends_so_that_another_one_leads() -> None:
+async def test_a_process_that_cannot_start_spark_ends_so_that_another_one_leads() -> None:
     clock, stop, holder = VirtualClock(), asyncio.Event(), FailingStarts(SessionSettings())
     watch = SparkWatch(holder, stop)
     watching = guarded("watch", watch.run(clock))
@@ -207,7 +207,7 @@ def hung(monkeypatch: pytest.MonkeyPatch, hangs: str) -> HungSpark:
     return HungSpark(hangs)
 
 
-async def test_a_session_that_hangs_ends_the_process_and_what_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_session_ends_the_process_and_what_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     stop, holder = asyncio.Event(), hung(monkeypatch, "look")
     await holder.get()
     run = guarded("run", in_thread("run", lambda: holder._do("look")))
@@ -245,7 +245,7 @@ class EndedSpark(SparkHolder):
         return False
 
 
-async def test_the_watch_on_spark_outlasts_a_moment_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_watch_on_spark_survives_a_shortage_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     stop, holder = asyncio.Event(), EndedSpark(SessionSettings())
     await holder.get()
     no_thread_at_first(monkeypatch)
@@ -257,7 +257,7 @@ async def test_the_watch_on_spark_outlasts_a_moment_without_threads(monkeypatch:
     await cancel(watching)
 
 
-async def test_reports_are_fetched_after_a_moment_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reports_are_fetched_after_a_shortage_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     fetched = FetchedReports("file:///r", Path("r"), Kept(2, None, None), ManualClock(turns=1))
     loop, has_fetched = asyncio.get_running_loop(), asyncio.Event()
     monkeypatch.setattr(fetched, "_fetch", lambda: loop.call_soon_threadsafe(has_fetched.set))
@@ -269,7 +269,7 @@ async def test_reports_are_fetched_after_a_moment_without_threads(monkeypatch: p
 
 
 @pytest.mark.parametrize("hangs", ["start", "stop"])
-async def test_a_start_and_a_stop_that_hang_are_noticed_as_well(monkeypatch: pytest.MonkeyPatch, hangs: str) -> None:
+async def test_a_start_or_stop_that_hangs_is_detected_too(monkeypatch: pytest.MonkeyPatch, hangs: str) -> None:
     holder = hung(monkeypatch, hangs)
     if hangs == "start":
         with pytest.raises(TimeoutError):
@@ -281,7 +281,7 @@ async def test_a_start_and_a_stop_that_hang_are_noticed_as_well(monkeypatch: pyt
     holder.kill()
 
 
-async def test_a_session_that_was_stopped_while_it_was_asked_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_stopped_during_a_liveness_check_is_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     holder = hung(monkeypatch, "look")
     await holder.get()
     asking = guarded("asking", holder.is_alive())
@@ -292,7 +292,7 @@ async def test_a_session_that_was_stopped_while_it_was_asked_is_no_failure(monke
     holder.kill()
 
 
-async def test_a_session_that_was_stopped_is_started_again_after_the_stop() -> None:
+async def test_a_stopped_session_is_started_again_after_the_stop() -> None:
     holder = SlowSpark()
     holder.may_start.set()
     first = await holder.get()

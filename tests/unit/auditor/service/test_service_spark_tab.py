@@ -115,7 +115,7 @@ async def elsewhere(call: Callable[[], T]) -> T:
     return await asyncio.to_thread(call)
 
 
-async def test_what_people_press_reaches_the_service_with_who_they_are() -> None:
+async def test_user_actions_reach_the_service_with_the_user_and_address() -> None:
     control = FakeControl()
     tab = actions(control)
     started = await elsewhere(lambda: tab.run("bookies", "ann", "10.0.0.1"))
@@ -142,7 +142,7 @@ async def test_what_people_press_reaches_the_service_with_who_they_are() -> None
         (StoreUnavailableError("no answer"), ActionOutcome.UNAVAILABLE),
     ],
 )
-async def test_refusals_are_answers(error: Exception, outcome: ActionOutcome) -> None:
+async def test_refusals_are_returned_as_answers(error: Exception, outcome: ActionOutcome) -> None:
     control = FakeControl()
     control.error = error
     tab = actions(control)
@@ -151,14 +151,14 @@ async def test_refusals_are_answers(error: Exception, outcome: ActionOutcome) ->
     assert answer.text
 
 
-async def test_an_unknown_kind_is_not_asked_for() -> None:
+async def test_an_unknown_kind_is_not_sent_to_the_service() -> None:
     control = FakeControl()
     tab = actions(control)
     assert (await elsewhere(lambda: tab.run("nonsense", "", "h"))).outcome is ActionOutcome.UNKNOWN
     assert control.asked == []
 
 
-async def test_the_page_shows_the_service_also_while_the_store_is_away() -> None:
+async def test_the_page_shows_the_service_even_while_the_store_is_unreachable() -> None:
     control = FakeControl()
     tab = actions(control)
     for error in (None, StoreUnavailableError("no answer")):
@@ -192,7 +192,7 @@ async def test_pauses_and_maintenance_windows_are_shown_with_their_ends() -> Non
     assert facts["schedule of replicas"] == f"paused by ben until {until}"
 
 
-async def test_an_auditor_that_does_not_lead_shows_the_schedules_and_no_times() -> None:
+async def test_a_follower_shows_schedules_without_times() -> None:
     control = FakeControl()
     control.now = replace(STATUS, is_leader=False, next_run_ms={}, schedules={RunKind.REPLICAS: "7d"})
     rows = {row.kind: row for row in (await elsewhere(actions(control).snapshot)).kinds}

@@ -44,7 +44,7 @@ class Refusing:
 
 
 @in_service_world
-async def test_a_caller_who_gives_up_while_a_run_begins_leaves_no_lock_without_a_run(world: ServiceWorld) -> None:
+async def test_a_caller_that_gives_up_during_the_start_of_a_run_leaves_no_lock(world: ServiceWorld) -> None:
     auditor = await world.leader()
     auditor.store.fault_hook = SlowRecords(20)
     with pytest.raises(TimeoutError):
@@ -60,7 +60,7 @@ async def test_a_caller_who_gives_up_while_a_run_begins_leaves_no_lock_without_a
 
 
 @in_service_world
-async def test_a_start_that_fails_and_cannot_let_go_lets_go_once_the_store_answers(world: ServiceWorld) -> None:
+async def test_a_failed_start_releases_its_lock_once_the_store_answers(world: ServiceWorld) -> None:
     auditor = await world.leader()
     refusing = auditor.store.fault_hook = Refusing()
     with pytest.raises(StoreUnavailableError, match="was not started"):

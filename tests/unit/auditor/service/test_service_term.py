@@ -29,7 +29,7 @@ from tests.worlds.virtual_time import in_virtual_time, when
 
 
 @in_service_world
-async def test_a_record_that_cannot_be_removed_does_not_keep_the_schedule_from_starting(world: ServiceWorld) -> None:
+async def test_a_record_that_cannot_be_removed_does_not_prevent_the_schedule(world: ServiceWorld) -> None:
     runs = Runs(world.session(), ROOT)
     old = RunRecord("20200101T000000Z-000000", RunKind.BOOKIES, RunCause.HTTP, "me", "x:1", RunState.DONE)
     for record in (old, replace(old, run_id="20200102T000000Z-000000")):
@@ -43,7 +43,7 @@ async def test_a_record_that_cannot_be_removed_does_not_keep_the_schedule_from_s
 
 
 @in_service_world
-async def test_a_leader_makes_the_nodes_that_apaches_tools_need_and_audits_if_one_is_set_again(
+async def test_a_leader_creates_missing_nodes_for_apaches_tools_and_audits_if_the_delay_is_set_again(
     world: ServiceWorld,
 ) -> None:
     base, root = f"{ROOT}/underreplication", world.store
@@ -69,7 +69,7 @@ async def test_a_leader_keeps_the_delay_that_was_set(world: ServiceWorld) -> Non
 
 
 @in_service_world
-async def test_a_leader_under_an_unknown_tree_of_tasks_goes_on_with_its_schedule(world: ServiceWorld) -> None:
+async def test_a_leader_with_an_unknown_layout_of_tasks_keeps_its_schedule(world: ServiceWorld) -> None:
     await world.store.set(f"{ROOT}/underreplication/LAYOUT", b"newer", ANY_VERSION)
     auditor = await world.leader(bookies_schedule="1h", **UNHURRIED)
     await asyncio.sleep(2 * 3600)
@@ -91,7 +91,7 @@ class SlowCounter(BacklogCounter):
 
 
 @in_virtual_time
-async def test_counting_a_huge_backlog_leaves_most_of_the_time_to_others() -> None:
+async def test_counting_a_huge_backlog_leaves_most_of_the_time_to_other_work() -> None:
     world = await ServiceWorld.create()
     counter = SlowCounter(world, 30)
     overview = Overview(Runs(world.session(), ROOT), counter, world.clock, is_leader=lambda: True, interval_s=15)
@@ -120,7 +120,7 @@ class FailingCounter(BacklogCounter):
 
 
 @in_virtual_time
-async def test_the_backlog_is_counted_again_after_a_time_without_free_descriptors() -> None:
+async def test_the_backlog_is_counted_again_after_a_shortage_of_descriptors() -> None:
     world = await ServiceWorld.create()
     counter = FailingCounter(OSError(errno.EMFILE, "Too many open files"))
     overview = Overview(Runs(world.session(), ROOT), counter, world.clock, is_leader=lambda: True, interval_s=15)
@@ -130,7 +130,7 @@ async def test_the_backlog_is_counted_again_after_a_time_without_free_descriptor
 
 
 @in_virtual_time
-async def test_why_the_backlog_is_not_counted_is_a_warning_if_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_new_reason_why_the_backlog_is_not_counted_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     world = await ServiceWorld.create()
     counter = FailingCounter(*(StoreUnavailableError(reason) for reason in ("refused", "refused", "no answer")))
     overview = Overview(Runs(world.session(), ROOT), counter, world.clock, is_leader=lambda: True, interval_s=15)
@@ -181,7 +181,7 @@ def found(history: History) -> dict[str, list[Mapping[str, int]]]:
 
 
 @in_virtual_time
-async def test_findings_stay_until_another_complete_run() -> None:
+async def test_findings_are_kept_until_another_complete_run() -> None:
     world = await ServiceWorld.create()
     runs = Runs(world.session(), ROOT)
     records, counter = Records(runs), SlowCounter(world, 1)
@@ -203,7 +203,7 @@ async def test_findings_stay_until_another_complete_run() -> None:
 
 
 @in_virtual_time
-async def test_short_runs_do_not_replace_the_figures_of_the_last_complete_one() -> None:
+async def test_short_runs_do_not_replace_the_results_of_the_last_complete_one() -> None:
     world = await ServiceWorld.create()
     runs = Runs(world.session(), ROOT)
     records, counter = Records(runs), SlowCounter(world, 1)
@@ -227,7 +227,7 @@ async def test_short_runs_do_not_replace_the_figures_of_the_last_complete_one() 
 
 
 @in_virtual_time
-async def test_a_check_within_a_run_of_everything_has_results_as_if_it_had_run_alone() -> None:
+async def test_a_check_within_a_run_of_everything_has_the_results_of_a_separate_run() -> None:
     world = await ServiceWorld.create()
     runs = Runs(world.session(), ROOT)
     records, counter = Records(runs), SlowCounter(world, 1)
@@ -260,7 +260,7 @@ async def test_a_check_within_a_run_of_everything_has_results_as_if_it_had_run_a
 
 
 @in_virtual_time
-async def test_a_run_with_a_clock_that_was_ahead_is_not_the_last_of_its_kind() -> None:
+async def test_a_run_with_a_clock_in_the_future_is_not_the_last_of_its_kind() -> None:
     world = await ServiceWorld.create()
     runs = Runs(world.session(), ROOT)
     records, counter = Records(runs), SlowCounter(world, 1)
@@ -277,7 +277,7 @@ async def test_a_run_with_a_clock_that_was_ahead_is_not_the_last_of_its_kind() -
 
 
 @in_virtual_time
-async def test_findings_of_a_rare_kind_stay_while_another_kind_runs_often() -> None:
+async def test_findings_of_a_rare_kind_are_kept_while_another_kind_runs_often() -> None:
     world = await ServiceWorld.create()
     runs = Runs(world.session(), ROOT)
     records, counter = Records(runs), SlowCounter(world, 1)
@@ -332,7 +332,7 @@ async def test_no_run_begins_while_the_service_stops(world: ServiceWorld) -> Non
 
 
 @in_service_world
-async def test_a_scheduled_run_that_failed_is_tried_again_long_before_the_next_one(world: ServiceWorld) -> None:
+async def test_a_failed_scheduled_run_is_retried_long_before_the_next_one(world: ServiceWorld) -> None:
     world.failures = [StoreUnavailableError("away"), RuntimeError("Java gateway process exited")]
     auditor = await world.leader(bookies_schedule="6h", misfire_grace_s=3600, **UNHURRIED)
     await asyncio.sleep(1800)
@@ -345,7 +345,7 @@ async def test_a_scheduled_run_that_failed_is_tried_again_long_before_the_next_o
 
 
 @in_service_world
-async def test_a_scheduled_run_that_is_configured_wrongly_is_not_tried_before_it_is_due_again(
+async def test_a_scheduled_run_with_a_configuration_error_is_not_retried_before_it_is_due(
     world: ServiceWorld,
 ) -> None:
     world.failures = [UnknownOptionError("no such option")] * 9
@@ -355,7 +355,7 @@ async def test_a_scheduled_run_that_is_configured_wrongly_is_not_tried_before_it
 
 
 @in_virtual_time
-async def test_who_is_asked_to_stop_does_not_wait_for_a_store_that_does_not_answer() -> None:
+async def test_stopping_does_not_wait_for_an_unresponsive_store() -> None:
     world = await ServiceWorld.create()
     auditor = await world.auditor()
     await auditor.stop()
@@ -379,7 +379,7 @@ async def test_who_is_asked_to_stop_does_not_wait_for_a_store_that_does_not_answ
 
 
 @in_service_world
-async def test_an_auditor_that_leads_no_more_gives_its_executors_back_and_starts_again_when_it_leads(
+async def test_a_former_leader_releases_its_executors_and_starts_spark_again_when_it_leads(
     world: ServiceWorld,
 ) -> None:
     auditor = await world.leader()

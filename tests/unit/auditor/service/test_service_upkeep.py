@@ -39,7 +39,7 @@ class Sessions:
         return client
 
 
-async def test_work_is_done_on_another_thread_with_one_session() -> None:
+async def test_work_runs_on_another_thread_with_one_session() -> None:
     sessions = Sessions()
     upkeep = UpkeepApart(sessions.open, ManualClock())
     try:
@@ -54,7 +54,7 @@ async def test_work_is_done_on_another_thread_with_one_session() -> None:
     assert "upkeep" not in {thread.name for thread in threading.enumerate()}
 
 
-async def test_a_session_that_fails_is_replaced_by_the_next_request() -> None:
+async def test_a_failed_session_is_replaced_on_the_next_request() -> None:
     sessions = Sessions()
     upkeep = UpkeepApart(sessions.open, ManualClock())
 
@@ -70,7 +70,7 @@ async def test_a_session_that_fails_is_replaced_by_the_next_request() -> None:
         await upkeep.close()
 
 
-async def test_work_begins_after_a_time_without_free_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_starts_after_a_shortage_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -87,7 +87,7 @@ async def test_work_begins_after_a_time_without_free_threads(monkeypatch: pytest
         await upkeep.close()
 
 
-async def test_long_work_goes_on_and_its_result_is_for_the_next_request() -> None:
+async def test_long_work_continues_and_its_result_goes_to_the_next_request() -> None:
     clock, gate = ManualClock(), asyncio.Event()
     begun: list[int] = []
     long = LongWork(clock, patience_s=0.01)
@@ -105,7 +105,7 @@ async def test_long_work_goes_on_and_its_result_is_for_the_next_request() -> Non
     assert await long.result("key", work) == {"answer": 2}, "a later request gets the current state"
 
 
-async def test_a_result_that_is_not_fetched_is_forgotten() -> None:
+async def test_a_result_that_is_not_fetched_expires() -> None:
     clock, gate = ManualClock(), asyncio.Event()
     long = LongWork(clock, patience_s=0.01)
     answers: Any = iter(range(9))
@@ -123,7 +123,7 @@ async def test_a_result_that_is_not_fetched_is_forgotten() -> None:
     assert await long.result("key", work) == {"answer": 1}
 
 
-async def test_a_kept_result_is_returned_only_in_the_circumstances_of_its_end() -> None:
+async def test_a_kept_result_is_returned_only_if_the_circumstances_are_unchanged() -> None:
     long, gate = LongWork(ManualClock(), patience_s=0.01), asyncio.Event()
     registered = {"a", "b"}
     answers: Any = iter(range(9))
@@ -150,7 +150,7 @@ async def test_a_kept_result_is_returned_only_in_the_circumstances_of_its_end() 
     assert await long.result("key", work, circumstances) == {"answer": 2}
 
 
-async def test_work_that_is_called_off_ends_and_its_results_are_forgotten() -> None:
+async def test_cancelled_work_ends_and_its_results_are_dropped() -> None:
     long, gate = LongWork(ManualClock(), patience_s=PROGRAM_S), asyncio.Event()
     ended: list[str] = []
 
@@ -173,7 +173,7 @@ async def test_work_that_is_called_off_ends_and_its_results_are_forgotten() -> N
     assert await other == {}
 
 
-async def test_work_may_call_off_other_work_of_its_loop() -> None:
+async def test_work_may_cancel_other_work_of_its_loop() -> None:
     sessions = Sessions()
     upkeep, loop, is_begun = UpkeepApart(sessions.open, ManualClock()), asyncio.get_running_loop(), asyncio.Event()
 
@@ -207,7 +207,7 @@ async def test_too_much_long_work_is_refused() -> None:
     await long.close()
 
 
-async def test_repairs_are_not_looked_at_for_each_request() -> None:
+async def test_the_repair_progress_is_not_read_for_each_request() -> None:
     sessions, clock = Sessions(), ManualClock()
     await sessions.cluster.fill()
     async with sessions.cluster.connected("") as client:

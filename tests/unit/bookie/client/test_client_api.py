@@ -22,7 +22,7 @@ async def ids(client: BookKeeper, **conditions: object) -> list[int]:
 
 
 @in_virtual_time
-async def test_a_ledger_is_created_by_awaiting_or_by_entering() -> None:
+async def test_a_ledger_is_created_by_await_or_async_with() -> None:
     async with log_world() as world:
         client = world.client()
         async with client.create_ledger(LedgerOptions(3, 3, 2)) as ledger:
@@ -40,7 +40,7 @@ async def test_a_ledger_is_created_by_awaiting_or_by_entering() -> None:
 
 
 @in_virtual_time
-async def test_an_error_in_the_block_is_the_one_reported_and_the_ledger_is_closed() -> None:
+async def test_an_error_in_the_block_is_raised_and_the_ledger_is_closed() -> None:
     async with log_world() as world:
         client = world.client()
 
@@ -56,7 +56,7 @@ async def test_an_error_in_the_block_is_the_one_reported_and_the_ledger_is_close
 
 
 @in_virtual_time
-async def test_what_cannot_be_is_refused_before_anything_is_created() -> None:
+async def test_invalid_options_are_refused_before_anything_is_created() -> None:
     async with log_world() as world:
         client = world.client()
         for shape in ((2, 3, 2), (3, 2, 3), (1, 1, 0)):
@@ -86,7 +86,7 @@ async def test_password_and_digest_type_are_checked_on_opening() -> None:
 
 
 @in_virtual_time
-async def test_opening_with_recovery_closes_a_ledger_whose_writer_is_gone() -> None:
+async def test_opening_with_recovery_closes_a_ledger_whose_writer_has_died() -> None:
     async with log_world() as world:
         client = world.client()
         ledger = await client.create_ledger(password=b"secret", writer_options=WriterOptions(ensemble_changes_max=1))
@@ -139,7 +139,7 @@ async def test_ledgers_are_listed_by_conditions_and_up_to_a_limit() -> None:
     st.none() | st.integers(0, 10),
     st.none() | st.integers(0, 10),
 )
-def test_time_and_state_conditions(
+def test_ledgers_are_selected_by_time_and_state(
     state: LedgerState, ctime_ms: int | None, after: int | None, before: int | None
 ) -> None:
     last, length = (EntryId(0), 1) if state is LedgerState.CLOSED else (None, None)

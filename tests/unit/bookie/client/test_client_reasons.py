@@ -40,7 +40,7 @@ async def failure_of_a_read(world: RecoveryWorld, *replies: ReadReply) -> str:
 
 
 @in_virtual_time
-async def test_a_reason_that_several_bookies_give_is_told_once() -> None:
+async def test_a_reason_that_several_bookies_give_is_reported_once() -> None:
     async with a_world("a b") as world:
         reply = ReadReply(Status.UNREACHABLE, detail=REFUSED)
         told = await failure_of_a_read(world, reply, reply)
@@ -48,13 +48,13 @@ async def test_a_reason_that_several_bookies_give_is_told_once() -> None:
 
 
 @in_virtual_time
-async def test_a_read_that_is_not_authorized_points_to_the_login() -> None:
+async def test_the_error_of_an_unauthorized_read_points_to_the_login() -> None:
     async with a_world("a b") as world:
         reply = ReadReply(Status.OK, (EntryResult(EntryId(0), Status.UNAUTHORIZED),))
         assert "asks for a login" in await failure_of_a_read(world, reply, ReadReply(Status.TIMEOUT))
 
 
-def test_a_writer_that_ends_tells_what_its_bookies_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_failed_writer_contains_the_reasons_of_its_bookies(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         world = ClientWorld()
         await world.start()
@@ -77,7 +77,7 @@ def test_a_writer_that_ends_tells_what_its_bookies_told(monkeypatch: pytest.Monk
     asyncio.run(scenario())
 
 
-def test_quoted_reasons_are_one_line_different_and_few() -> None:
+def test_quoted_reasons_are_on_one_line_distinct_and_few() -> None:
     assert quoted(["", "a\n  b", "a b", "c", "d", "e"]) == "; a b; c; d"
     assert quoted([]) == ""
     assert len(quoted(["x" * 10_000])) < 400

@@ -71,7 +71,7 @@ class Bookie(WithoutAdds):
 
 
 @in_virtual_time
-async def test_a_bookie_that_lists_is_not_read() -> None:
+async def test_entries_of_a_bookie_with_lists_are_not_read() -> None:
     bookie = Bookie()
     bookie.listing = ListReply(Status.OK, EntryRuns(((0, 9),)))
     assert await bookie.says() == bookie.listing
@@ -80,7 +80,7 @@ async def test_a_bookie_that_lists_is_not_read() -> None:
 
 @pytest.mark.parametrize("status", [Status.TIMEOUT, Status.IO_ERROR, Status.NO_LEDGER, Status.UNREACHABLE])
 @in_virtual_time
-async def test_any_other_answer_than_having_no_lists_is_the_answer(status: Status) -> None:
+async def test_any_error_but_unsupported_lists_is_the_result(status: Status) -> None:
     bookie = Bookie()
     bookie.listing = ListReply(status)
     assert (await bookie.says()).status is status
@@ -89,7 +89,7 @@ async def test_any_other_answer_than_having_no_lists_is_the_answer(status: Statu
 
 @pytest.mark.parametrize("prefix", [1, 7, READ_ENTRIES_MAX])
 @in_virtual_time
-async def test_exactly_what_is_wanted_is_read_once_in_bounded_requests(prefix: int) -> None:
+async def test_exactly_the_wanted_entries_are_read_once_in_bounded_requests(prefix: int) -> None:
     bookie = Bookie(range(100, 300))
     bookie.prefix = prefix
     wanted = [entry for entry in range(COUNT) if entry % 3]
@@ -102,7 +102,7 @@ async def test_exactly_what_is_wanted_is_read_once_in_bounded_requests(prefix: i
 
 
 @in_virtual_time
-async def test_ids_are_taken_no_sooner_than_they_are_read() -> None:
+async def test_wanted_ids_are_consumed_only_as_they_are_read() -> None:
     taken: list[int] = []
 
     def wanted() -> Iterator[EntryId]:
@@ -118,7 +118,7 @@ async def test_ids_are_taken_no_sooner_than_they_are_read() -> None:
 
 
 @in_virtual_time
-async def test_entries_in_limbo_leave_the_others_known() -> None:
+async def test_entries_in_limbo_do_not_make_others_unknown() -> None:
     bookie = Bookie()
     bookie.statuses = {3: Status.LIMBO, 400: Status.LIMBO, 5: Status.NO_ENTRY}
     reply = await bookie.says()
@@ -138,7 +138,7 @@ async def test_a_bookie_in_limbo_that_lists_nothing_is_read_and_stays_in_limbo(i
 
 @pytest.mark.parametrize("status", [Status.IO_ERROR, Status.CORRUPT, Status.UNAUTHORIZED, Status.SHUTTING_DOWN])
 @in_virtual_time
-async def test_an_entry_of_which_nothing_can_be_said_makes_all_of_it_unknown(status: Status) -> None:
+async def test_an_unknown_entry_makes_the_whole_result_unknown(status: Status) -> None:
     bookie = Bookie()
     bookie.statuses = {4: Status.LIMBO, 20: status}
     reply = await bookie.says()
@@ -148,7 +148,7 @@ async def test_an_entry_of_which_nothing_can_be_said_makes_all_of_it_unknown(sta
 
 
 @in_virtual_time
-async def test_another_entry_than_the_one_asked_for_is_damage() -> None:
+async def test_another_entry_than_the_requested_one_is_damage() -> None:
     bookie = Bookie()
     real = dict(PACKETS)
     try:
@@ -161,7 +161,7 @@ async def test_another_entry_than_the_one_asked_for_is_damage() -> None:
 
 
 @in_virtual_time
-async def test_silence_is_met_with_another_attempt_and_then_is_the_answer() -> None:
+async def test_a_timeout_is_retried_and_is_then_the_result() -> None:
     bookie = Bookie()
     bookie.refusals = [Status.TIMEOUT, Status.TOO_MANY_REQUESTS, Status.UNREACHABLE]
     reply = await bookie.says(attempts_max=4)
@@ -171,14 +171,14 @@ async def test_silence_is_met_with_another_attempt_and_then_is_the_answer() -> N
 
 
 @in_virtual_time
-async def test_an_answer_without_entries_ends_the_reading() -> None:
+async def test_an_answer_without_entries_is_an_error() -> None:
     bookie = Bookie()
     bookie.prefix = 0
     assert (await bookie.says()).status is Status.IO_ERROR
 
 
 @in_virtual_time
-async def test_nothing_wanted_is_nothing_read() -> None:
+async def test_without_wanted_entries_nothing_is_read() -> None:
     bookie = Bookie()
     assert await bookie.says([]) == ListReply(Status.OK)
     assert bookie.asked == []
@@ -199,7 +199,7 @@ async def test_entries_that_an_apache_bookie_cannot_read_are_damaged_copies_of_a
 
 
 @in_virtual_time
-async def test_damaged_copies_cost_no_further_requests() -> None:
+async def test_damaged_copies_cause_no_further_requests() -> None:
     bookies = [Bookie(), Bookie()]
     bookies[1].statuses = {3: Status.IO_ERROR, 57: Status.IO_ERROR}
     whole, _ = [await each.copies() for each in bookies]
@@ -208,7 +208,7 @@ async def test_damaged_copies_cost_no_further_requests() -> None:
 
 
 @in_virtual_time
-async def test_denied_entries_are_not_among_those_that_cannot_be_read() -> None:
+async def test_denied_entries_are_not_reported_as_unreadable() -> None:
     bookie = Bookie(range(100, COUNT))
     bookie.statuses = {200: Status.IO_ERROR, 201: Status.CORRUPT, 300: Status.LIMBO}
     copies = await bookie.copies()
@@ -225,7 +225,7 @@ async def test_an_entry_that_this_process_could_not_receive_is_unknown(reason: s
 
 @pytest.mark.parametrize("listing", [ListReply(Status.IO_ERROR), ListReply(Status.LIMBO)])
 @in_virtual_time
-async def test_an_io_error_of_a_bookie_with_lists_says_nothing_about_its_copies(listing: ListReply) -> None:
+async def test_an_io_error_of_a_bookie_with_lists_is_not_damage_of_its_copies(listing: ListReply) -> None:
     bookie = Bookie()
     bookie.listing = listing
     bookie.statuses = {20: Status.IO_ERROR}
@@ -235,7 +235,7 @@ async def test_an_io_error_of_a_bookie_with_lists_says_nothing_about_its_copies(
 
 @pytest.mark.parametrize("status", [Status.TIMEOUT, Status.UNAUTHORIZED, Status.SHUTTING_DOWN])
 @in_virtual_time
-async def test_another_answer_after_damaged_copies_makes_all_of_it_unknown(status: Status) -> None:
+async def test_another_error_after_damaged_copies_makes_the_whole_result_unknown(status: Status) -> None:
     bookie = Bookie()
     bookie.statuses = {3: Status.IO_ERROR, 20: status}
     assert (await bookie.copies()).held.status is status

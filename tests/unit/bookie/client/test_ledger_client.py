@@ -104,7 +104,9 @@ async def fill(writer: LedgerWriter, first: int, count: int) -> None:
 
 @pytest.mark.parametrize("digest", DigestType)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 3, 2), (3, 2, 2), (5, 3, 2)])
-async def test_what_is_appended_reads_back(world: ClientWorld, shape: tuple[int, int, int], digest: DigestType) -> None:
+async def test_appended_entries_are_read_back(
+    world: ClientWorld, shape: tuple[int, int, int], digest: DigestType
+) -> None:
     options = LedgerOptions(*shape, digest_type=digest)
     async with await world.client.create_ledger(options, password=b"secret", custom={"a": b"1"}) as writer:
         await fill(writer, 0, 50)
@@ -181,7 +183,7 @@ async def test_without_a_spare_bookie_pending_adds_are_in_doubt_and_the_ledger_c
     assert await world.payloads(writer) == [payload(index) for index in range(4)]
 
 
-async def test_a_bookie_short_of_a_confirmed_entry_is_marked_for_repair_at_close(world: ClientWorld) -> None:
+async def test_a_bookie_without_a_confirmed_entry_is_marked_for_repair_at_close(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 3, 2))
     slow = writer.metadata.last_fragment.members[2]
     world.transport.faults(slow).is_request_lost = True
@@ -192,7 +194,7 @@ async def test_a_bookie_short_of_a_confirmed_entry_is_marked_for_repair_at_close
     assert task.missing == (slow,)
 
 
-async def test_a_fenced_writer_is_told_that_the_outcome_is_unknown_and_never_closes(world: ClientWorld) -> None:
+async def test_closing_a_fenced_writer_raises_outcome_unknown(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 2, 2), password=b"p")
     await fill(writer, 0, 3)
     for bookie in writer.metadata.last_fragment.members:
@@ -205,7 +207,7 @@ async def test_a_fenced_writer_is_told_that_the_outcome_is_unknown_and_never_clo
     assert (await world.client.ports.ledgers.read(writer.ledger_id)).metadata.state is LedgerState.OPEN
 
 
-async def test_each_refusal_is_an_error_of_its_own(world: ClientWorld) -> None:
+async def test_each_refusal_raises_a_new_error(world: ClientWorld) -> None:
     """A shared error object that is raised repeatedly would collect tracebacks, and with them every refused payload."""
     writer = await world.client.create_ledger(LedgerOptions(3, 2, 2), password=b"p")
     for bookie in writer.metadata.last_fragment.members:
@@ -272,7 +274,7 @@ async def test_a_change_whose_answer_was_lost_is_recognised_as_our_own(world: Cl
     assert await world.payloads(writer) == [payload(index) for index in range(6)]
 
 
-async def test_a_change_in_doubt_is_recognised_even_when_it_is_seen_late(
+async def test_a_change_in_doubt_is_recognised_even_if_it_becomes_visible_late(
     world: ClientWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 2, 2))
@@ -303,14 +305,14 @@ async def test_a_change_in_doubt_is_recognised_even_when_it_is_seen_late(
     assert await world.payloads(writer) == [payload(index) for index in range(6)]
 
 
-async def test_the_last_allowed_round_of_a_change_counts(world: ClientWorld) -> None:
+async def test_the_last_allowed_attempt_at_a_change_can_succeed(world: ClientWorld) -> None:
     writer = await world.client_with(ensemble_change_attempts_max=1).create_ledger(LedgerOptions(3, 2, 2))
     world.break_bookie(writer.metadata.last_fragment.members[1])
     await fill(writer, 0, 5)
     await writer.close()
 
 
-async def test_a_bookie_that_is_back_may_be_chosen_again_after_its_quarantine(world: ClientWorld) -> None:
+async def test_a_returned_bookie_can_be_chosen_again_after_its_quarantine(world: ClientWorld) -> None:
     writer = await world.client_with(failed_bookie_quarantine_s=0).create_ledger(LedgerOptions(6, 3, 2))
     first, second = writer.metadata.last_fragment.members[:2]
     world.break_bookie(first)
@@ -381,7 +383,7 @@ async def test_an_unexpected_error_of_an_ensemble_change_fails_the_writer(world:
     assert (await writer.close()).last_entry_id == -1
 
 
-async def test_an_entry_that_is_on_its_way_when_the_writer_is_abandoned_is_in_doubt(world: ClientWorld) -> None:
+async def test_an_entry_in_flight_when_the_writer_is_abandoned_is_in_doubt(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 3, 3))
     waiter = await writer.submit(b"x")
     await writer.abandon()
@@ -391,7 +393,7 @@ async def test_an_entry_that_is_on_its_way_when_the_writer_is_abandoned_is_in_do
         await writer.append(b"y")
 
 
-async def test_closing_twice_is_one_close(world: ClientWorld) -> None:
+async def test_closing_twice_closes_once(world: ClientWorld) -> None:
     writer = await world.client.create_ledger()
     await fill(writer, 0, 2)
     assert await writer.close() == await writer.close()
@@ -414,7 +416,7 @@ async def test_a_cancelled_close_acknowledges_nothing_beyond_the_end_of_the_next
     assert await waiter == 3
 
 
-async def test_two_closes_at_once_agree(world: ClientWorld) -> None:
+async def test_two_concurrent_closes_agree(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 3, 3))
     for bookie in writer.metadata.last_fragment.members:
         world.transport.faults(bookie).delay_s = 0.02
@@ -424,7 +426,7 @@ async def test_two_closes_at_once_agree(world: ClientWorld) -> None:
     assert first.last_entry_id == await waiter == 0
 
 
-async def test_closing_a_ledger_that_another_client_sealed_elsewhere_is_in_doubt(world: ClientWorld) -> None:
+async def test_closing_a_ledger_that_another_client_closed_at_another_end_is_in_doubt(world: ClientWorld) -> None:
     writer = await world.client.create_ledger()
     await fill(writer, 0, 2)
     ledger = await world.client.ports.ledgers.read(writer.ledger_id)
@@ -433,7 +435,7 @@ async def test_closing_a_ledger_that_another_client_sealed_elsewhere_is_in_doubt
         await writer.close()
 
 
-async def test_the_reader_goes_on_to_the_next_replica(world: ClientWorld) -> None:
+async def test_the_reader_tries_the_next_replica(world: ClientWorld) -> None:
     async with await world.client.create_ledger(LedgerOptions(3, 3, 2)) as writer:
         await fill(writer, 0, 20)
     for bookie in writer.metadata.last_fragment.members[:2]:
@@ -465,7 +467,7 @@ async def test_a_reader_opened_before_a_repair_finds_the_replaced_members(world:
     assert reader.metadata.last_fragment.members == tuple(spares[:2])
 
 
-async def test_a_reader_opened_before_an_ensemble_change_does_not_call_entries_lost(world: ClientWorld) -> None:
+async def test_a_reader_opened_before_an_ensemble_change_does_not_report_entries_lost(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(3, 2, 2))
     await fill(writer, 0, 10)
     await writer.settle()
@@ -483,7 +485,7 @@ async def test_a_reader_opened_before_an_ensemble_change_does_not_call_entries_l
     await writer.close()
 
 
-async def test_a_reader_finds_the_end_although_every_member_that_it_knew_was_replaced(world: ClientWorld) -> None:
+async def test_a_reader_finds_the_end_although_all_members_were_replaced(world: ClientWorld) -> None:
     writer = await world.client.create_ledger(LedgerOptions(2, 2, 1))
     reader = await world.client.open_ledger(writer.ledger_id)
     for bookie in writer.metadata.last_fragment.members:
@@ -494,7 +496,7 @@ async def test_a_reader_finds_the_end_although_every_member_that_it_knew_was_rep
     await writer.close()
 
 
-async def test_reading_a_ledger_that_was_deleted_meanwhile_says_so(world: ClientWorld) -> None:
+async def test_reading_a_ledger_that_was_deleted_meanwhile_raises_no_such_ledger(world: ClientWorld) -> None:
     async with await world.client.create_ledger() as writer:
         await fill(writer, 0, 1)
     reader = await world.client.open_ledger(writer.ledger_id)
@@ -554,7 +556,7 @@ async def test_bad_requests_are_refused_before_anything_is_stored(world: ClientW
     await writer.close()
 
 
-async def test_a_deleted_ledger_is_gone_and_deleting_it_again_is_fine(world: ClientWorld) -> None:
+async def test_a_deleted_ledger_is_gone_and_can_be_deleted_again(world: ClientWorld) -> None:
     async with await world.client.create_ledger() as writer:
         pass
     await world.client.delete_ledger(writer.ledger_id)
@@ -562,7 +564,7 @@ async def test_a_deleted_ledger_is_gone_and_deleting_it_again_is_fine(world: Cli
     assert [ledger async for ledger in world.client.ledgers()] == []
 
 
-async def test_an_abandoned_ledger_stays_open(world: ClientWorld) -> None:
+async def test_abandoning_a_writer_leaves_the_ledger_open(world: ClientWorld) -> None:
     writer = await world.client.create_ledger()
     await fill(writer, 0, 3)
     await writer.abandon()
@@ -582,7 +584,7 @@ async def test_a_slow_bookie_does_not_let_the_pipeline_grow_without_bound(world:
     await writer.close()
 
 
-async def test_a_late_caller_does_not_overtake_one_that_waits_for_room(world: ClientWorld) -> None:
+async def test_a_later_caller_does_not_overtake_one_that_waits_for_room(world: ClientWorld) -> None:
     writer = await world.client_with(pipeline_entries_max=1).create_ledger(LedgerOptions(1, 1, 1))
     first = await writer.submit(b"0")
     second = asyncio.ensure_future(writer.submit(b"1"))
@@ -593,7 +595,7 @@ async def test_a_late_caller_does_not_overtake_one_that_waits_for_room(world: Cl
     await writer.close()
 
 
-async def test_a_call_that_is_cancelled_while_it_waits_for_room_holds_up_nobody(world: ClientWorld) -> None:
+async def test_a_call_that_is_cancelled_while_it_waits_for_room_does_not_block_others(world: ClientWorld) -> None:
     writer = await world.client_with(pipeline_entries_max=1).create_ledger(LedgerOptions(1, 1, 1))
     world.transport.faults(writer.metadata.last_fragment.members[0]).delay_s = 0.02
     first = await writer.submit(b"0")
@@ -604,7 +606,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_for_room_holds_up_nobody(
     await writer.close()
 
 
-async def test_a_known_address_stands_while_the_store_is_silent(world: ClientWorld) -> None:
+async def test_a_known_address_stays_valid_while_the_store_is_unreachable(world: ClientWorld) -> None:
     clock = ManualClock()
     resolver = RegistrationResolver(world.client.ports.registrations, clock, patience_s=0.01)
     known = await resolver.resolve(BOOKIES[0])
@@ -614,7 +616,7 @@ async def test_a_known_address_stands_while_the_store_is_silent(world: ClientWor
     world.store.resume()
 
 
-async def test_a_client_that_cannot_be_made_leaves_no_session_behind(
+async def test_a_client_that_fails_to_start_leaves_no_session(
     world: ClientWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def session(hosts: str, *, session_timeout_s: float) -> MemoryStore:
@@ -669,7 +671,7 @@ def test_a_synchronous_iterator_fetches_few_bytes_ahead() -> None:
         loop.stop()
 
 
-def test_a_synchronous_iterator_that_is_left_with_a_full_buffer_closes_its_source() -> None:
+def test_a_synchronous_iterator_abandoned_with_a_full_buffer_closes_its_source() -> None:
     is_closed = threading.Event()
 
     async def numbers() -> AsyncGenerator[int, None]:
@@ -694,7 +696,7 @@ def test_a_synchronous_iterator_that_is_left_with_a_full_buffer_closes_its_sourc
         loop.stop()
 
 
-def test_a_call_in_the_moment_of_closing_ends_as_well() -> None:
+def test_a_call_during_the_close_ends_as_well() -> None:
     async def short() -> None:
         await asyncio.sleep(0)
 

@@ -81,7 +81,7 @@ class Silent(Registrations):
 
 
 @pytest.mark.parametrize(("endpoint", "stands"), [(GRPC, True), (APACHE, False)])
-async def test_without_news_an_address_stands_for_long_only_with_an_incarnation(
+async def test_if_the_store_is_unreachable_only_addresses_with_an_incarnation_stay_valid(
     endpoint: Endpoint, stands: bool
 ) -> None:
     store = MemoryStore(MemoryCell())
@@ -105,7 +105,7 @@ async def test_without_news_an_address_stands_for_long_only_with_an_incarnation(
 
 
 @pytest.mark.parametrize("endpoint", [GRPC, APACHE])
-async def test_an_address_that_does_not_stand_without_news_is_worth_a_wait_for_them(endpoint: Endpoint) -> None:
+async def test_an_address_without_an_incarnation_is_refreshed_before_use(endpoint: Endpoint) -> None:
     """A short delay of ZooKeeper does not make an Apache bookie count as unregistered."""
     store = MemoryStore(MemoryCell())
     registrations, clock = Silent(store, await formatted(store)), ManualClock()
@@ -118,7 +118,7 @@ async def test_an_address_that_does_not_stand_without_news_is_worth_a_wait_for_t
     await store.close()
 
 
-async def test_an_apache_address_ends_with_its_registration(registrations: Registrations) -> None:
+async def test_an_apache_address_expires_with_its_registration(registrations: Registrations) -> None:
     clock = ManualClock()
     resolver = RegistrationResolver(registrations, clock)
     await register(registrations, ServiceInfo((APACHE,)))

@@ -20,7 +20,7 @@ def test_the_version_is_the_one_that_maven_fetches() -> None:
     assert f"apache-bookkeeper-{APACHE_VERSION}" in (Path(__file__).parents[4] / ".ci" / "prepare.sh").read_text()
 
 
-def test_missing_jars_are_an_error_that_says_how_to_get_them(tmp_path: Path) -> None:
+def test_missing_jars_are_an_error_with_instructions(tmp_path: Path) -> None:
     with pytest.raises(ApacheJarsMissingError) as raised:
         find_apache_lib({"XDG_CACHE_HOME": str(tmp_path)})
     assert "mvn -B -f .ci/apache/pom.xml" in str(raised.value)
@@ -37,7 +37,7 @@ def test_jars_are_found_in_the_cache_or_where_the_variable_says(tmp_path: Path) 
     assert find_apache_lib({"HOME": str(tmp_path), "BKHEAL_APACHE_LIB": str(given)}) == given.resolve()
 
 
-def test_a_bookie_listens_on_loopback_alone_and_syncs_its_journal(tmp_path: Path) -> None:
+def test_a_bookie_listens_only_on_loopback_and_syncs_its_journal(tmp_path: Path) -> None:
     settings = ApacheOptions(storage=ApacheStorage.DB).bookie(URI, 3181, tmp_path)
     assert settings["advertisedAddress"] == "127.0.0.1"
     assert settings["listeningInterface"].startswith("lo")
@@ -64,14 +64,14 @@ def test_tls_and_login_are_configured_for_servers_and_for_apaches_own_clients(tm
     assert "plain" not in repr(sasl)
 
 
-def test_a_value_that_a_configuration_file_cannot_hold_is_refused(tmp_path: Path) -> None:
+def test_a_value_that_a_configuration_file_cannot_contain_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match="bookieId"):
         write_settings(tmp_path / "bookie.conf", {"bookieId": "a\nb=c"})
     write_settings(tmp_path / "bookie.conf", {"a": r"back\slash", "b": ".*"})
     assert (tmp_path / "bookie.conf").read_text() == "a=back\\\\slash\nb=.*\n"
 
 
-def test_the_command_line_names_heap_jars_and_properties(tmp_path: Path) -> None:
+def test_the_command_line_contains_heap_jars_and_properties(tmp_path: Path) -> None:
     java = Java(tmp_path, tmp_path / "bin" / "java", 17, JavaOrigin.PATH)
     command = ApacheJvm(java, tmp_path / "lib", heap_mib=99).command("a.Main", "--conf", "x", properties={"p": "1"})
     assert command[0] == str(tmp_path / "bin" / "java")

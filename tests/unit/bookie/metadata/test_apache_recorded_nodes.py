@@ -46,7 +46,7 @@ def test_a_ledger_is_read_and_written_again_byte_for_byte(ledger_id: LedgerId) -
     assert nodes()[ledger_path(KIND, ROOT, ledger_id)] == data
 
 
-def test_the_recording_holds_every_kind_of_ledger() -> None:
+def test_the_recording_contains_every_kind_of_ledger() -> None:
     seen = [decode(data) for data in ledgers().values()]
     for number in (1, 2, 3):
         assert {one.state for one in seen if one.format_version == number} == set(LedgerState)

@@ -61,7 +61,7 @@ async def opened() -> Place:
     return place
 
 
-def test_a_bookie_that_stays_or_restarts_once_is_no_reason() -> None:
+def test_a_bookie_that_stays_or_restarts_did_not_leave() -> None:
     async def run() -> None:
         place = await opened()
         then = await place.look()
@@ -75,7 +75,7 @@ def test_a_bookie_that_stays_or_restarts_once_is_no_reason() -> None:
     asyncio.run(run())
 
 
-def test_a_bookie_is_no_reason_if_it_was_drained_all_the_time() -> None:
+def test_a_bookie_that_was_drained_throughout_is_ignored() -> None:
     async def run() -> None:
         place = await opened()
         then = await place.look()
@@ -97,7 +97,7 @@ def test_a_bookie_is_no_reason_if_it_was_drained_all_the_time() -> None:
     asyncio.run(run())
 
 
-def test_a_drain_that_ends_while_it_is_looked_at_is_a_reason() -> None:
+def test_a_drain_that_ends_between_the_reads_is_detected() -> None:
     async def run() -> None:
         place = await opened()
         await place.drains.start(Drain(B))
@@ -110,7 +110,7 @@ def test_a_drain_that_ends_while_it_is_looked_at_is_a_reason() -> None:
 
 
 @pytest.mark.parametrize("is_read_only", [False, True])
-def test_a_bookie_that_is_gone_is_seen(is_read_only: bool) -> None:
+def test_a_bookie_that_left_is_detected(is_read_only: bool) -> None:
     async def run() -> None:
         place = await opened()
         then = await place.look()
@@ -125,7 +125,7 @@ def test_a_bookie_that_is_gone_is_seen(is_read_only: bool) -> None:
     asyncio.run(run())
 
 
-def test_parents_that_were_created_again_are_seen() -> None:
+def test_parents_that_were_created_again_are_detected() -> None:
     async def run() -> None:
         place = await opened()
         then = await place.look()
@@ -138,7 +138,7 @@ def test_parents_that_were_created_again_are_seen() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_no_bookie_comes_and_goes_unseen(seed: int) -> None:
+def test_a_bookie_that_joins_and_leaves_is_always_detected(seed: int) -> None:
     rng = random.Random(seed)
 
     async def run() -> None:

@@ -147,7 +147,7 @@ async def test_denied_node_is_named() -> None:
         await BulkReader(server.send).nodes(["/a", "/b"])
 
 
-async def test_error_without_an_answer_is_not_taken_for_absence() -> None:
+async def test_error_without_an_answer_is_not_mistaken_for_absence() -> None:
     server = Server(b"", {"/b": -2})
     with pytest.raises(StoreUnavailableError, match="/b"):
         await BulkReader(server.send).data(["/a", "/b"])
@@ -163,7 +163,7 @@ async def test_first_error_ends_all_requests() -> None:
 
 @pytest.mark.parametrize("cut", [0, 1, 12, 13, 40, -1])
 @pytest.mark.parametrize("kind", ["nodes", "data", "children"])
-async def test_damaged_reply_is_no_answer(kind: str, cut: int) -> None:
+async def test_damaged_reply_is_not_an_answer(kind: str, cut: int) -> None:
     async def send(body: bytes) -> bytes:
         return (await Server(b"abc").send(body))[:cut]
 
@@ -191,13 +191,13 @@ def test_multi_error_names_the_operation_at_fault() -> None:
     assert isinstance(multi_error([0, -127], ["/a", "/b"]), StoreUnavailableError)
 
 
-def test_codes_without_a_definite_answer_have_no_error_of_their_own() -> None:
+def test_codes_without_a_definite_outcome_have_no_own_error() -> None:
     assert isinstance(answer_error(-103, "set /a"), BadVersionError)
     for code in (None, -4, -7, -112, -1, 12345):
         assert answer_error(code, "set /a") is None
 
 
-def test_a_name_of_negative_length_ends_the_reading() -> None:
+def test_a_name_of_negative_length_is_malformed() -> None:
     back_to_the_same_operation = struct.pack(">iBii", OP_CREATE, 0, 0, -13)
     with pytest.raises(MalformedReplyError, match="-13"):
         multi_reply(back_to_the_same_operation, 0)

@@ -17,7 +17,7 @@ def of(store: MemoryStore) -> Changes:
     return Changes(store, "/ledgers", ManualClock())
 
 
-async def test_records_come_newest_first_whatever_the_clock_says() -> None:
+async def test_records_are_newest_first_despite_clock_changes() -> None:
     cell = MemoryCell()
     for number in range(3):
         await of(MemoryStore(cell)).record("me@host", "command", "recovery disable", str(number))
@@ -49,7 +49,7 @@ async def test_a_damaged_record_is_shown_as_unreadable() -> None:
     assert [change.action for change in await of(store).newest(9)] == ["throttle set", "unreadable", "boost"]
 
 
-async def test_without_an_answer_nothing_is_recorded() -> None:
+async def test_without_an_answer_from_the_store_nothing_is_recorded() -> None:
     async def silent(operation: str, path: str) -> Fault:
         return Fault.FAIL_BEFORE
 

@@ -67,7 +67,7 @@ async def outcomes(*requests: Any) -> list[Any]:
 
 
 @in_virtual_time
-async def test_transactions_made_at_once_are_one_request() -> None:
+async def test_concurrent_transactions_are_one_request() -> None:
     server = Server()
     made = [server.store.create("/lock", is_ephemeral=True), server.store.multi([Create("/a", b"1"), Check("/a", 0)])]
     assert await outcomes(*made, server.store.create("/b")) == ["/lock", None, "/b"]
@@ -81,7 +81,7 @@ async def test_transactions_made_at_once_are_one_request() -> None:
 
 
 @in_virtual_time
-async def test_a_lone_request_is_sent_as_it_is() -> None:
+async def test_a_single_request_is_sent_unchanged() -> None:
     server = Server()
     await server.store.create("/a")
     await server.store.get("/a")
@@ -91,7 +91,7 @@ async def test_a_lone_request_is_sent_as_it_is() -> None:
 
 
 @in_virtual_time
-async def test_requests_that_come_during_others_go_together_when_one_of_them_ends() -> None:
+async def test_requests_made_during_others_are_sent_together_when_one_ends() -> None:
     server = Server()
     server.gate.clear()
     creates = []
@@ -146,7 +146,7 @@ async def test_the_index_of_a_refused_operation_is_that_within_its_own_transacti
 
 
 @in_virtual_time
-async def test_many_conflicts_end_in_lone_requests() -> None:
+async def test_many_conflicts_need_few_joint_requests() -> None:
     server = Server()
     for number in range(0, 20, 2):
         await server.inner.create(f"/{number}")
@@ -238,7 +238,7 @@ async def test_a_caller_that_is_cancelled_while_it_waits_sends_nothing() -> None
 
 
 @in_virtual_time
-async def test_cancelling_all_callers_withdraws_what_was_not_sent_and_frees_the_place() -> None:
+async def test_cancelling_all_callers_drops_unsent_requests_and_frees_their_slot() -> None:
     server = Server()
     server.inner.suspend()
     server.inner.resume()
@@ -310,7 +310,7 @@ async def test_a_read_that_waits_is_not_answered_in_the_next_session() -> None:
 
 
 @in_virtual_time
-async def test_what_is_left_of_a_refused_transaction_is_not_sent_in_the_next_session() -> None:
+async def test_the_rest_of_a_refused_transaction_is_not_sent_in_the_next_session() -> None:
     class Expiring(MemoryStore):
         """The session ends immediately after a transaction was refused."""
 
@@ -342,7 +342,7 @@ async def test_requests_made_while_the_connection_is_interrupted_wait_for_it() -
 
 
 @in_virtual_time
-async def test_reads_made_at_once_are_one_request() -> None:
+async def test_concurrent_reads_are_one_request() -> None:
     server = Server()
     for name in "abc":
         await server.inner.create(f"/{name}", name.encode())
@@ -388,7 +388,7 @@ async def test_a_bookie_that_becomes_read_only_during_a_joint_read_is_registered
 
 
 @in_virtual_time
-async def test_a_read_that_is_denied_fails_alone() -> None:
+async def test_a_denied_read_fails_without_the_others() -> None:
     server = Server()
     await server.inner.create("/secret")
     await server.inner.create("/open", b"x")
@@ -400,7 +400,7 @@ async def test_a_read_that_is_denied_fails_alone() -> None:
 
 
 @in_virtual_time
-async def test_long_reads_are_not_joined_beyond_the_bound() -> None:
+async def test_long_reads_are_not_joined_beyond_the_limit() -> None:
     server = Server()
     reads = [server.store.get_many([f"/{i}-{j}" for j in range(JOINED_PATHS_MAX // 2)]) for i in range(5)]
     assert await asyncio.gather(*reads) == [[None] * (JOINED_PATHS_MAX // 2)] * 5
@@ -408,7 +408,7 @@ async def test_long_reads_are_not_joined_beyond_the_bound() -> None:
 
 
 @in_virtual_time
-async def test_a_read_does_not_share_an_answer_that_was_on_its_way_before() -> None:
+async def test_a_read_does_not_share_the_answer_of_an_earlier_request() -> None:
     server = Server()
     await server.inner.create("/a", b"old")
     first = asyncio.gather(server.store.get("/a"), server.store.get("/a"))
@@ -419,7 +419,7 @@ async def test_a_read_does_not_share_an_answer_that_was_on_its_way_before() -> N
 
 
 @in_virtual_time
-async def test_a_sync_serves_those_who_called_before_it_was_sent_and_no_others() -> None:
+async def test_a_sync_serves_only_callers_that_called_before_it_was_sent() -> None:
     server = Server()
     server.gate.clear()
     first = [asyncio.ensure_future(server.store.sync("/a")) for _ in range(5)]
@@ -436,7 +436,7 @@ async def test_a_sync_serves_those_who_called_before_it_was_sent_and_no_others()
 
 
 @in_virtual_time
-async def test_current_reads_made_at_once_are_one_sync_and_one_read_after_all_of_them() -> None:
+async def test_concurrent_current_reads_are_one_sync_and_then_one_read() -> None:
     server = Server()
     await server.inner.create("/a", b"old")
     server.requests.clear()
@@ -455,7 +455,7 @@ async def test_current_reads_made_at_once_are_one_sync_and_one_read_after_all_of
 
 
 @in_virtual_time
-async def test_a_change_with_a_stale_version_fails_alone() -> None:
+async def test_a_change_with_a_stale_version_fails_without_the_others() -> None:
     server = Server()
     await server.inner.create("/a")
     await server.inner.set("/a", b"", 0)

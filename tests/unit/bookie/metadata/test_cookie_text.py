@@ -30,7 +30,7 @@ TEXT = (
 )
 
 
-def test_cookie_is_apaches_text() -> None:
+def test_cookie_has_the_text_format_of_apache() -> None:
     assert encode_cookie(COOKIE) == TEXT
     assert decode_cookie(TEXT) == COOKIE
     several = replace(
@@ -42,7 +42,7 @@ def test_cookie_is_apaches_text() -> None:
     assert decode_cookie(encode_cookie(several)) == several
 
 
-def test_older_layouts_are_read_and_written_anew() -> None:
+def test_older_layouts_are_read_and_written_in_the_current_one() -> None:
     fourth = decode_cookie(TEXT.replace(b"5\n", b"4\n", 1))
     assert fourth == COOKIE
     assert fourth.layout == 4
@@ -78,7 +78,7 @@ def test_damaged_cookie_is_invalid(data: bytes) -> None:
 
 
 @given(st.binary(max_size=80) | st.binary(max_size=80).map(b"5\n".__add__) | st.binary(max_size=80).map(b"3\n".__add__))
-def test_any_bytes_are_a_cookie_or_invalid(data: bytes) -> None:
+def test_arbitrary_bytes_are_a_cookie_or_invalid(data: bytes) -> None:
     try:
         decode_cookie(data)
     except InvalidCookieError:
@@ -111,7 +111,7 @@ def test_task_is_read_back_as_written(missing: list[str], ctime_ms: int) -> None
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_task_or_unreadable(data: bytes) -> None:
+def test_arbitrary_bytes_are_a_task_or_unreadable(data: bytes) -> None:
     try:
         decode_task(data)
     except UnreadableTaskError:
@@ -124,7 +124,7 @@ lines = st.sampled_from(["x: 1\n", "# a\n", *(f"replica: {n}\n" for n in NAMES),
 
 
 @given(st.lists(lines, max_size=5).map("".join))
-def test_the_quick_way_to_read_a_task_gives_what_the_library_gives(text: str) -> None:
+def test_the_fast_task_parser_agrees_with_the_library(text: str) -> None:
     quick, slow = [_read(data) for data in (text.encode(), text.encode() + b" ")]  # the fast reader rejects the second
     assert quick == slow
 
@@ -136,20 +136,20 @@ def _read(data: bytes) -> TaskData | None:
         return None
 
 
-def test_lock_text() -> None:
+def test_the_text_of_a_lock_is_encoded_and_decoded() -> None:
     assert encode_lock("host.example") == b'bookieId: "host.example"\n'
     assert encode_lock("") == b""
     assert [decode_lock(data) for data in (b'bookieId: "h"', b"", b"\xff")] == ["h", "", ""]
 
 
 @pytest.mark.parametrize("data", [b"", b'type: "OTHER"\nversion: 1\n', b'type: "BASIC"\nversion: 2\n', b"\xff"])
-def test_other_layouts_of_tasks(data: bytes) -> None:
+def test_other_layouts_of_tasks_are_recognized(data: bytes) -> None:
     assert not is_tasks_layout(data)
     assert is_tasks_layout(b'type: "BASIC"\nversion: 1\n')
 
 
 @pytest.mark.parametrize("kind", CheckKind)
-def test_check_time_vector(kind: CheckKind) -> None:
+def test_the_time_of_a_check_matches_the_vector(kind: CheckKind) -> None:
     data = encode_check_time(kind, 1700000000000)
     assert data.hex() == "0880d095ffbc31"
     assert decode_check_time(kind, data) == 1700000000000

@@ -71,7 +71,7 @@ def votes(cell: MemoryCell) -> int:
 
 
 @in_virtual_time
-async def test_a_vote_whose_answer_was_lost_is_found_and_stays_the_only_one() -> None:
+async def test_a_vote_whose_answer_was_lost_is_found_and_not_cast_twice() -> None:
     cell = await cluster()
     await ensure_path(MemoryStore(cell), election_path(ROOT))
     candidate = Candidate(cell, "a", Hook(("create", Fault.LOSE_ANSWER), ("create", Fault.LOSE_ANSWER)))
@@ -91,7 +91,7 @@ async def test_a_vote_that_was_not_sent_is_cast_again() -> None:
 
 
 @in_virtual_time
-async def test_a_process_that_stood_still_leads_no_more_when_it_wakes_up() -> None:
+async def test_a_process_that_was_suspended_no_longer_leads_when_it_resumes() -> None:
     """The server may have elected another leader by then.
 
     Only a new read of its own vote may make this one leader again.
@@ -109,7 +109,7 @@ async def test_a_process_that_stood_still_leads_no_more_when_it_wakes_up() -> No
 
 
 @in_virtual_time
-async def test_a_store_that_hangs_ends_the_leadership_within_the_sessions_timeout() -> None:
+async def test_a_hanging_store_ends_the_leadership_within_the_session_timeout() -> None:
     cell = await cluster()
     candidate = Candidate(cell, "a")
     await until(candidate.leads)
@@ -127,7 +127,7 @@ async def test_a_store_that_hangs_ends_the_leadership_within_the_sessions_timeou
 
 
 @in_virtual_time
-async def test_a_late_answer_confirms_only_from_when_it_was_asked_for() -> None:
+async def test_a_late_answer_confirms_only_from_the_time_of_its_request() -> None:
     cell = await cluster()
     candidate = Candidate(cell, "a")
     await until(candidate.leads)
@@ -145,7 +145,7 @@ async def test_a_late_answer_confirms_only_from_when_it_was_asked_for() -> None:
 
 
 @in_virtual_time
-async def test_the_leadership_lasts_no_longer_than_the_server_grants_the_session() -> None:
+async def test_the_leadership_lasts_no_longer_than_the_negotiated_session_timeout() -> None:
     candidate = Candidate(await cluster(), "a", granted_s=TIMEOUT_S / 2)
     await until(candidate.leads)
     candidate.hook.hanging = "stat"
@@ -157,7 +157,7 @@ async def test_the_leadership_lasts_no_longer_than_the_server_grants_the_session
 
 
 @in_virtual_time
-async def test_a_server_that_answers_without_its_leader_confirms_nothing() -> None:
+async def test_a_server_without_a_zookeeper_leader_confirms_nothing() -> None:
     candidate = Candidate(await cluster(), "a")
     await until(candidate.leads)
     candidate.hook.hanging = "sync"  # reads still work
@@ -168,7 +168,7 @@ async def test_a_server_that_answers_without_its_leader_confirms_nothing() -> No
 
 
 @in_virtual_time
-async def test_never_do_two_candidates_lead_at_once() -> None:
+async def test_two_candidates_never_lead_at_once() -> None:
     cell = await cluster()
     candidates = [Candidate(cell, name) for name in "abc"]
     for round_ in range(30):
@@ -193,7 +193,7 @@ async def _any_leads(candidates: list[Candidate]) -> bool:
 
 
 @in_virtual_time
-async def test_resigning_leaves_no_vote_and_a_lost_session_none_to_resign() -> None:
+async def test_resigning_leaves_no_vote_and_succeeds_after_a_lost_session() -> None:
     cell = await cluster()
     candidate = Candidate(cell, "a")
     await until(candidate.leads)
@@ -210,7 +210,7 @@ async def test_resigning_leaves_no_vote_and_a_lost_session_none_to_resign() -> N
 
 
 @in_virtual_time
-async def test_one_look_without_an_answer_costs_no_term() -> None:
+async def test_one_check_without_an_answer_does_not_end_the_term() -> None:
     candidate = Candidate(await cluster(), "a")
     await until(candidate.leads)
     for operation in ("sync", "stat"):
@@ -222,7 +222,7 @@ async def test_one_look_without_an_answer_costs_no_term() -> None:
 
 
 @in_virtual_time
-async def test_the_oldest_vote_leads_also_after_the_numbers_became_negative() -> None:
+async def test_the_oldest_vote_leads_even_after_sequence_numbers_overflow() -> None:
     cell = await cluster()
     await ensure_path(MemoryStore(cell), election_path(ROOT))
     cell.skip_sequence(election_path(ROOT), 2**31)
@@ -237,7 +237,7 @@ async def test_the_oldest_vote_leads_also_after_the_numbers_became_negative() ->
 
 
 @in_virtual_time
-async def test_of_several_votes_of_a_session_the_oldest_stays() -> None:
+async def test_of_several_votes_of_a_session_the_oldest_is_kept() -> None:
     cell = await cluster()
     await ensure_path(MemoryStore(cell), election_path(ROOT))
     candidate = Candidate(cell, "a")
@@ -251,7 +251,7 @@ async def test_of_several_votes_of_a_session_the_oldest_stays() -> None:
 
 
 @in_virtual_time
-async def test_a_leader_whose_vote_is_deleted_leads_no_more_before_the_next_begins() -> None:
+async def test_a_leader_whose_vote_is_deleted_stops_before_the_next_one_begins() -> None:
     cell = await cluster()
     first = Candidate(cell, "a")
     await until(first.leads)

@@ -48,7 +48,7 @@ def place(ledger: int, entry: int) -> LogPosition:
 
 
 @given(st.text(max_size=80))
-def test_any_name_is_kept_or_refused(name: str) -> None:
+def test_any_name_is_stored_or_refused(name: str) -> None:
     async def main() -> None:
         store = MemoryStore(MemoryCell())
         lists = lists_on(store)
@@ -64,7 +64,7 @@ def test_any_name_is_kept_or_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "x" * 256, "é" * 43])
-def test_impossible_names_are_refused(name: str) -> None:
+def test_invalid_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidLogNameError, match="not a log name"):
         lists_on(MemoryStore(MemoryCell())).path(name)
 
@@ -78,7 +78,7 @@ def listing(ledger: int, writer: str) -> Decide:
     return lambda now: now.with_ledger(LedgerId(ledger), writer)
 
 
-async def test_every_change_survives_the_store() -> None:
+async def test_every_change_is_read_back_from_the_store() -> None:
     lists = lists_on(MemoryStore(MemoryCell()))
     listed = await lists.create("a", {"x": 1}, 7, "t")
     for ledger in (3, 5, 9):
@@ -107,7 +107,7 @@ async def test_a_stale_list_is_read_again_and_a_full_one_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["create", "set", "multi"])
-async def test_a_lost_answer_is_settled_by_reading(kind: str) -> None:
+async def test_a_lost_answer_is_resolved_by_a_read(kind: str) -> None:
     lost: list[str] = []
 
     async def hook(operation: str, path: str) -> Fault | None:
@@ -156,7 +156,7 @@ async def test_a_change_whose_answers_are_all_lost_is_unknown() -> None:
         await lists.change(listed, listing(1, "t"))
 
 
-async def test_a_refused_transaction_is_told_as_such() -> None:
+async def test_a_refused_transaction_is_reported_as_such() -> None:
     store = MemoryStore(MemoryCell())
     await store.create("/ledgers")
     lists = lists_on(store)
@@ -168,7 +168,7 @@ async def test_a_refused_transaction_is_told_as_such() -> None:
     assert (await lists.read("a")).list.ledgers == ()
 
 
-async def test_the_newest_list_is_found_on_a_server_that_is_behind() -> None:
+async def test_the_newest_list_is_found_on_a_stale_server() -> None:
     class BehindStore(MemoryStore):
         """A store that reads from a server without any data before its first ``sync``."""
 
@@ -191,7 +191,7 @@ async def test_the_newest_list_is_found_on_a_server_that_is_behind() -> None:
     assert (await lists.read("a", is_newest=True)).list.writer == "t"
 
 
-async def test_a_ledger_and_its_place_come_together_or_not_at_all() -> None:
+async def test_a_ledger_and_its_list_entry_are_created_together_or_not_at_all() -> None:
     store = MemoryStore(MemoryCell())
     await store.create("/ledgers")
     lists = lists_on(store)
@@ -209,7 +209,7 @@ async def test_a_ledger_and_its_place_come_together_or_not_at_all() -> None:
     assert await store.stat(create.path) is None
 
 
-async def test_an_outage_is_told_as_one() -> None:
+async def test_an_outage_is_reported_as_one() -> None:
     fault = Fault.FAIL_BEFORE
 
     async def hook(operation: str, path: str) -> Fault | None:
@@ -281,29 +281,29 @@ LOG = LogList(ledgers=ids(5, 8), truncated_through=LedgerId(3), last_listed=Ledg
         (Cursor(place(4, 0)), place(5, 0)),
     ],
 )
-def test_a_reader_goes_on_where_it_was(cursor: Cursor | None, expected: LogPosition | None) -> None:
+def test_a_reader_resumes_at_its_position(cursor: Cursor | None, expected: LogPosition | None) -> None:
     assert next_place("a", LOG, cursor) == expected
 
 
 @pytest.mark.parametrize("cursor", [Cursor(place(3, 0)), Cursor(place(1, 0)), Cursor(place(1, 0), is_done=True)])
-def test_a_reader_before_the_start_is_told_where_the_log_starts(cursor: Cursor) -> None:
+def test_a_reader_before_the_start_gets_the_start_of_the_log(cursor: Cursor) -> None:
     with pytest.raises(LogTruncatedError, match="5:0") as caught:
         next_place("a", LOG, cursor)
     assert caught.value.first == place(5, 0)
 
 
-def test_a_position_that_never_was_is_refused() -> None:
+def test_a_position_that_never_existed_is_refused() -> None:
     with pytest.raises(InvalidPositionError):
         next_place("a", LOG, Cursor(place(10, 0)))
     assert next_place("a", LogList(), None) is None
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
-def test_positions_print_and_parse(ledger: int, entry: int) -> None:
+def test_positions_are_printed_and_parsed(ledger: int, entry: int) -> None:
     assert LogPosition.parse(str(place(ledger, entry))) == place(ledger, entry)
 
 
 @pytest.mark.parametrize("text", ["", "1", "1:", ":1", "a:b", "1:2:3", "-1:0", "1:0 ", f"1:{1 << 63}"])
-def test_what_is_no_position_is_refused(text: str) -> None:
+def test_text_that_is_not_a_position_is_refused(text: str) -> None:
     with pytest.raises(InvalidPositionError, match="ledger:entry"):
         LogPosition.parse(text)

@@ -22,7 +22,7 @@ def test_the_shorter_delay_never_exceeds_the_longer_one() -> None:
     assert MarkingPolicy(0, 60).times(A, DOWN).critical_due_ms == NOW_MS
 
 
-def test_a_window_holds_back_until_its_end_and_no_longer() -> None:
+def test_a_window_holds_back_only_until_its_end() -> None:
     policy = MarkingPolicy(600, 60, (window(A),))
     times = policy.times(A, DOWN)
     assert (times.due_ms, times.reason) == (NOW_MS + 3_600_000, HoldReason.MAINTENANCE)
@@ -31,7 +31,7 @@ def test_a_window_holds_back_until_its_end_and_no_longer() -> None:
     assert policy.times(B, DOWN) == MarkingPolicy(600, 60).times(B, DOWN)
 
 
-def test_critical_ledgers_wait_in_a_window_although_there_is_no_lost_bookie_delay() -> None:
+def test_critical_ledgers_wait_in_a_window_even_without_a_lost_bookie_delay() -> None:
     assert MarkingPolicy(0, 60, (window(A),)).times(A, DOWN).critical_due_ms == NOW_MS + 60_000
     short = MarkingPolicy(0, 60, (window(A, until_s=30),)).times(A, DOWN)
     assert (short.due_ms, short.critical_due_ms) == (NOW_MS + 30_000, NOW_MS + 30_000)
@@ -39,12 +39,12 @@ def test_critical_ledgers_wait_in_a_window_although_there_is_no_lost_bookie_dela
     assert MarkingPolicy(600, 60, (window(A),)).times(A, waived).critical_due_ms == NOW_MS + 60_000
 
 
-def test_a_delay_that_ends_after_the_window_counts() -> None:
+def test_a_delay_that_ends_after_the_window_applies() -> None:
     times = MarkingPolicy(7200, 60, (window(A),)).times(A, DOWN)
     assert (times.due_ms, times.reason) == (NOW_MS + 7_200_000, HoldReason.DELAY)
 
 
-def test_a_window_may_hold_critical_ledgers_as_well() -> None:
+def test_a_window_can_hold_back_critical_ledgers_as_well() -> None:
     times = MarkingPolicy(600, 60, (window(A, holds_critical=True), window(A, until_s=1800))).times(A, DOWN)
     assert (times.due_ms, times.critical_due_ms) == (NOW_MS + 3_600_000, NOW_MS + 3_600_000)
 

@@ -58,7 +58,7 @@ async def test_request_that_waits_too_long_was_not_sent() -> None:
         await store.create("/a")
 
 
-async def test_session_lost_on_the_way_leaves_a_write_unknown() -> None:
+async def test_session_lost_during_a_write_leaves_its_outcome_unknown() -> None:
     cell = MemoryCell()
     store = MemoryStore(cell)
     with waiting_for(cell.signal("/a")) as created:
@@ -87,14 +87,14 @@ async def test_faults_are_chosen_per_request() -> None:
     assert await store.stat("/before") is None
 
 
-async def test_times_come_from_the_given_clock() -> None:
+async def test_times_are_those_of_the_given_clock() -> None:
     store = MemoryStore(MemoryCell(now_ms=lambda: 77))
     await store.create("/a")
     stat = (await store.get("/a")).stat
     assert (stat.ctime_ms, stat.mtime_ms) == (77, 77)
 
 
-async def test_ids_go_on_in_the_long_range_when_the_short_one_is_used_up() -> None:
+async def test_ids_continue_in_the_long_range_after_the_short_one_is_used_up() -> None:
     cell = MemoryCell()
     store = MemoryStore(cell)
     generator = IdGenerator(store, await formatted(store))
@@ -106,7 +106,7 @@ async def test_ids_go_on_in_the_long_range_when_the_short_one_is_used_up() -> No
     assert [await generator.next_id() for _ in range(2)] == [2 << 32, (2 << 32) + 1]
 
 
-async def test_counter_beyond_its_end_gives_negative_numbers_which_are_not_ids() -> None:
+async def test_counter_overflow_gives_negative_numbers_which_are_not_ids() -> None:
     cell = MemoryCell()
     store = MemoryStore(cell)
     await store.create("/p")
@@ -115,7 +115,7 @@ async def test_counter_beyond_its_end_gives_negative_numbers_which_are_not_ids()
     assert await store.create("/p/ID-", is_sequential=True) == "/p/ID--2147483648"
 
 
-async def test_cluster_without_an_id_left_says_so() -> None:
+async def test_cluster_without_free_ids_raises_ids_exhausted() -> None:
     cell = MemoryCell()
     store = MemoryStore(cell)
     generator = IdGenerator(store, await formatted(store))
@@ -151,7 +151,7 @@ async def test_bridge_keeps_the_order_and_survives_a_failing_callback() -> None:
     loop.set_exception_handler(None)
 
 
-def test_bridge_to_a_closed_loop_drops_what_nobody_waits_for() -> None:
+def test_bridge_to_a_closed_loop_drops_results_without_a_caller() -> None:
     loop = asyncio.new_event_loop()
     bridge = LoopBridge(loop)
     loop.close()

@@ -13,7 +13,7 @@ from bookie.metadata.request_limits import check_multi, operation_size
 from bookie.metadata.store.jute import encode_acl, multi_request
 
 
-def test_parts_hold_everything_in_order_and_fit_into_a_multi() -> None:
+def test_batches_contain_everything_in_order_and_fit_into_a_multi() -> None:
     operations: list[Operation] = [Create(f"/n{number}", bytes(number * 7)) for number in range(1_200)]
     parts = list(batches(operations))
     assert [operation for part in parts for operation in part] == operations
@@ -22,22 +22,22 @@ def test_parts_hold_everything_in_order_and_fit_into_a_multi() -> None:
         check_multi(part)
 
 
-def test_many_bytes_make_a_new_part() -> None:
+def test_many_bytes_start_a_new_batch() -> None:
     large = Create("/large", bytes(NODE_DATA_MAX // 2 - 100))
     assert [len(part) for part in batches([large] * 5)] == [2, 2, 1]
 
 
-def test_a_group_stays_in_one_part() -> None:
+def test_a_group_stays_in_one_batch() -> None:
     groups = [(Create(f"/d{number}"), Create(f"/d{number}/a"), Create(f"/d{number}/b")) for number in range(400)]
     parts = list(batches_of(groups))
     assert [len(part) for part in parts] == [498, 498, 204]
 
 
-def test_nothing_makes_no_part() -> None:
+def test_no_operations_make_no_batch() -> None:
     assert list(batches([])) == []
 
 
-def test_a_part_is_given_out_before_the_later_ones_are_made() -> None:
+def test_a_batch_is_yielded_before_the_later_ones_are_made() -> None:
     made = 0
 
     def operations() -> Iterator[Operation]:
@@ -50,11 +50,11 @@ def test_a_part_is_given_out_before_the_later_ones_are_made() -> None:
     assert made == MULTI_OPS_MAX + 1
 
 
-def test_names_count_with_their_bytes() -> None:
+def test_names_count_in_bytes() -> None:
     assert operation_size(Create("/é", b"xy")) - operation_size(Delete("/a")) == 3
 
 
-def test_the_acl_of_each_create_counts() -> None:
+def test_the_acl_of_each_create_counts_toward_the_size() -> None:
     access = ZooKeeperAccess(acl="world:anyone:cdrwa;" + ";".join(f"digest:{'user' * 10}é{i:03d}:r" for i in range(50)))
     acl = encode_acl(access.acl_entries)
     assert access.acl_bytes == len(acl)

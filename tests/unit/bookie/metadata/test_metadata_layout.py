@@ -43,7 +43,7 @@ def test_paths_of_ledgers(ledger_id: int, hierarchical: str, long: str, flat: st
 
 
 @given(st.sampled_from(LayoutKind), st.integers(0, LEDGER_ID_MAX) | st.integers(2147483600, 2147483700))
-def test_path_leads_back_to_its_ledger(kind: LayoutKind, ledger_id: int) -> None:
+def test_path_gives_its_ledger(kind: LayoutKind, ledger_id: int) -> None:
     assert ledger_id_of(kind, ROOT, ledger_path(kind, ROOT, ledger_id)) == ledger_id
 
 
@@ -71,17 +71,17 @@ def test_path_leads_back_to_its_ledger(kind: LayoutKind, ledger_id: int) -> None
         "/00/0000/L\u0661\u0661\u0661\u0661",
     ],
 )
-def test_other_paths_are_no_ledgers(path: str) -> None:
+def test_other_paths_are_not_ledgers(path: str) -> None:
     assert ledger_id_of(HIERARCHICAL, ROOT, ROOT + path) is None
 
 
-def test_path_outside_the_root_is_no_ledger() -> None:
+def test_path_outside_the_root_is_not_a_ledger() -> None:
     for path in ("/other/00/0000/L0000", "/some/ledgers123/00/0000/L0000", "/00/0000/L0000"):
         assert ledger_id_of(HIERARCHICAL, ROOT, path) is None
     assert ledger_id_of(FLAT, ROOT, f"{ROOT}/x/L0000000001") is None
 
 
-def test_ids_under_a_parent_are_sorted_and_strays_skipped() -> None:
+def test_ids_under_a_parent_are_sorted_and_other_names_skipped() -> None:
     names = ["L0002", "L0001", "x", "L1", "ID-0000000007", "L00010"]
     assert ledger_ids_under(HIERARCHICAL, ROOT, f"{ROOT}/01/0002", names) == [1_0002_0001, 1_0002_0002]
     assert ledger_ids_under(LONG, ROOT, f"{ROOT}/01/0002", names) == []
@@ -120,10 +120,10 @@ def test_branches_are_the_parents_of_the_directories_of_tasks(ledger_ids: list[i
 
 
 @pytest.mark.parametrize("name", ["urL1", "url0000000001", "urL", "urL00000000x1", "urL9223372036854775808", "0000"])
-def test_other_names_are_no_tasks(name: str) -> None:
+def test_other_names_are_not_tasks(name: str) -> None:
     assert task_ledger_id(name) is None
 
 
-def test_parents_are_given_nearest_first() -> None:
+def test_parents_are_returned_nearest_first() -> None:
     assert parents_of(f"{ROOT}/00/0001/L2345", ROOT) == [f"{ROOT}/00/0001", f"{ROOT}/00"]
     assert parents_of(f"{ROOT}/L0000000001", ROOT) == []

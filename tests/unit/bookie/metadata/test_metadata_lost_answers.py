@@ -417,7 +417,7 @@ async def test_one_fault_at_any_request_does_no_harm(name: str, fault: Fault) ->
     raise AssertionError("the scenario has more requests than were tried")
 
 
-async def test_answer_lost_at_each_write_is_settled_without_troubling_the_caller() -> None:
+async def test_lost_answer_of_any_write_is_resolved_without_an_error_for_the_caller() -> None:
     """Lost answers are common, so the common changes settle one without an error."""
     for name in (
         "format",
@@ -464,7 +464,7 @@ class LostRequest:
         return None
 
 
-async def test_a_change_of_another_client_is_not_taken_for_the_own_one_that_was_lost() -> None:
+async def test_a_change_of_another_client_is_not_mistaken_for_the_lost_own_one() -> None:
     world = MetadataWorld()
     await _with_ledger(world)
     other = MetadataWorld(MemoryStore(world.store.cell))
@@ -476,7 +476,7 @@ async def test_a_change_of_another_client_is_not_taken_for_the_own_one_that_was_
 
 
 @pytest.mark.parametrize("format_version", [2, 3])
-async def test_a_ledger_of_another_client_is_not_taken_for_the_own_one_that_was_lost(format_version: int) -> None:
+async def test_a_ledger_of_another_client_is_not_mistaken_for_the_lost_own_one(format_version: int) -> None:
     """Equal metadata of format 2 has equal bytes, so the creator of a ledger cannot be recognized."""
     world = MetadataWorld()
     await _formatted(world)
@@ -496,7 +496,7 @@ async def test_a_ledger_is_deleted_although_the_first_request_was_lost() -> None
     assert not _has_ledger(world)
 
 
-async def test_a_lock_left_behind_that_another_session_has_by_now_is_not_taken_over() -> None:
+async def test_an_orphaned_lock_that_another_session_has_acquired_is_not_taken_over() -> None:
     """Programs of Apache delete locks of other sessions."""
     world = MetadataWorld()
     await _with_task(world)
@@ -534,7 +534,7 @@ async def test_mark_many_counts_marks_whose_answer_was_lost() -> None:
     assert "lost" in requests
 
 
-async def test_opened_cluster_is_the_formatted_one_despite_faults() -> None:
+async def test_a_cluster_opens_if_an_answer_was_lost_while_formatting() -> None:
     world = MetadataWorld()
     world.store.fault_hook = OneFault(at=3, fault=Fault.LOSE_ANSWER)
     await _format(world)
@@ -555,7 +555,7 @@ class LosingStore(MemoryStore):
 
 
 @pytest.mark.parametrize("losses", [1, WRITE_ATTEMPTS_MAX])
-async def test_a_registration_that_remains_is_not_said_to_be_deleted(losses: int) -> None:
+async def test_a_registration_that_remains_is_not_reported_as_deleted(losses: int) -> None:
     store = LosingStore(MemoryCell())
     world = MetadataWorld(store)
     await _registered(world)
@@ -573,7 +573,7 @@ async def test_a_registration_that_remains_is_not_said_to_be_deleted(losses: int
     assert (await world.registrations.list()).registered == frozenset()
 
 
-async def test_a_bookie_that_cannot_reach_the_store_does_not_say_that_its_id_is_in_use() -> None:
+async def test_an_unreachable_store_is_not_reported_as_a_bookie_id_in_use() -> None:
     world = MetadataWorld()
     await _formatted(world)
     world.store.suspend()
@@ -582,7 +582,7 @@ async def test_a_bookie_that_cannot_reach_the_store_does_not_say_that_its_id_is_
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
-async def test_a_cookie_that_was_not_written_is_not_said_to_be_the_own_one(
+async def test_a_cookie_that_was_not_written_is_not_taken_for_the_own_one(
     is_taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection breaks while the cookie is sent, and another bookie may have taken the id in the meantime."""

@@ -73,7 +73,7 @@ def test_apaches_samples_are_written_back_byte_for_byte(sample: str) -> None:
     assert encode(decode(data)) == data
 
 
-def test_apaches_samples_mean_what_they_say() -> None:
+def test_apaches_samples_are_decoded_correctly() -> None:
     assert decode(base64.b64decode(APACHE_V2)) == IN_RECOVERY
     assert decode(base64.b64decode(APACHE_V2_CTIME)) == replace(IN_RECOVERY, ctime_ms=1544002383075)
     v1 = replace(IN_RECOVERY, password=None, digest_type=None, format_version=1)
@@ -125,7 +125,7 @@ def test_length_and_last_entry_of_an_open_ledger_are_ignored() -> None:
     assert decode(HEADER + b"3\n" + bytes([len(body)]) + body) == OPEN
 
 
-def test_absent_ack_quorum_digest_and_password() -> None:
+def test_absent_ack_quorum_digest_and_password_are_read() -> None:
     message = LedgerMetadataFormat.FromString(VECTOR_OPEN[31:])
     message.ClearField("ackQuorumSize")
     message.ClearField("digestType")
@@ -142,7 +142,7 @@ def test_absent_ack_quorum_digest_and_password() -> None:
     ("field", "number"),
     [("state", b"\x28\x07"), ("digestType", b"\x38\x63")],
 )
-def test_value_that_this_version_does_not_know_is_not_guessed(field: str, number: bytes) -> None:
+def test_unknown_value_is_not_guessed(field: str, number: bytes) -> None:
     message = LedgerMetadataFormat.FromString(VECTOR_OPEN[31:])
     message.ClearField(field)
     body = message.SerializePartialToString() + number
@@ -166,7 +166,7 @@ def test_closed_ledger_without_a_last_entry_is_unreadable() -> None:
 
 
 @pytest.mark.parametrize("member", ["", "a/b", "readonly", "\u00e9"])
-def test_member_that_is_no_bookie_is_unreadable(member: str) -> None:
+def test_member_that_is_not_a_bookie_id_is_unreadable(member: str) -> None:
     message = LedgerMetadataFormat.FromString(VECTOR_OPEN[31:])
     message.segment[0].ensembleMember[0] = member
     with pytest.raises(UnreadableMetadataError, match="not a bookie id"):
@@ -204,7 +204,7 @@ def test_damaged_bytes_are_unreadable(data: bytes) -> None:
 
 @given(st.sampled_from([b"", HEADER, HEADER + b"1\n", HEADER + b"2\n", HEADER + b"3\n"]), st.binary(max_size=200))
 @example(HEADER + b"3\n", b"\x02\x08")
-def test_any_bytes_are_read_or_unreadable(start: bytes, rest: bytes) -> None:
+def test_arbitrary_bytes_are_read_or_unreadable(start: bytes, rest: bytes) -> None:
     _decodes_or_is_unreadable(start + rest)
 
 
@@ -212,7 +212,7 @@ def test_any_bytes_are_read_or_unreadable(start: bytes, rest: bytes) -> None:
     st.sampled_from([VECTOR_OPEN, VECTOR_CLOSED, *map(base64.b64decode, (APACHE_V1, APACHE_V2_CTIME, APACHE_V3))]),
     st.data(),
 )
-def test_any_damage_to_good_bytes_is_read_or_unreadable(good: bytes, data: st.DataObject) -> None:
+def test_damaged_valid_bytes_are_read_or_unreadable(good: bytes, data: st.DataObject) -> None:
     position = data.draw(st.integers(0, len(good)))
     removed = data.draw(st.integers(0, 4))
     _decodes_or_is_unreadable(good[:position] + data.draw(st.binary(max_size=4)) + good[position + removed :])
@@ -262,12 +262,12 @@ _custom = st.dictionaries(st.text(max_size=10), st.binary(max_size=30), max_size
 
 
 @given(st.integers(1, 3).flatmap(metadata_values))
-def test_every_metadata_is_read_back_as_written(metadata: LedgerMetadata) -> None:
+def test_all_metadata_is_read_back_as_written(metadata: LedgerMetadata) -> None:
     assert decode(encode(metadata)) == metadata
 
 
 @pytest.mark.parametrize("version", [0, 4, -1])
-def test_format_that_does_not_exist_is_not_written(version: int) -> None:
+def test_unknown_format_is_not_written(version: int) -> None:
     with pytest.raises(UnwritableMetadataError, match=str(version)):
         encode(replace(OPEN, format_version=version))
 
@@ -275,7 +275,7 @@ def test_format_that_does_not_exist_is_not_written(version: int) -> None:
 @pytest.mark.parametrize(
     "change", [{"password": b"", "digest_type": DigestType.CRC32}, {"ctime_ms": 1}, {"custom": (("k", b""),)}]
 )
-def test_first_format_refuses_what_it_cannot_hold(change: dict[str, object]) -> None:
+def test_first_format_refuses_what_it_cannot_represent(change: dict[str, object]) -> None:
     plain = replace(OPEN, format_version=1, password=None, digest_type=None, ctoken=None)
     with pytest.raises(UnwritableMetadataError):
         encode(replace(plain, **change))  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ from bookie.metadata.uri import InvalidUriError, MetadataUri, parse_uri
         ("metadata-store:zk:h:2181/ledgers", MetadataUri("h:2181", "/ledgers/ledgers", "hierarchical")),
     ],
 )
-def test_accepted(text: str, expected: MetadataUri) -> None:
+def test_valid_uris_are_accepted(text: str, expected: MetadataUri) -> None:
     assert parse_uri(text) == expected
 
 
@@ -69,7 +69,7 @@ def test_accepted(text: str, expected: MetadataUri) -> None:
         ("zk://h/a?b=c", "plain names"),
     ],
 )
-def test_refusal_names_the_fault_and_shows_an_example(text: str, why: str) -> None:
+def test_error_names_the_problem_and_shows_an_example(text: str, why: str) -> None:
     with pytest.raises(InvalidUriError) as caught:
         parse_uri(text)
     assert why in str(caught.value)
@@ -91,7 +91,7 @@ def test_refusal_names_the_fault_and_shows_an_example(text: str, why: str) -> No
         ("metadata-store:zk:h:2181//p", "plain names"),
     ],
 )
-def test_refusal_of_a_uri_of_pulsars_driver_shows_one_that_works(text: str, why: str) -> None:
+def test_error_for_a_uri_of_pulsars_driver_shows_a_working_uri(text: str, why: str) -> None:
     with pytest.raises(InvalidUriError) as caught:
         parse_uri(text)
     assert why in str(caught.value)
@@ -99,7 +99,7 @@ def test_refusal_of_a_uri_of_pulsars_driver_shows_one_that_works(text: str, why:
 
 
 @given(st.text(max_size=40) | st.text(max_size=30).map("zk://".__add__) | st.text().map("metadata-store:zk:".__add__))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_arbitrary_text_is_read_or_refused(text: str) -> None:
     try:
         uri = parse_uri(text)
     except InvalidUriError:

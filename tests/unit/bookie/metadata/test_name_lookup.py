@@ -52,13 +52,13 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
     made.release()
 
 
-def test_a_slow_name_does_not_delay_the_others(names: Names) -> None:
+def test_a_slow_lookup_does_not_delay_the_others(names: Names) -> None:
     assert names.lookup.find([SLOW, FAST]) == [("fast", "address of fast", 2182)]
     assert names.failures == [("slow", "no answer within 0.2 s")]
     assert all(thread.daemon for thread in names.threads)
 
 
-def test_a_slow_name_is_looked_up_once_and_its_answer_serves_the_next_attempt(names: Names) -> None:
+def test_a_slow_lookup_runs_once_and_its_answer_is_used_by_the_next_attempt(names: Names) -> None:
     for _ in range(3):
         assert names.lookup.find([SLOW, FAST]) == [("fast", "address of fast", 2182)]
     assert names.asked.count("slow") == 1

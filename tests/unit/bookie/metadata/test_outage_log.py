@@ -37,7 +37,7 @@ def world(caplog: pytest.LogCaptureFixture) -> KazooThread:
     return KazooThread(caplog)
 
 
-def test_a_day_without_zookeeper_is_told_at_growing_intervals(world: KazooThread) -> None:
+def test_a_day_without_zookeeper_is_logged_at_growing_intervals(world: KazooThread) -> None:
     world.fails(times=43_200)
     times = [away_s for _, away_s in world.told]
     assert times[:6] == [0, 16, 46, 106, 226, 466]
@@ -45,7 +45,7 @@ def test_a_day_without_zookeeper_is_told_at_growing_intervals(world: KazooThread
     assert max(late - early for early, late in itertools.pairwise(times)) <= INTERVAL_S_MAX + 2
 
 
-def test_the_first_failure_and_the_return_say_where_why_and_how_long(
+def test_the_first_failure_and_the_return_are_logged_with_server_reason_and_duration(
     world: KazooThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.fails(times=3)
@@ -59,7 +59,7 @@ def test_the_first_failure_and_the_return_say_where_why_and_how_long(
     assert (back.message, back.__dict__["away_s"], back.__dict__["attempts"]) == ("ZooKeeper reachable again", 6, 3)
 
 
-def test_the_next_outage_is_told_at_once_again(world: KazooThread) -> None:
+def test_the_next_outage_is_logged_at_once_again(world: KazooThread) -> None:
     for _ in range(2):
         world.fails(times=5)
         world.log.connected()
@@ -71,7 +71,7 @@ def test_the_next_outage_is_told_at_once_again(world: KazooThread) -> None:
     assert len(world.told) == 4, "a connection is not logged if there was no outage"
 
 
-def test_a_new_reason_is_told_at_once_and_many_are_bounded(world: KazooThread) -> None:
+def test_a_new_reason_is_logged_at_once_and_their_number_is_bounded(world: KazooThread) -> None:
     world.fails()
     world.log.warning("Cannot resolve %s: %s", "zk1", "no such name")
     world.log.warning("Connection time-out: %s", "late")
@@ -81,7 +81,7 @@ def test_a_new_reason_is_told_at_once_and_many_are_bounded(world: KazooThread) -
     assert sum(outage.failed(str(number), 0.0) is not None for number in range(100)) == REASONS_MAX
 
 
-def test_everything_else_that_kazoo_says_passes(world: KazooThread, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_log_records_of_kazoo_pass(world: KazooThread, caplog: pytest.LogCaptureFixture) -> None:
     world.fails()
     world.log.warning("Transition to CONNECTING")
     try:

@@ -181,7 +181,7 @@ async def test_parked_tasks_of_format_2_name_their_bookies_by_hash() -> None:
     assert await ParkedTasks(store, ROOT).get(LEDGER) == replace(task, bookies_seen=frozenset())
 
 
-async def test_a_failure_is_read_back_until_it_is_forgotten() -> None:
+async def test_a_failure_is_read_back_until_it_is_deleted() -> None:
     store = MemoryStore(MemoryCell())
     failed = FailedTasks(store, ROOT)
     assert await failed.list() == []
@@ -221,7 +221,9 @@ def cut_off(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("written", [of_a_newer_format, cut_off])
-async def test_a_record_of_a_newer_format_is_as_safe_as_a_damaged_one(written: Callable[[bytes], bytes]) -> None:
+async def test_a_record_of_a_newer_format_is_handled_as_safely_as_a_damaged_one(
+    written: Callable[[bytes], bytes],
+) -> None:
     store = await store_with(written)
     assert await ParkedTasks(store, ROOT).get(LEDGER) is None
     with pytest.raises(UnreadableReservationError):

@@ -71,7 +71,7 @@ def test_a_topic_refers_to_its_ledgers() -> None:
     ("offload", "copy"),
     [(b"", Copy.BOOKKEEPER), (b"\x18\x01", Copy.BOTH), (b"\x18\x01\x20\x01", Copy.OFFLOADED)],
 )
-def test_where_the_entries_are_follows_from_the_offload(offload: bytes, copy: Copy) -> None:
+def test_the_offload_state_determines_where_the_entries_are(offload: bytes, copy: Copy) -> None:
     ledger = b"\x08\x07\x20\x01\x2a" + bytes((len(offload),)) + offload
     data = b"\x0a" + bytes((len(ledger),)) + ledger
     assert managed_ledger_references(data) == (LedgerReference(7, copy, is_empty=True),)
@@ -109,13 +109,13 @@ def test_every_compression_is_read(kind: int, payload: bytes) -> None:
         ONE[:-1],
     ],
 )
-def test_what_may_hide_a_reference_is_refused(data: bytes) -> None:
+def test_data_that_may_hide_a_reference_is_refused(data: bytes) -> None:
     with pytest.raises(UndecodableNodeError):
         managed_ledger_references(data)
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_decoded_or_refused(data: bytes) -> None:
     for decode in (managed_ledger_references, cursor_references, schema_references):
         try:
             decode(data)
@@ -155,7 +155,7 @@ def test_a_bucket_without_the_id_of_a_ledger_makes_a_cursor_undecodable(value: s
     assert cursor_references(bucket("9223372036854775807")).ledgers == ((1 << 63) - 1,)
 
 
-def test_a_compaction_whose_position_is_in_a_ledger_names_that_ledger_and_no_other() -> None:
+def test_a_compaction_cursor_stored_in_a_ledger_names_only_that_ledger() -> None:
     in_node = (  # cursorsLedgerId -1, and the property CompactedTopicLedger=9
         b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01" + b"\x2a\x18\x0a\x14CompactedTopicLedger\x10\x09"
     )
@@ -227,7 +227,7 @@ async def test_the_tree_is_read_with_old_and_new_names() -> None:
             assert topic_of_managed_ledger(node.name).managed_ledger == node.name
 
 
-async def test_what_may_not_be_read_is_told_and_never_missing() -> None:
+async def test_denied_nodes_are_reported_and_never_left_out() -> None:
     store = MemoryStore(MemoryCell())
     for name in ("a", "b"):
         await put_node(store, f"/p/managed-ledgers/t/n/persistent/{name}", b"x")
@@ -261,7 +261,7 @@ class SlowStore(MemoryStore):
         return await super().get_many_data(paths)
 
 
-async def test_the_next_part_is_read_before_one_is_used_and_the_order_stays() -> None:
+async def test_the_next_batch_is_prefetched_and_the_order_is_kept() -> None:
     store = SlowStore()
     for name in ("a", "b"):
         await put_node(store, f"/p/managed-ledgers/t/n/persistent/{name}", b"")

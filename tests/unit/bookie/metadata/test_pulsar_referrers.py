@@ -30,7 +30,7 @@ TOPIC = Topic("t", "t/n", "persistent://t/n/orders")
         (SCHEMA, "/p/schemas/t/n/orders"),
     ],
 )
-def test_a_ledger_has_the_node_that_its_custom_metadata_names(custom: Custom, path: str) -> None:
+def test_the_custom_metadata_of_a_ledger_names_its_node(custom: Custom, path: str) -> None:
     owner = owner_of(custom)
     assert owner is not None
     (referrer,) = referrers_of("/p", owner)
@@ -46,7 +46,7 @@ def test_a_ledger_has_the_node_that_its_custom_metadata_names(custom: Custom, pa
         Owner(Component.DELAYED_INDEX, TOPIC),
     ],
 )
-def test_what_names_no_node_has_none(owner: Owner) -> None:
+def test_an_owner_that_names_no_node_has_no_referrer(owner: Owner) -> None:
     assert referrers_of("/p", owner) == ()
 
 
@@ -72,13 +72,13 @@ def test_a_shadow_topic_requires_none_of_its_ledgers() -> None:
     assert (refers(topic, data, 1), requires(topic, data, 1), requires(topic, managed(1), 1)) == (True, False, True)
 
 
-def test_a_topic_requires_only_ledgers_with_entries_in_bookkeeper_alone() -> None:
+def test_a_topic_requires_only_ledgers_whose_entries_are_only_in_bookkeeper() -> None:
     topic, data = Referrer("", NodeKind.MANAGED_LEDGER, ML), managed(1, 2, 3, 4, offloaded=[2], copied=[3], empty=[4])
     assert [number for number in range(1, 6) if refers(topic, data, number)] == [1, 2, 3, 4]
     assert [number for number in range(1, 6) if requires(topic, data, number)] == [1]
 
 
-def test_the_compacted_ledger_of_a_cursor_in_a_ledger_is_not_known() -> None:
+def test_the_compacted_ledger_of_a_cursor_stored_in_a_ledger_is_unknown() -> None:
     assert ledger_with_reference("__compaction", cursor(3)) == 3
     assert ledger_with_reference("__compaction", cursor(compacted=3)) is None
     assert ledger_with_reference("s", cursor(3)) is None

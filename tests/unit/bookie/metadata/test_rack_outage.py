@@ -25,47 +25,47 @@ def held(given: Losses, topology: Topology = TOPOLOGY, delay_s: float = 3600) ->
     return {bookie: outage.until_ms - NOW_MS for bookie, outage in rack_outages(given, topology, delay_s).items()}
 
 
-def test_a_rack_is_gone_if_every_bookie_of_it_is() -> None:
+def test_a_rack_is_down_if_all_its_bookies_are() -> None:
     assert held(losses({C, D, E})) == {A: 3_600_000, B: 3_600_000}
     assert held(losses({B, C, D, E})) == {}
     assert held(losses({C, D, E}, b=20)) == {A: 3_620_000, B: 3_620_000}, "the time counts from the last loss"
 
 
-def test_losses_one_by_one_are_no_outage() -> None:
+def test_losses_one_by_one_are_not_an_outage() -> None:
     assert held(losses({C, D, E}, b=AT_ONCE_S)) != {}
     assert held(losses({C, D, E}, b=AT_ONCE_S + 1)) == {}
 
 
-def test_a_rack_of_one_bookie_is_no_rack() -> None:
+def test_a_rack_of_one_bookie_does_not_count() -> None:
     assert held(losses({A, B, C, D})) == {}
 
 
-def test_bookies_without_a_place_are_in_no_rack() -> None:
+def test_bookies_without_a_location_are_in_no_rack() -> None:
     assert held(losses({C, D, E}), Topology({C: R2, D: R2})) == {}
     assert held(losses({C, D, E}), Topology()) == {}
 
 
-def test_without_another_rack_nothing_shows_that_the_rack_is_the_cause() -> None:
+def test_a_cluster_with_one_rack_has_no_rack_outage() -> None:
     assert held(losses(set())) == {}
     assert held(losses({C, D, E}), Topology({A: R1, B: R1})) == {}
 
 
-def test_two_racks_may_be_gone() -> None:
+def test_two_racks_can_be_down() -> None:
     assert set(held(losses({E}, c=5))) == {A, B, C, D}
 
 
-def test_an_operator_may_waive_it_for_each_bookie() -> None:
+def test_an_operator_can_waive_the_hold_for_a_bookie() -> None:
     given = losses({C, D, E})
     waived = Losses(given.known, given.registered, {**given.noted, A: Down(NOW_MS, is_delay_waived=True)})
     assert set(held(waived)) == {B}
 
 
-def test_the_rule_can_be_off_and_is_bounded() -> None:
+def test_the_rule_can_be_disabled_and_is_bounded() -> None:
     assert held(losses({C, D, E}), delay_s=0) == {}
     assert held(losses({C, D, E}), delay_s=10**9)[A] == RACK_OUTAGE_DELAY_S_MAX * 1000
 
 
-def test_an_outage_holds_critical_ledgers_too_and_has_the_reason() -> None:
+def test_an_outage_holds_back_critical_ledgers_too_and_is_the_reason() -> None:
     policy = MarkingPolicy(600, 60, outages=rack_outages(losses({C, D, E}), TOPOLOGY, 3600))
     times = policy.times(A, Down(NOW_MS))
     assert times.due_ms == times.critical_due_ms == NOW_MS + 3_600_000
@@ -75,7 +75,7 @@ def test_an_outage_holds_critical_ledgers_too_and_has_the_reason() -> None:
     assert (longer.due_ms, longer.reason) == (NOW_MS + 7_200_000, HoldReason.DELAY)
 
 
-def test_workers_follow_what_is_noted_for_a_bounded_time() -> None:
+def test_workers_respect_a_recorded_hold_for_a_bounded_time() -> None:
     assert Down(NOW_MS, held_until_ms=NOW_MS + 5000).due_ms(0) == NOW_MS + 5000
     assert Down(NOW_MS, held_until_ms=NOW_MS + 5000).due_ms(60) == NOW_MS + 60_000
     assert Down(NOW_MS, held_until_ms=NOW_MS + 5000, is_delay_waived=True).due_ms(60) == NOW_MS

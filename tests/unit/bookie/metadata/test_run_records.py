@@ -39,7 +39,7 @@ async def prepared(cell: MemoryCell) -> Runs:
 
 
 @in_virtual_time
-async def test_a_lock_whose_answer_was_lost_is_ours() -> None:
+async def test_a_lock_whose_answer_was_lost_is_recognized_as_own() -> None:
     cell = MemoryCell()
     other = await prepared(cell)
     runs = Runs(MemoryStore(cell, fault_hook=Faults("locks/", Fault.LOSE_ANSWER)), "/ledgers")
@@ -52,7 +52,7 @@ async def test_a_lock_whose_answer_was_lost_is_ours() -> None:
 
 
 @in_virtual_time
-async def test_a_lock_that_was_left_behind_by_this_session_is_taken_up() -> None:
+async def test_an_orphaned_lock_of_this_session_is_acquired_again() -> None:
     cell = MemoryCell()
     await prepared(cell)
     store = MemoryStore(cell, fault_hook=Faults("locks/", None, Fault.FAIL_BEFORE))
@@ -68,7 +68,7 @@ async def test_a_lock_that_was_left_behind_by_this_session_is_taken_up() -> None
 
 
 @in_virtual_time
-async def test_a_release_whose_answer_was_lost_is_settled() -> None:
+async def test_a_release_whose_answer_was_lost_is_resolved() -> None:
     cell = MemoryCell()
     other = await prepared(cell)
     faults = Faults("locks/", None, Fault.LOSE_ANSWER, Fault.LOSE_ANSWER)
@@ -107,7 +107,7 @@ async def test_the_last_success_survives_lost_answers() -> None:
 
 
 @in_virtual_time
-async def test_several_writes_in_a_row_without_an_answer_are_all_ours() -> None:
+async def test_several_writes_without_an_answer_are_all_recognized_as_own() -> None:
     cell = MemoryCell()
     other = await prepared(cell)
     outage = Outage()
@@ -124,7 +124,7 @@ async def test_several_writes_in_a_row_without_an_answer_are_all_ours() -> None:
 
 
 @in_virtual_time
-async def test_a_write_that_could_not_even_be_looked_at_is_still_known_as_ours() -> None:
+async def test_a_write_that_could_not_be_verified_is_later_recognized_as_own() -> None:
     """An outage in the middle of a write: its answer is lost, and the check of the node fails as well."""
     cell = MemoryCell()
     other = await prepared(cell)

@@ -32,14 +32,14 @@ def test_info_is_read_back_as_written(info: ServiceInfo) -> None:
     assert decode_service_info(encode_service_info(info), BK) == info or info == ServiceInfo(())
 
 
-def test_bytes_have_apaches_field_numbers() -> None:
+def test_fields_have_the_numbers_of_apache() -> None:
     info = ServiceInfo((Endpoint("b", "h", 1, "p", ("a",), ("x",)),), (("k", "v"),))
     assert encode_service_info(info).hex() == "3211" + "0a0162" + "1001" + "1a0168" + "220170" + "2a0161" + "320178" + (
         "3a06" + "0a016b" + "120176"
     )
 
 
-def test_empty_payload_means_apaches_protocol_at_the_id() -> None:
+def test_empty_payload_means_apaches_protocol_at_the_address_in_the_id() -> None:
     assert decode_service_info(b"", BK) == ServiceInfo((Endpoint("bk1:3181", "bk1", 3181, "bookie-rpc"),))
 
 
@@ -53,13 +53,13 @@ def test_empty_payload_of_an_id_without_an_address_is_unreadable(bookie: str) ->
     "data",
     [b"\xff", b"\x32\x05", b"\x32\x00", b"\x32\x0b\x0a\x01\xff\x10\x01\x1a\x01h\x22\x01p", b"\x3a\x03\x0a\x01\xff"],
 )
-def test_damage_is_unreadable(data: bytes) -> None:
+def test_damaged_info_is_unreadable(data: bytes) -> None:
     with pytest.raises(UnreadableServiceInfoError, match=BK):
         decode_service_info(data, BK)
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_read_or_unreadable(data: bytes) -> None:
+def test_arbitrary_bytes_are_read_or_unreadable(data: bytes) -> None:
     try:
         decode_service_info(data, BK)
     except UnreadableServiceInfoError:

@@ -29,16 +29,16 @@ async def test_a_request_waits_for_the_connection_of_its_session() -> None:
 
 
 @pytest.mark.parametrize("changes", [[LOST], [LOST, NEXT], [NEXT]])
-async def test_a_request_of_a_lost_session_is_not_one_of_the_next(changes: list[Session]) -> None:
+async def test_a_request_of_a_lost_session_is_not_sent_in_the_next(changes: list[Session]) -> None:
     with pytest.raises(StoreUnavailableError, match="lost before the request was sent"):
         await changed_to(SessionTracker(SUSPENDED), *changes)
 
 
-async def test_a_request_made_without_a_session_is_one_of_the_next() -> None:
+async def test_a_request_made_without_a_session_belongs_to_the_next_one() -> None:
     assert await changed_to(SessionTracker(LOST), NEXT) == NEXT
 
 
-async def test_a_session_that_was_lost_or_followed_is_not_alive() -> None:
+async def test_a_lost_or_replaced_session_is_not_alive() -> None:
     for now in (LOST, NEXT):
         with pytest.raises(StoreUnavailableError):
             SessionTracker(now).ensure(SAME)

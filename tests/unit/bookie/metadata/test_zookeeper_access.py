@@ -50,12 +50,12 @@ def test_the_text_for_executors_is_read_back(access: ZooKeeperAccess) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "3", '{"nothing": 1}', '{"tls_verify": "maybe"}', '{"login": "x"}', '{"acl": "x"}']
 )
-def test_no_other_text_is_read(text: str) -> None:
+def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError):
         access_from_text(text)
 
 
-def test_the_environment_names_files_and_not_secrets() -> None:
+def test_the_environment_contains_file_names_and_no_secrets() -> None:
     environment = {
         "BKHEAL_ZK_TLS_CA": "/ca",
         "BKHEAL_ZK_TLS_VERIFY": "authority",
@@ -98,7 +98,7 @@ def test_the_environment_names_files_and_not_secrets() -> None:
         ({"BKHEAL_STATE_ROOT": "/" + "a" * 200}, "longer than 200 characters"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(environment: dict[str, str], says: str) -> None:
+def test_invalid_settings_are_refused(environment: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         access_from_environment(environment)
 
@@ -118,7 +118,7 @@ def test_acls_are_read_as_zookeepers_shell_writes_them(text: str, acl: tuple[Acl
 
 
 @pytest.mark.parametrize("text", ["", ",", "a", "a:b", "a:b:", ":b:r", "a:b:x", "a:b:r" + ",a:b:r" * 64])
-def test_anything_else_is_no_acl(text: str) -> None:
+def test_other_text_is_not_an_acl(text: str) -> None:
     with pytest.raises(ZooKeeperAccessError):
         parse_acl(text)
 
@@ -196,7 +196,7 @@ _MAJOR = ("Unspecified GSS failure", 851968)
         (("something else",), ZooKeeperAccessError, "something else"),
     ],
 )
-def test_the_reason_of_a_missing_ticket_is_told(
+def test_the_reason_of_a_missing_ticket_is_reported(
     arguments: tuple[object, ...], kind: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "kerberos", cast(ModuleType, _Library(*arguments)))
@@ -204,7 +204,7 @@ def test_the_reason_of_a_missing_ticket_is_told(
         get_ticket(ZooKeeperAccess(login=ZooKeeperLogin.GSSAPI, sasl_service="zk"), "h")
 
 
-def test_a_ticket_is_asked_for_by_kerberos_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ticket_is_requested_only_for_kerberos(monkeypatch: pytest.MonkeyPatch) -> None:
     library = _Library()
     monkeypatch.setitem(sys.modules, "kerberos", cast(ModuleType, library))
     get_ticket(PLAIN_ACCESS, "h")

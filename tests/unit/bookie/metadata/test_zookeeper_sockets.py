@@ -46,7 +46,7 @@ def _received(connection: PlainSocket, sizes: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_replies_arrive_whole_and_in_order(pair: tuple[PlainSocket, socket.socket], seed: int) -> None:
+def test_replies_arrive_complete_and_in_order(pair: tuple[PlainSocket, socket.socket], seed: int) -> None:
     connection, server = pair
     rng = random.Random(seed)
     for _ in range(20):
@@ -59,7 +59,7 @@ def test_replies_arrive_whole_and_in_order(pair: tuple[PlainSocket, socket.socke
     assert connection.pending() == 0
 
 
-def test_replies_that_arrive_together_are_there_without_another_wait(
+def test_replies_that_arrive_together_need_no_second_wait(
     pair: tuple[PlainSocket, socket.socket],
 ) -> None:
     connection, server = pair
@@ -71,7 +71,7 @@ def test_replies_that_arrive_together_are_there_without_another_wait(
     assert wait_receivable([connection], 0) == []
 
 
-def test_a_socket_without_data_asks_to_wait_and_the_end_of_the_stream_is_received(
+def test_a_socket_without_data_must_be_waited_for_and_the_end_of_the_stream_is_received(
     pair: tuple[PlainSocket, socket.socket],
 ) -> None:
     connection, server = pair
@@ -89,7 +89,7 @@ def test_a_socket_without_data_asks_to_wait_and_the_end_of_the_stream_is_receive
     assert connection.recv(4) == b""
 
 
-def test_a_full_socket_is_waited_for_until_there_is_room(pair: tuple[PlainSocket, socket.socket]) -> None:
+def test_a_send_waits_until_a_full_socket_has_room(pair: tuple[PlainSocket, socket.socket]) -> None:
     connection, server = pair
     sent = 0
     is_full = False
@@ -108,9 +108,7 @@ def test_a_full_socket_is_waited_for_until_there_is_room(pair: tuple[PlainSocket
     assert server.recv(10) == b"more"
 
 
-def test_requests_and_replies_do_not_hold_each_other_up(
-    pair: tuple[PlainSocket, socket.socket], wake_up: WakeUp
-) -> None:
+def test_requests_and_replies_do_not_block_each_other(pair: tuple[PlainSocket, socket.socket], wake_up: WakeUp) -> None:
     connection, server = pair
     assert wait_receivable([connection, wake_up], 0) == []
     wake_up.send(b"\0")

@@ -32,7 +32,7 @@ def slow_runs(entry_ids: frozenset[int]) -> tuple[tuple[int, int], ...]:
     return tuple((run[0], run[-1]) for run in collected)
 
 
-def test_the_encoding_is_apaches() -> None:
+def test_the_encoding_is_that_of_apache() -> None:
     assert EntryRuns.of([0, 1, 2, 7]).encode().hex() == (
         "0000000000000002"  # version 0, two groups
         + "00" * 56
@@ -41,13 +41,13 @@ def test_the_encoding_is_apaches() -> None:
     )  # fmt: skip
 
 
-def test_a_bookie_with_nothing_is_a_header_alone() -> None:
+def test_an_empty_bookie_is_encoded_as_a_header_alone() -> None:
     assert EntryRuns.of([]).encode() == bytes(64)
     assert EntryRuns.decode(bytes(64)) == EntryRuns(())
 
 
 @given(entry_sets)
-def test_what_is_written_is_read_back(entry_ids: frozenset[int]) -> None:
+def test_runs_are_read_back_as_written(entry_ids: frozenset[int]) -> None:
     runs = EntryRuns.of(sorted(entry_ids))
     assert tuple(runs.runs) == slow_runs(entry_ids)
     assert EntryRuns.decode(runs.encode()) == runs
@@ -63,7 +63,7 @@ def test_membership_length_and_iteration_are_those_of_the_set(entry_ids: frozens
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=20))
-def test_any_runs_have_one_canonical_form(pairs: list[tuple[int, int]]) -> None:
+def test_runs_have_one_canonical_form(pairs: list[tuple[int, int]]) -> None:
     overlapping = [(first, first + more) for first, more in pairs]
     covered = frozenset(entry_id for first, last in overlapping for entry_id in range(first, last + 1))
     assert tuple(EntryRuns.of_runs(overlapping).runs) == slow_runs(covered)
@@ -73,7 +73,7 @@ def test_repeated_ids_count_once() -> None:
     assert tuple(EntryRuns.of([3, 3, 4, 4, 4]).runs) == ((3, 4),)
 
 
-def test_ids_out_of_order_are_refused_rather_than_lost() -> None:
+def test_ids_out_of_order_are_refused_and_not_dropped() -> None:
     with pytest.raises(AssertionError, match="entry 1 after"):
         EntryRuns.of([5, 1])
 
@@ -106,7 +106,7 @@ def is_present(entry_id: int, groups: list[tuple[int, int, int, int]]) -> bool:
 
 
 @given(periodic_groups())
-def test_periodic_groups_hold_what_the_rule_says(groups: list[tuple[int, int, int, int]]) -> None:
+def test_periodic_groups_contain_the_entries_of_the_rule(groups: list[tuple[int, int, int, int]]) -> None:
     runs = EntryRuns.decode(encoded(*groups))
     for entry_id in range(200):
         is_beyond_touching_runs = any(
@@ -124,13 +124,13 @@ def test_adjacent_groups_are_one_run() -> None:
     assert tuple(EntryRuns.decode(encoded((0, 0, 5, 0), (5, 5, 5, 0))).runs) == ((0, 9),)
 
 
-def test_runs_longer_than_a_group_can_say_are_split_and_joined_again() -> None:
+def test_runs_too_long_for_one_group_are_split_and_joined_again() -> None:
     long = EntryRuns(((7, 7 + (1 << 33)),))
     assert struct.unpack_from(">ii", long.encode()) == (0, 5)
     assert EntryRuns.decode(long.encode()) == long
 
 
-def test_a_group_of_touching_runs_is_read_as_one_however_long() -> None:
+def test_a_group_of_adjacent_runs_of_any_length_is_read_as_one_run() -> None:
     everything = EntryRuns.decode(encoded((0, ENTRY_ID_MAX, 1, 1)))
     assert tuple(everything.runs) == ((0, ENTRY_ID_MAX),)
     assert len(everything) == ENTRY_ID_MAX + 1
@@ -169,7 +169,7 @@ def test_many_groups_cannot_add_up_to_absurdly_many_runs() -> None:
         (-(1 << 63), (1 << 63) - 1, 1, 2),
     ],
 )
-def test_impossible_groups_are_refused(group_values: tuple[int, int, int, int]) -> None:
+def test_invalid_groups_are_refused(group_values: tuple[int, int, int, int]) -> None:
     with pytest.raises(InvalidAvailabilityError, match="impossible group"):
         EntryRuns.decode(encoded(group_values))
 
@@ -190,7 +190,7 @@ def test_truncated_or_foreign_bytes_are_refused(data: bytes) -> None:
 
 
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=96).map(lambda tail: header(len(tail) // 24) + tail)))
-def test_any_bytes_are_read_or_refused_and_nothing_else(data: bytes) -> None:
+def test_arbitrary_bytes_are_read_or_refused(data: bytes) -> None:
     try:
         runs = EntryRuns.decode(data)
     except InvalidAvailabilityError:

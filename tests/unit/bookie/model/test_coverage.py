@@ -53,7 +53,7 @@ def no_ack_set_is_unsatisfied(known: frozenset[int], size: int, write_quorum: in
 
 
 @pytest.mark.parametrize("size", range(1, SIZE_MAX + 1))
-def test_four_definitions_agree(size: int) -> None:
+def test_four_definitions_of_coverage_agree(size: int) -> None:
     for shape in shapes():
         if shape[0] != size:
             continue
@@ -79,7 +79,7 @@ def test_four_definitions_agree(size: int) -> None:
         ((6, 3, 2), 4, 5),
     ],
 )
-def test_numbers_of_answers_that_suffice(shape: tuple[int, int, int], fewest: int, always: int) -> None:
+def test_the_number_of_answers_that_suffices(shape: tuple[int, int, int], fewest: int, always: int) -> None:
     """The table in docs/formats.md#coverage."""
     by_count: dict[int, set[bool]] = {}
     for known in subsets(shape[0]):
@@ -88,7 +88,7 @@ def test_numbers_of_answers_that_suffice(shape: tuple[int, int, int], fewest: in
     assert min(count for count, covered in by_count.items() if covered == {True}) == always
 
 
-def test_one_write_set_is_ruled_out_by_the_smallest_set_that_meets_every_ack_set() -> None:
+def test_the_negative_quorum_is_the_smallest_set_that_meets_every_ack_set() -> None:
     for _, write_quorum, ack_quorum in shapes():
         members = range(write_quorum)
         smallest = min(

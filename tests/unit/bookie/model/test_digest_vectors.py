@@ -25,7 +25,7 @@ HELLO = "68656c6c6f"
         (b"foobar", "951273d194a6b67be531d77ae6007211f49a5c52"),
     ],
 )
-def test_the_master_key_is_apaches(password: bytes, key: str) -> None:
+def test_the_master_key_is_that_of_apache(password: bytes, key: str) -> None:
     assert master_key(password).hex() == key
 
 
@@ -58,7 +58,7 @@ def test_a_lac_packet_is_packed_as_apache_packs_it(digest_type: DigestType, dige
 
 
 @pytest.mark.parametrize("digest_type", list(DigestType))
-def test_the_size_is_that_of_what_is_computed(digest_type: DigestType) -> None:
+def test_the_declared_size_is_that_of_the_digest(digest_type: DigestType) -> None:
     digest = digest_for(digest_type, b"")
     assert len(digest.compute(b"header", b"payload")) == digest.size
 
@@ -73,7 +73,7 @@ def slow_crc(polynomial: int, data: bytes) -> int:
     return register ^ 0xFFFFFFFF
 
 
-def test_the_slow_twins_know_the_published_check_values() -> None:
+def test_the_slow_reference_checksums_match_published_values() -> None:
     assert slow_crc(0xEDB88320, b"123456789") == 0xCBF43926
     assert slow_crc(0x82F63B78, b"123456789") == 0xE3069283
 
@@ -100,7 +100,7 @@ def test_only_the_hmac_depends_on_the_password() -> None:
     assert sensitive == {DigestType.HMAC}
 
 
-def test_the_key_of_the_hmac_is_the_one_of_the_reference() -> None:
+def test_the_hmac_key_is_that_of_the_reference() -> None:
     key = bytes.fromhex("4070b730deae6ab715502526e86bffdd751a86fb")
     assert digest_for(DigestType.HMAC, b"foobar").compute(b"", b"data") == hmac.digest(key, b"data", "sha1")
 

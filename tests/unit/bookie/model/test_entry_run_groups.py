@@ -39,7 +39,7 @@ ranges = st.tuples(st.integers(0, 130), st.integers(0, 130))
 
 
 @given(sets())
-def test_groups_hold_the_entries_of_the_set_and_are_read_back(entries: frozenset[int]) -> None:
+def test_groups_contain_the_entries_of_the_set_and_are_read_back(entries: frozenset[int]) -> None:
     made = EntryRuns.of(sorted(entries))
     assert list(made) == sorted(entries)
     assert len(made) == len(entries)
@@ -53,7 +53,7 @@ def test_groups_hold_the_entries_of_the_set_and_are_read_back(entries: frozenset
 
 
 @given(sets(), ranges)
-def test_a_part_of_the_set(entries: frozenset[int], where: tuple[int, int]) -> None:
+def test_entries_within_a_range(entries: frozenset[int], where: tuple[int, int]) -> None:
     made, expected = EntryRuns.of(sorted(entries)), sorted(e for e in entries if where[0] <= e <= where[1])
     assert list(made.between(*where)) == expected
     assert [e for first, last in made.within(*where) for e in range(first, last + 1)] == expected
@@ -79,7 +79,7 @@ def test_the_entries_of_a_position_are_counted(
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4), st.integers(0, 6), st.integers(1, 6)), max_size=5))
-def test_groups_that_touch_or_overlap_the_last_run_are_added(
+def test_groups_adjacent_to_or_overlapping_the_last_run_are_added(
     drawn: list[tuple[int, int, int, int]],
 ) -> None:
     builder, expected, start = RunsBuilder(), set[int](), 0
@@ -114,7 +114,7 @@ def in_singles(held: EntryRuns) -> bytes:
     return encoded([(first, first, last - first + 1, 0) for first, last in held.runs])
 
 
-def test_a_striped_ledger_is_a_few_groups_whatever_its_length() -> None:
+def test_a_striped_ledger_of_any_length_is_a_few_groups() -> None:
     held, stripe = striped(), Stripe(5, 2)
     assert len(held) == stripe.count(0, 0, ENTRIES - 1) == stripe.held_count(0, held, 0, ENTRIES - 1)
     assert len(held.groups) <= 3
@@ -148,7 +148,7 @@ class Meter:
 
 
 @pytest.mark.parametrize("held", [striped(), irregular()], ids=["striped", "irregular"])
-def test_no_step_of_a_long_list_has_many_calls(held: EntryRuns) -> None:
+def test_each_step_over_a_long_list_is_short(held: EntryRuns) -> None:
     """The test counts calls, because a time would depend on the machine. A single step would have a million or more."""
     meter = Meter()
     assert meter.run(EntryRuns.decoding(held.encode())) == held
@@ -163,7 +163,7 @@ def test_no_step_of_a_long_list_has_many_calls(held: EntryRuns) -> None:
 
 
 @pytest.mark.parametrize("absent", [COMPARED_AT_ONCE - 1, COMPARED_AT_ONCE])
-def test_an_entry_absent_where_one_step_ends_and_the_next_begins_is_found(absent: int) -> None:
+def test_an_absent_entry_at_the_boundary_of_two_steps_is_found(absent: int) -> None:
     metadata = make_metadata((0, "a"), quorum=(1, 1), last=2 * COMPARED_AT_ONCE)
     held = EntryRuns([(0, absent - 1), (absent + 1, 2 * COMPARED_AT_ONCE)])
     assert not holds_all(metadata, BookieId("a"), held)

@@ -11,7 +11,7 @@ def test_every_character_that_apache_accepts_is_accepted(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a/b", "a b", "bk1\n", "büchse", "a`b", "readonly", "ReadOnly", "a,b", "a+b"])
-def test_what_apache_refuses_is_refused_with_the_rule(text: str) -> None:
+def test_ids_that_apache_refuses_are_refused_with_the_rule(text: str) -> None:
     with pytest.raises(InvalidIdError, match="not a bookie id"):
         bookie_id(text)
 

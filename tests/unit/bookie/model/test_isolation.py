@@ -80,7 +80,9 @@ def wish(primary: object, secondary: object = None, policy_class: object = CLASS
         (wish("red", policy_class="org.apache.bookkeeper.client.RackawareEnsemblePlacementPolicy"), None),
     ],
 )
-def test_a_wish_is_read_as_pulsar_reads_it(custom: tuple[tuple[str, bytes], ...], expected: Isolation | None) -> None:
+def test_an_isolation_policy_is_read_as_pulsar_reads_it(
+    custom: tuple[tuple[str, bytes], ...], expected: Isolation | None
+) -> None:
     assert isolation_of(custom) == expected
 
 
@@ -98,7 +100,7 @@ def test_a_wish_is_read_as_pulsar_reads_it(custom: tuple[tuple[str, bytes], ...]
         wish([["red"]])[1][1],
     ],
 )
-def test_nonsense_restricts_nothing_and_is_told(data: bytes) -> None:
+def test_an_unreadable_policy_restricts_nothing_and_is_reported(data: bytes) -> None:
     custom = ((POLICY_KEY, data),)
     with pytest.raises(UnreadableIsolationError):
         isolation_of(custom)
@@ -107,7 +109,7 @@ def test_nonsense_restricts_nothing_and_is_told(data: bytes) -> None:
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda t: st.lists(t) | st.dictionaries(st.text(), t)))
-def test_any_json_is_a_wish_or_the_one_error(content: object) -> None:
+def test_any_json_is_a_policy_or_unreadable(content: object) -> None:
     for written in (content, {"policyClass": CLASS, "properties": content}):
         with contextlib.suppress(UnreadableIsolationError):
             isolation_of(((POLICY_KEY, json.dumps(written).encode()),))
@@ -132,7 +134,7 @@ def test_any_json_is_a_wish_or_the_one_error(content: object) -> None:
         (wish("*"), "a x g free", 3, "a x g free"),
     ],
 )
-def test_primary_groups_then_secondary_ones_then_what_no_group_has(
+def test_primary_groups_come_first_then_secondary_ones_then_ungrouped_bookies(
     custom: tuple[tuple[str, bytes], ...], bookies: str, ensemble_size: int, expected: str
 ) -> None:
     assert allowed_bookies(custom, TOPOLOGY.groups, name_set(bookies), ensemble_size) == name_set(expected)
@@ -143,7 +145,7 @@ _BOOKIES = st.frozensets(st.sampled_from([BookieId(name) for name in "abcdefgh"]
 
 
 @given(st.dictionaries(_GROUPS, _BOOKIES), st.frozensets(_GROUPS), st.frozensets(_GROUPS), _BOOKIES, st.integers(1, 6))
-def test_suited_agrees_with_pulsars_way_of_excluding(
+def test_allowed_bookies_are_those_that_pulsar_does_not_exclude(
     groups: dict[str, frozenset[BookieId]],
     primary: frozenset[str],
     secondary: frozenset[str],
@@ -173,7 +175,7 @@ def test_suited_agrees_with_pulsars_way_of_excluding(
     st.frozensets(_GROUPS),
     st.frozensets(st.sampled_from([BookieId(name) for name in "abcdefghij"]), min_size=1, max_size=4),
 )
-def test_strangers_are_what_repair_would_not_choose_with_every_bookie_available(
+def test_misplaced_members_are_those_that_repair_would_never_choose(
     groups: dict[str, frozenset[BookieId]],
     primary: frozenset[str],
     secondary: frozenset[str],
@@ -189,7 +191,7 @@ def test_strangers_are_what_repair_would_not_choose_with_every_bookie_available(
     assert all(each in strangers_text(found, asked, known) for each in found)
 
 
-def test_a_stranger_is_named_with_the_reason() -> None:
+def test_a_misplaced_member_is_named_with_the_reason() -> None:
     asked = Isolation(frozenset({"red"}), frozenset({"blue"}))
     found = strangers(name_set("a x g"), asked, TOPOLOGY.groups)
     assert strangers_text(found, asked, TOPOLOGY.groups) == (
@@ -201,7 +203,7 @@ def test_a_stranger_is_named_with_the_reason() -> None:
     assert strangers(name_set("a x"), Isolation(frozenset(), frozenset({"blue"})), TOPOLOGY.groups) == ()
 
 
-def test_groups_are_read_from_pulsars_topology_and_a_host_stands_for_its_bookies() -> None:
+def test_groups_are_read_from_pulsars_topology_and_a_host_means_all_its_bookies() -> None:
     topology = parse_topology('{"red": {"bk1": {"rack": "/"}, "bk2:3181": "/r2"}, "bk3:3181": "/r3", "none": {}}')
     assert topology.groups.names == {"red": {"bk1", "bk2:3181"}, "none": frozenset()}
     bookies = name_set("bk1:3181 bk1:3182 bk2:3181 bk2:3182 bk3:3181")
@@ -236,21 +238,21 @@ def test_a_drain_keeps_a_ledger_in_its_groups() -> None:
     assert step.target == "g"
 
 
-def test_secondary_groups_take_copies_only_where_the_primary_ones_have_not_enough() -> None:
+def test_secondary_groups_get_copies_only_if_the_primary_ones_are_too_small() -> None:
     (step,) = plan(wish("red", "blue"), "a b", registered("a c x y")).steps
     assert step.target == "c"
     (step,) = plan(wish("red", "green"), "a b", registered("a x y g")).steps
     assert step.target == "g"
 
 
-def test_a_read_only_member_counts_for_enough_and_another_read_only_bookie_does_not() -> None:
+def test_a_read_only_member_counts_toward_the_group_size_but_no_other_read_only_bookie() -> None:
     (step,) = plan(wish("red", "green"), "a b", registered("c g", "a")).steps
     assert step.target == "c"
     (step,) = plan(wish("red", "green"), "a b", registered("a g", "c")).steps
     assert step.target == "g"
 
 
-def test_a_ledger_whose_groups_have_nobody_left_waits_and_says_for_whom() -> None:
+def test_a_ledger_whose_groups_have_no_bookie_left_waits_and_names_the_groups() -> None:
     (blocked,) = plan(wish("red", "blue"), "a b", registered("a g")).blocked
     assert blocked.reason is ParkReason.NO_CANDIDATE_BOOKIE
     assert "outside the ensemble in bookie groups that the ledger may have: red; secondary blue" in blocked.detail
@@ -267,7 +269,7 @@ def test_an_ensemble_change_chooses_among_the_groups_of_its_ledger(caplog: pytes
     assert not caplog.records
 
 
-def test_what_cannot_be_kept_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_policy_that_cannot_be_kept_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     metadata = LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BookieId("a"),)),), custom=wish("red"))
     placement = Placement()
     with caplog.at_level(logging.INFO):
@@ -279,7 +281,7 @@ def test_what_cannot_be_kept_is_told_once(caplog: pytest.LogCaptureFixture) -> N
     assert "the topology has no bookie groups, and the ledger asks for red" in str(record.__dict__["reason"])
 
 
-def test_a_copy_outside_the_primary_groups_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_copy_outside_the_primary_groups_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     custom = wish("red", "green")
     metadata = LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BookieId("a"),)),), custom=custom)
     with caplog.at_level(logging.INFO):
@@ -289,7 +291,7 @@ def test_a_copy_outside_the_primary_groups_is_told(caplog: pytest.LogCaptureFixt
 
 
 @in_world(6)
-async def test_a_writer_begins_and_goes_on_in_the_groups_of_its_ledger(world: WriterWorld) -> None:
+async def test_a_writer_stays_in_the_groups_of_its_ledger(world: WriterWorld) -> None:
     world.ports.placement.topology = parse_topology(
         '{"red": {"b1": "/r", "b3": "/r", "b5": "/r"}, "blue": {"b0": "/r"}}'
     )
@@ -322,7 +324,7 @@ async def test_a_recovery_replaces_a_bookie_within_the_groups_of_its_ledger() ->
 
 
 @in_virtual_time
-async def test_other_groups_are_another_state_for_a_ledger_that_waits() -> None:
+async def test_changed_groups_make_a_parked_ledger_due_again() -> None:
     memory, task = Memory(VirtualClock(), random.Random(1)), Task(LEDGER, (BookieId("b"),), 0, 0)
     ledger = Versioned(LEDGER, LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BookieId("b"),)),)), 0)
     memory.record_parked(LEDGER, circumstances_of(task, ledger, registered("a x")), 0)

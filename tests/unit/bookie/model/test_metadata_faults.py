@@ -31,11 +31,11 @@ def of(parts: Parts, *, last: int | None = 9, length: int = 100, ack_quorum: int
         ([(0, "abc"), (5, "abx")], 5, 50),
     ],
 )
-def test_sound_metadata_has_no_fault(parts: Parts, last: int | None, length: int) -> None:
+def test_valid_metadata_has_no_fault(parts: Parts, last: int | None, length: int) -> None:
     assert of(parts, last=last, length=length) == []
 
 
-def test_each_fault_of_readable_metadata() -> None:
+def test_each_fault_of_readable_metadata_is_detected() -> None:
     assert of([(0, "abc"), (3, "aba")]) == [(MetadataFault.DUPLICATE_MEMBER, 1)]
     assert of([(2, "abc")]) == [(MetadataFault.FRAGMENT_GAP, 0)]
     assert of([(0, "abc")], ack_quorum=0) == [(MetadataFault.NO_ACK_QUORUM, None)]
@@ -50,7 +50,7 @@ def test_each_fault_of_readable_metadata() -> None:
     ]
 
 
-def test_a_recovery_is_stuck_after_its_time() -> None:
+def test_a_recovery_is_stuck_after_its_time_limit() -> None:
     assert [is_stuck(1_000, now, 60) for now in (1_000, 61_000, 61_001)] == [False, False, True]
 
 
@@ -91,7 +91,7 @@ def without(name: str) -> bytes:
         (b"damage", None),
     ],
 )
-def test_the_reason_of_the_decoder_has_its_fault(data: bytes, fault: MetadataFault | None) -> None:
+def test_each_decoder_error_has_its_fault(data: bytes, fault: MetadataFault | None) -> None:
     with pytest.raises(UnreadableMetadataError) as refused:
         decode(data)
     assert fault_of(str(refused.value)) is fault

@@ -64,7 +64,7 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
         ({"digest_type": None}, "password and digest type"),
     ],
 )
-def test_impossible_metadata_cannot_be_made(changes: dict[str, Any], problem: str) -> None:
+def test_invalid_metadata_cannot_be_created(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidMetadataError, match=problem):
         replace(metadata(), **changes)
 
@@ -80,14 +80,12 @@ def test_impossible_metadata_cannot_be_made(changes: dict[str, Any], problem: st
         {"state": LedgerState.CLOSED, "last_entry_id": NO_ENTRY, "length": 0},
     ],
 )
-def test_odd_metadata_that_real_clusters_hold_is_accepted(changes: dict[str, Any]) -> None:
+def test_unusual_metadata_of_real_clusters_is_accepted(changes: dict[str, Any]) -> None:
     replace(metadata(), **changes)
 
 
 @given(ledgers(), st.integers(0, 90))
-def test_an_entry_belongs_to_the_fragment_with_the_greatest_first_entry_up_to_it(
-    ledger: LedgerMetadata, entry: int
-) -> None:
+def test_an_entry_is_in_the_last_fragment_that_starts_at_or_before_it(ledger: LedgerMetadata, entry: int) -> None:
     candidates = [index for index, part in enumerate(ledger.fragments) if part.first_entry_id <= entry]
     if candidates:
         assert ledger.fragment_index(EntryId(entry)) == max(candidates)
@@ -97,7 +95,7 @@ def test_an_entry_belongs_to_the_fragment_with_the_greatest_first_entry_up_to_it
 
 
 @given(ledgers())
-def test_fragments_meet_without_gap_or_overlap(ledger: LedgerMetadata) -> None:
+def test_fragments_are_adjacent_without_gap_or_overlap(ledger: LedgerMetadata) -> None:
     lasts = [ledger.fragment_last_entry_id(index) for index in range(len(ledger.fragments))]
     for last, following in zip(lasts[:-1], ledger.fragments[1:], strict=True):
         assert last == following.first_entry_id - 1
@@ -119,7 +117,7 @@ def final_ends(ledger: LedgerMetadata, *, is_tail_written: bool = False) -> list
     return [ledger.final_last_entry_id(index, is_tail_written=is_tail_written) for index in numbers]
 
 
-def test_closing_seals_end_and_length_and_keeps_everything_else() -> None:
+def test_closing_sets_end_and_length_and_keeps_everything_else() -> None:
     opened = metadata(custom=(("app", b"x"),), ctime_ms=5, format_version=2)
     sealed = opened.closed(EntryId(9), 500)
     assert sealed == replace(opened, **CLOSED)
@@ -127,7 +125,7 @@ def test_closing_seals_end_and_length_and_keeps_everything_else() -> None:
     assert not opened.is_closed
 
 
-def test_a_new_last_fragment_is_appended_behind_one_that_has_entries() -> None:
+def test_a_new_last_fragment_is_appended_after_one_with_entries() -> None:
     changed = metadata().with_last_fragment(EntryId(4), (A, X, C))
     assert changed.fragments == (fragment(0, A, B, C), fragment(4, A, X, C))
     assert changed.last_fragment == fragment(4, A, X, C)
@@ -156,7 +154,7 @@ def test_a_replacement_outside_the_ensemble_is_refused(index: int, position: int
         metadata().with_member(index, position, X)
 
 
-def test_members_are_those_of_every_fragment() -> None:
+def test_members_include_those_of_every_fragment() -> None:
     assert metadata(fragment(0, A, B, C), fragment(4, A, B, D)).members() == {A, B, C, D}
 
 
@@ -174,6 +172,6 @@ def test_only_a_closed_ledger_whose_last_entry_is_minus_one_is_empty() -> None:
     assert not metadata().is_empty
 
 
-def test_the_values_of_enums_are_those_on_the_wire() -> None:
+def test_enum_values_are_those_of_the_wire_format() -> None:
     assert {state.name: state.value for state in LedgerState} == {"OPEN": 1, "IN_RECOVERY": 2, "CLOSED": 3}
     assert {kind.name: kind.value for kind in DigestType} == {"CRC32": 1, "HMAC": 2, "CRC32C": 3, "DUMMY": 4}

@@ -82,7 +82,7 @@ def test_managed_ledgers_of_every_form(name: str, topic: Topic) -> None:
 
 
 @pytest.mark.parametrize("custom", [[], [("application", b"distributedlog")], [("pulsar/managed-ledger", b"t/n/p/a")]])
-def test_what_pulsar_did_not_write_has_no_owner(custom: list[tuple[str, bytes]]) -> None:
+def test_a_ledger_not_written_by_pulsar_has_no_owner(custom: list[tuple[str, bytes]]) -> None:
     assert owner_of(custom) is None
     assert owner_names(owner_of(custom)) == NO_OWNER
 
@@ -104,7 +104,7 @@ def test_what_pulsar_did_not_write_has_no_owner(custom: list[tuple[str, bytes]])
         b"t/n/persistent/" + b"a" * NAME_BYTES_MAX,
     ],
 )
-def test_a_damaged_name_gives_no_part_of_a_name(name: bytes) -> None:
+def test_a_damaged_name_is_not_partly_decoded(name: bytes) -> None:
     assert owner_of(pulsar(b"managed-ledger", managed__ledger=name)) == UNKNOWN_OWNER
 
 
@@ -121,13 +121,13 @@ def test_a_damaged_name_gives_no_part_of_a_name(name: bytes) -> None:
         pulsar(b"delayed-index-bucket", delayedIndexTopic=b"\xc3"),
     ],
 )
-def test_what_cannot_be_decoded_is_unknown_and_pulsars(custom: list[tuple[str, bytes]]) -> None:
+def test_undecodable_metadata_of_pulsar_has_an_unknown_owner(custom: list[tuple[str, bytes]]) -> None:
     assert owner_of(custom) == UNKNOWN_OWNER
     assert owner_names(UNKNOWN_OWNER) == (None, None, None, "unknown", None)
 
 
 @given(st.dictionaries(st.text(max_size=30), st.binary(max_size=40), max_size=6), st.booleans())
-def test_no_custom_metadata_is_an_error(values: dict[str, bytes], is_pulsar: bool) -> None:
+def test_custom_metadata_never_raises_an_error(values: dict[str, bytes], is_pulsar: bool) -> None:
     given_values = {**values, "application": b"pulsar"} if is_pulsar else values
     assert (owner_of(given_values.items()) is not None) == (given_values.get("application") == b"pulsar")
 
@@ -175,7 +175,7 @@ def test_partitions_are_recognized_as_pulsar_does(name: str, whole: str) -> None
         (Topic("t", "t/n", "persistent://t/n/orders"), None),
     ],
 )
-def test_topics_of_pulsars_own_are_recognized(topic: Topic, role: SystemRole | None) -> None:
+def test_system_topics_of_pulsar_are_recognized(topic: Topic, role: SystemRole | None) -> None:
     assert topic.role is role
     assert system_role(topic.namespace, topic.name) is role
 
@@ -218,7 +218,7 @@ def test_an_open_ledger_needs_a_quorum_of_each_write_set(
 
 
 @given(st.data())
-def test_the_end_of_an_open_ledger_is_unknown_if_a_recovery_cannot_be_covered(data: st.DataObject) -> None:
+def test_the_end_of_an_open_ledger_is_unknown_if_it_cannot_be_recovered(data: st.DataObject) -> None:
     members = data.draw(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6))
     lost = data.draw(st.sets(st.sampled_from("abcdef"), max_size=3))
     write_quorum = data.draw(st.integers(1, len(members)))

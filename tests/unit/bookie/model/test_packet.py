@@ -42,7 +42,7 @@ def example(kind: DigestType, payload: bytes = b"hello") -> bytes:
 
 
 @given(digest_types, ledger_ids, entry_ids, st.integers(-1, LEDGER_ID_MAX), st.integers(0, LEDGER_ID_MAX), st.binary())
-def test_what_is_packed_is_unpacked(
+def test_a_packed_entry_is_unpacked(
     kind: DigestType, ledger_id: LedgerId, entry_id: EntryId, lac: int, length: int, payload: bytes
 ) -> None:
     digest = digest_for(kind, PASSWORD)
@@ -69,7 +69,7 @@ def test_every_bit_of_one_entry_is_protected(kind: DigestType) -> None:
             unpack(digest_for(kind, PASSWORD), flipped(packet, bit), LEDGER, ENTRY)
 
 
-def test_without_a_digest_the_ids_alone_are_protected() -> None:
+def test_without_a_digest_only_the_ids_are_protected() -> None:
     packet = example(DigestType.DUMMY)
     for bit in range(len(packet) * 8):
         if bit < 16 * 8:
@@ -81,7 +81,7 @@ def test_without_a_digest_the_ids_alone_are_protected() -> None:
 
 @pytest.mark.parametrize("kind", list(DigestType))
 @pytest.mark.parametrize(("ledger_id", "entry_id"), [(8, 3), (7, 4), (8, None)])
-def test_another_ledger_or_entry_than_asked_for_is_damage(
+def test_another_ledger_or_entry_than_requested_is_damage(
     kind: DigestType, ledger_id: int, entry_id: int | None
 ) -> None:
     asked = None if entry_id is None else EntryId(entry_id)
@@ -90,7 +90,7 @@ def test_another_ledger_or_entry_than_asked_for_is_damage(
 
 
 @pytest.mark.parametrize("kind", list(DigestType))
-def test_every_truncation_is_damage_where_there_is_a_digest(kind: DigestType) -> None:
+def test_every_truncation_is_damage_if_there_is_a_digest(kind: DigestType) -> None:
     digest = digest_for(kind, PASSWORD)
     packet = example(kind)
     shortest = HEADER_SIZE + digest.size
@@ -112,7 +112,7 @@ def test_another_password_is_damage_under_hmac() -> None:
 
 
 @given(digest_types, st.binary(max_size=100))
-def test_any_bytes_are_an_entry_or_damage_and_nothing_else(kind: DigestType, packet: bytes) -> None:
+def test_arbitrary_bytes_are_an_entry_or_damage(kind: DigestType, packet: bytes) -> None:
     for read in (lambda: unpack(digest_for(kind, PASSWORD), packet, LEDGER, None), lambda: packet_ids(packet)):
         with contextlib.suppress(DamagedEntry):
             read()
@@ -125,7 +125,7 @@ def test_an_entry_that_is_longer_than_its_ledger_is_not_copied(kind: DigestType)
     assert damage_of(digest, pack(digest, LEDGER, ENTRY, 2, 4, b"hello"), LEDGER, ENTRY) is not None
 
 
-def test_ids_need_a_whole_header() -> None:
+def test_ids_need_a_complete_header() -> None:
     with pytest.raises(DamagedEntry, match="31 bytes"):
         packet_ids(bytes(31))
 

@@ -18,7 +18,7 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("block", blocks("json"))
-def test_each_topology_shown_is_one(block: str) -> None:
+def test_each_topology_shown_is_valid(block: str) -> None:
     assert parse_topology(block).locations["bk1:3181"] == "/eu/rack1"
 
 

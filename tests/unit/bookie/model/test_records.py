@@ -48,7 +48,7 @@ def test_equal_records_have_equal_bytes() -> None:
     assert encode_record(first) == encode_record(second)
 
 
-def test_a_record_of_the_releases_without_a_format_number_is_read() -> None:
+def test_a_record_of_a_release_without_format_numbers_is_read() -> None:
     assert decode_record(b'{"name": "a"}', Record) == Record("a")
 
 
@@ -88,7 +88,7 @@ def test_a_field_of_the_path_is_not_stored() -> None:
         b'{"name": "a", "x": ' + b"[" * 100_000,
     ],
 )
-def test_damage_is_an_error(data: bytes) -> None:
+def test_a_damaged_record_is_an_error(data: bytes) -> None:
     with pytest.raises(UnreadableRecordError):
         decode_record(data, Record)
 

@@ -22,7 +22,7 @@ def test_an_id_of_another_form_has_no_time(run_id: str) -> None:
     assert not is_misdated(run_id, 0)
 
 
-def test_an_id_from_a_day_in_the_future_is_of_a_wrong_clock() -> None:
+def test_an_id_a_day_in_the_future_is_from_a_wrong_clock() -> None:
     run_id = new_run_id(NOW_MS, random.Random(1))
     assert is_misdated(run_id, NOW_MS - DAY_MS)
     assert is_misdated(f"{run_id}.placement", NOW_MS - DAY_MS)
@@ -30,7 +30,7 @@ def test_an_id_from_a_day_in_the_future_is_of_a_wrong_clock() -> None:
     assert not is_misdated(run_id, NOW_MS + DAY_MS)
 
 
-def test_the_id_of_a_clock_that_was_ahead_is_not_the_newest() -> None:
+def test_an_id_from_a_clock_that_was_ahead_is_not_the_newest() -> None:
     rng = random.Random(1)
     ahead, older, newer, soon = (
         new_run_id(NOW_MS + shift_ms, rng) for shift_ms in (365 * DAY_MS, -DAY_MS, -1000, DAY_MS - 1000)

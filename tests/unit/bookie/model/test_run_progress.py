@@ -21,13 +21,13 @@ def test_a_phase_is_measured_from_its_own_beginning() -> None:
     assert at(asking, "ask", 50, 100, 106_000).eta_ms == 111_000
 
 
-def test_progress_that_was_made_before_the_first_look_does_not_count() -> None:
+def test_progress_before_the_first_measurement_does_not_count() -> None:
     first = at(BEGUN, "ask", 40, 100, 11_000)
     assert first.eta_ms is None
     assert at(first, "ask", 60, 100, 21_000).eta_ms == 41_000
 
 
-def test_a_phase_that_comes_again_is_measured_anew() -> None:
+def test_a_phase_that_comes_again_is_measured_from_its_new_start() -> None:
     asked = at(at(BEGUN, "ask", 0, 100, 1_000), "ask", 50, 100, 51_000)
     again = at(asked, "ask", 10, 100, 60_000)
     assert again.eta_ms is None

@@ -73,14 +73,14 @@ def test_the_write_set_is_round_robin_on_absolute_ids(
 
 
 @given(cases())
-def test_a_position_stores_exactly_the_entries_whose_write_set_names_it(case: Case) -> None:
+def test_a_position_stores_exactly_the_entries_whose_write_set_contains_it(case: Case) -> None:
     for entry_id in range(case.first, case.last + 1):
         in_write_set = case.position in case.stripe.write_set(entry_id)
         assert case.stripe.stores(case.position, entry_id) is in_write_set
 
 
 @given(cases())
-def test_a_write_set_names_as_many_different_positions_as_the_write_quorum(case: Case) -> None:
+def test_a_write_set_has_as_many_different_positions_as_the_write_quorum(case: Case) -> None:
     positions = case.stripe.write_set(case.first)
     assert len(set(positions)) == len(positions) == case.write_quorum
     assert all(0 <= position < case.ensemble_size for position in positions)
@@ -97,7 +97,7 @@ def test_range_arithmetic_equals_counting(case: Case) -> None:
 
 
 @given(cases())
-def test_every_entry_is_stored_as_often_as_the_write_quorum_says(case: Case) -> None:
+def test_every_entry_has_as_many_copies_as_the_write_quorum(case: Case) -> None:
     counts = [case.stripe.count(position, case.first, case.last) for position in range(case.ensemble_size)]
     assert sum(counts) == case.write_quorum * max(0, case.last - case.first + 1)
 
@@ -109,12 +109,12 @@ def test_occurring_write_sets_are_those_of_the_entries(case: Case) -> None:
 
 
 @given(cases())
-def test_every_write_set_may_occur_where_the_end_is_unknown(case: Case) -> None:
+def test_every_write_set_can_occur_if_the_end_is_unknown(case: Case) -> None:
     assert case.stripe.starts(case.first, None) == set(range(case.ensemble_size))
 
 
 @given(cases(), st.sets(st.integers(-5, 60)))
-def test_held_entries_are_counted_by_runs_as_they_would_be_one_by_one(case: Case, offsets: set[int]) -> None:
+def test_held_entries_counted_by_runs_equal_those_counted_one_by_one(case: Case, offsets: set[int]) -> None:
     held = EntryRuns.of(sorted(entry_id for offset in offsets if (entry_id := case.first + offset) >= 0))
     assert case.stripe.held_count(case.position, held, case.first, case.last) == sum(e in held for e in case.entries)
 
@@ -138,7 +138,7 @@ def lists_of_entries(draw: st.DrawFn) -> set[int]:
 
 
 @given(st.integers(1, 5), st.lists(lists_of_entries(), max_size=3), st.integers(0, 40), st.integers(-2, 90))
-def test_stretches_have_each_kind_of_entry(ensemble_size: int, lists: list[set[int]], first: int, more: int) -> None:
+def test_stretches_contain_each_kind_of_entry(ensemble_size: int, lists: list[set[int]], first: int, more: int) -> None:
     def kind(entry: int) -> tuple[int, ...]:
         return entry % ensemble_size, *(entry in each for each in lists)
 
@@ -151,7 +151,7 @@ def test_stretches_have_each_kind_of_entry(ensemble_size: int, lists: list[set[i
     assert all(kind(entry)[1:] == kind(begin)[1:] for begin, end in found for entry in range(begin, end + 1))
 
 
-def test_the_number_of_stretches_does_not_grow_with_the_entries() -> None:
+def test_the_number_of_stretches_does_not_depend_on_the_number_of_entries() -> None:
     stripe, last = Stripe(5, 3), (1 << 62) - 1
     lists = [stripe.runs(position, 0, last) for position in range(5)]
     lists[0] = lists[0].without(EntryRuns.of([last // 2 - last // 2 % 5]))

@@ -72,7 +72,7 @@ def slow_severity(case: Case) -> Severity | None:
 
 
 @given(cases())
-def test_the_verdict_equals_looking_at_every_entry(case: Case) -> None:
+def test_the_severity_equals_that_of_an_entry_by_entry_check(case: Case) -> None:
     health = fragment_health(*case.arguments, members=case.members)
     assert health.copies_min == min(copies_per_entry(case), default=case.write_quorum)
     assert health.severity is slow_severity(case)
@@ -80,7 +80,7 @@ def test_the_verdict_equals_looking_at_every_entry(case: Case) -> None:
 
 
 @given(cases(), st.data())
-def test_losing_one_more_bookie_never_makes_it_better(case: Case, data: st.DataObject) -> None:
+def test_losing_one_more_bookie_never_improves_the_severity(case: Case, data: st.DataObject) -> None:
     worse = replace(case, lost=case.lost | {data.draw(st.sampled_from(case.members))})
     before = fragment_health(*case.arguments, members=case.members)
     after = fragment_health(*worse.arguments, members=case.members)
@@ -109,7 +109,7 @@ def _rank(severity: Severity | None) -> int:
         ),
     ],
 )
-def test_levels(
+def test_each_case_has_its_severity(
     is_live: tuple[bool, ...],
     write_quorum: int,
     ack_quorum: int,

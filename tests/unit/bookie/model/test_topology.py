@@ -27,7 +27,7 @@ paths = st.lists(names, min_size=1, max_size=8).map(lambda parts: "/" + "/".join
 
 
 @given(paths)
-def test_location_is_normal_and_its_domains_nest(path: str) -> None:
+def test_location_is_normalized_and_its_domains_nest(path: str) -> None:
     where = location(path)
     assert where == location(path + "/") == location(f"  {path[1:]}") == path
     rack, zone, region = (domain(where, level) for level in (Level.RACK, Level.ZONE, Level.REGION))
@@ -41,26 +41,26 @@ def test_location_is_normal_and_its_domains_nest(path: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "/", "/r//s", "/a b", "/ä", "/x" * 9, "/" + "x" * 129])
-def test_nonsense_is_no_location(text: str) -> None:
+def test_invalid_text_is_not_a_location(text: str) -> None:
     with pytest.raises(InvalidLocationError):
         location(text)
 
 
 @given(paths, paths, paths)
-def test_hops_are_a_distance(first: str, second: str, third: str) -> None:
+def test_hops_are_a_metric(first: str, second: str, third: str) -> None:
     a, b, c = location(first), location(second), location(third)
     assert (hops(a, b) == 0) == (a == b)
     assert hops(a, b) == hops(b, a)
     assert hops(a, c) <= hops(a, b) + hops(b, c)
 
 
-def test_distance_grows_with_what_is_not_shared() -> None:
+def test_distance_grows_with_the_levels_not_shared() -> None:
     topology = parse_topology('{"bk1:3181": "/eu/r1", "bk2": "/eu/r1", "bk3:3181": "/eu/r2", "bk4:3181": "/us/r1"}')
     assert [topology.distance_from(location("/eu/r1"), other) for other in (A, B, C, D)] == [2, 2, 4, 6]
     assert topology.distance_from(location("/eu/r1"), BookieId("new:1")) == 6
 
 
-def test_unknown_bookie_is_where_apache_puts_it() -> None:
+def test_unknown_bookie_has_the_default_location_of_apache() -> None:
     assert Topology().location_of(A) == "/default-rack"
     assert parse_topology('{"bk2:3181": "/r1"}').location_of(A) == "/default-rack"
     assert parse_topology('{"bk2:3181": "/eu/r1"}').location_of(A) == "/default-region/default-rack"
@@ -96,18 +96,18 @@ def test_pulsars_format_is_read() -> None:
         ('{"bk1:3181": "/r1", "bk1:3181": "/r1"}', "occurs twice"),
     ],
 )
-def test_nonsense_is_no_topology(text: str, says: str) -> None:
+def test_invalid_text_is_not_a_topology(text: str, says: str) -> None:
     with pytest.raises(InvalidTopologyError, match=says):
         parse_topology(text)
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda t: st.dictionaries(names, t) | st.lists(t)))
-def test_any_json_is_a_topology_or_the_one_error(content: object) -> None:
+def test_any_json_is_a_topology_or_invalid(content: object) -> None:
     with contextlib.suppress(InvalidTopologyError):
         assert isinstance(parse_topology(json.dumps(content)), Topology)
 
 
-def test_verdict_names_each_thin_write_set_and_unknown_members() -> None:
+def test_result_names_each_write_set_with_too_few_domains_and_unknown_members() -> None:
     topology = parse_topology('{"bk1:3181": "/eu/r1", "bk2:3181": "/eu/r1", "bk3:3181": "/us/r1"}')
     verdict = adherence((A, B, C, D), 2, PlacementPolicy(), topology)
     assert [str(thin) for thin in verdict.thin] == ["positions 0, 1 are in /eu/r1 and need 2 racks"]
@@ -134,6 +134,6 @@ def test_write_sets_are_those_of_some_entry(ensemble_size: int, write_quorum: in
 
 
 @pytest.mark.parametrize("wrong", [{"min_racks": 0}, {"min_zones": 0}, {"min_regions": -1}, {"weight_max": 0.5}])
-def test_meaningless_policy_is_refused(wrong: dict[str, int]) -> None:
+def test_invalid_policy_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidPolicyError):
         PlacementPolicy(**wrong)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from bookie.model.times import rfc3339_if_known
 
 
 @pytest.mark.parametrize("epoch_ms", [-(2**63), -1, 0, 253_402_300_800_000, 2**63 - 1])
-def test_what_is_no_time_is_unknown(epoch_ms: int) -> None:
+def test_a_time_out_of_range_is_unknown(epoch_ms: int) -> None:
     assert rfc3339_if_known(epoch_ms) is None
 
 

@@ -62,7 +62,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return lines
 
 
-async def test_a_changed_value_is_applied_and_told_with_its_old_one(
+async def test_a_changed_value_is_applied_and_logged_with_its_old_one(
     process: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
     await process.reads('{"rate": 5}')
@@ -74,12 +74,12 @@ async def test_a_changed_value_is_applied_and_told_with_its_old_one(
     assert process.rates == [5, 1]
 
 
-async def test_an_unchanged_file_is_not_told_of(process: Process, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unchanged_file_is_not_logged(process: Process, caplog: pytest.LogCaptureFixture) -> None:
     await process.reads("{}", looks=5)
     assert (process.rates, logged(caplog)) == ([], [])
 
 
-async def test_a_file_that_is_still_being_written_is_not_believed(process: Process) -> None:
+async def test_a_file_that_is_still_being_written_is_not_applied(process: Process) -> None:
     await process.reads('{"rate": 7}')
     await process.reads("", looks=1)
     await process.reads("{}", looks=1)
@@ -89,7 +89,7 @@ async def test_a_file_that_is_still_being_written_is_not_believed(process: Proce
     assert process.rates == [7, 8]
 
 
-async def test_whoever_asks_is_believed_at_once_and_answered(
+async def test_a_requested_reload_is_applied_at_once_and_logged(
     process: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
     process.path.write_text('{"rate": 7}')
@@ -101,7 +101,7 @@ async def test_whoever_asks_is_believed_at_once_and_answered(
 
 
 @pytest.mark.parametrize("content", [b'{"rate": ', b'{"rate": -1, "rat": 2}', b"\xff\xfe", b" " * ((1 << 20) + 1)])
-async def test_a_file_that_is_refused_changes_nothing_and_is_told_of_once(
+async def test_a_refused_file_changes_nothing_and_is_logged_once(
     process: Process, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
     await process.reads('{"rate": 5}')
@@ -115,7 +115,7 @@ async def test_a_file_that_is_refused_changes_nothing_and_is_told_of_once(
     assert process.rates == [5, 6]
 
 
-async def test_a_file_that_names_another_one_is_taken_when_that_one_is_there(
+async def test_a_file_that_refers_to_another_is_applied_once_that_exists(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, other, rates = tmp_path / "bkheal.toml", tmp_path / "topology.json", list[int]()
@@ -138,7 +138,7 @@ async def test_a_file_that_names_another_one_is_taken_when_that_one_is_there(
     assert (rates, logged(caplog)) == ([5], [("WARNING", "option changed")])
 
 
-async def test_every_problem_of_a_refused_file_is_in_the_one_line(
+async def test_all_problems_of_a_refused_file_are_in_one_line(
     process: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
     await process.reads('{"rate": -1, "rat": 2}')
@@ -146,7 +146,7 @@ async def test_every_problem_of_a_refused_file_is_in_the_one_line(
     assert all(problem in record.error for problem in ("rat is unknown", "rate = -1 is out of range"))  # type: ignore[attr-defined]
 
 
-async def test_a_file_that_is_gone_changes_nothing(process: Process, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_deleted_file_changes_nothing(process: Process, caplog: pytest.LogCaptureFixture) -> None:
     await process.reads('{"rate": 5}')
     caplog.clear()
     process.path.unlink()
@@ -157,7 +157,7 @@ async def test_a_file_that_is_gone_changes_nothing(process: Process, caplog: pyt
     assert process.rates == [5, 6]
 
 
-async def test_a_mounted_config_map_is_followed(tmp_path: Path) -> None:
+async def test_changes_of_a_mounted_config_map_are_detected(tmp_path: Path) -> None:
     """The path remains a link to a link; only the directory at its end changes, and its times may be arbitrary."""
     for name, text in (("one", "{}"), ("two", '{"rate": 5}')):
         (tmp_path / name).mkdir()
@@ -174,7 +174,7 @@ async def test_a_mounted_config_map_is_followed(tmp_path: Path) -> None:
     assert process.rates == [5]
 
 
-async def test_an_option_that_a_flag_names_stays_and_the_log_says_which_flag(
+async def test_an_option_set_by_a_flag_is_kept_and_the_log_names_the_flag(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = Process(tmp_path / "bkheal.toml", rate="--rate")
@@ -184,7 +184,7 @@ async def test_an_option_that_a_flag_names_stays_and_the_log_says_which_flag(
     assert (record.getMessage(), record.stays_with) == ("option does not follow the file", "--rate")  # type: ignore[attr-defined]
 
 
-async def test_another_option_needs_a_restart_and_is_told_of_once(
+async def test_an_option_that_needs_a_restart_is_logged_once(
     process: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
     await process.reads('{"racks": 3}', looks=4)
@@ -195,7 +195,7 @@ async def test_another_option_needs_a_restart_and_is_told_of_once(
     assert logged(caplog) == []
 
 
-async def test_a_change_between_the_start_and_the_first_look_counts(tmp_path: Path) -> None:
+async def test_a_change_between_the_start_and_the_first_check_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "bkheal.toml"
     path.write_text('{"rate": 5}')
     process = Process(path)
@@ -204,7 +204,7 @@ async def test_a_change_between_the_start_and_the_first_look_counts(tmp_path: Pa
     assert process.rates == [5]
 
 
-def test_what_is_said_to_be_live_and_what_can_be_applied_must_agree(process: Process) -> None:
+def test_live_options_must_match_those_that_can_be_applied(process: Process) -> None:
     with pytest.raises(InvariantError, match=r"\['rate'\].*\['port'\]"):
         ConfigWatch(process.source, {"port": print}, ManualClock(turns=0))
 
@@ -220,7 +220,7 @@ async def test_sighup_reads_the_file_at_once(process: Process, monkeypatch: pyte
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
 
 
-async def test_the_file_is_looked_at_again_and_again(process: Process) -> None:
+async def test_the_file_is_checked_periodically(process: Process) -> None:
     applied: asyncio.Queue[int] = asyncio.Queue()
     async with following(process.source, {"rate": applied.put_nowait}, ManualClock(turns=1), pytest.fail):
         for rate in (5, 6):
@@ -264,15 +264,13 @@ async def test_a_closed_terminal_does_not_end_a_process_that_ignores_it(
         os.close(stream)
 
 
-async def test_without_a_file_nothing_is_followed() -> None:
+async def test_without_a_file_nothing_is_watched() -> None:
     before = signal.getsignal(signal.SIGHUP)
     async with following(None, {"rate": print}, ManualClock(turns=0), pytest.fail):
         assert signal.getsignal(signal.SIGHUP) == before
 
 
-async def test_a_failure_that_nobody_foresaw_does_not_end_the_following(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unexpected_error_does_not_end_the_watch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, failed, taken = tmp_path / "bkheal.toml", asyncio.Event(), asyncio.Event()
 
     def odd(text: str) -> Values:

@@ -37,14 +37,14 @@ async def test_the_first_error_is_raised_alone_and_ends_the_others(at_once: Begi
 
 
 @pytest.mark.parametrize("at_once", [all_or_first_error, all_begun_in_turn])
-async def test_nothing_to_do_is_done(at_once: Begin) -> None:
+async def test_an_empty_list_of_work_ends_at_once(at_once: Begin) -> None:
     before = asyncio.all_tasks()
     for _ in at_once(iter([])).__await__():
         pytest.fail("it waits")
     assert asyncio.all_tasks() == before
 
 
-async def test_each_has_begun_before_the_next_is_made() -> None:
+async def test_each_task_has_begun_before_the_next_is_created() -> None:
     told: list[str] = []
 
     async def work(number: int) -> None:
@@ -59,7 +59,7 @@ async def test_each_has_begun_before_the_next_is_made() -> None:
     assert told == ["made 0", "begun 0", "made 1", "begun 1", "made 2", "begun 2"]
 
 
-async def test_those_begun_end_when_making_the_next_fails_or_nobody_waits_any_more() -> None:
+async def test_begun_tasks_end_if_creating_the_next_fails_or_the_caller_is_cancelled() -> None:
     ended: list[int] = []
 
     async def waits(number: int) -> None:
@@ -85,7 +85,7 @@ async def test_those_begun_end_when_making_the_next_fails_or_nobody_waits_any_mo
     assert ended == [0, 1, 2]
 
 
-async def test_results_come_as_they_are_there_and_no_more_work_runs_than_permitted() -> None:
+async def test_results_are_yielded_when_ready_and_concurrency_is_bounded() -> None:
     under_way = most = 0
 
     async def work(turns: int) -> int:
@@ -106,7 +106,7 @@ async def test_results_come_as_they_are_there_and_no_more_work_runs_than_permitt
     assert [each async for each in results_as_they_come(nothing, 3)] == []
 
 
-async def test_work_goes_on_while_a_result_is_used_up_to_a_bound() -> None:
+async def test_work_continues_up_to_a_bound_while_a_result_is_used() -> None:
     begun: list[int] = []
 
     def works() -> Iterator[Coroutine[Any, Any, int]]:
@@ -122,7 +122,7 @@ async def test_work_goes_on_while_a_result_is_used_up_to_a_bound() -> None:
             break
 
 
-async def test_an_error_of_one_work_is_raised_after_earlier_results_and_ends_the_others() -> None:
+async def test_an_error_is_raised_after_earlier_results_and_ends_the_other_work() -> None:
     ended: list[str] = []
 
     async def waits(name: str) -> str:
@@ -146,7 +146,7 @@ async def test_an_error_of_one_work_is_raised_after_earlier_results_and_ends_the
     assert ended == ["one", "other"]
 
 
-async def test_a_caller_that_leaves_ends_what_runs() -> None:
+async def test_a_caller_that_stops_ends_the_running_work() -> None:
     ended: list[str] = []
 
     async def waits() -> str:
@@ -168,7 +168,7 @@ async def test_a_caller_that_leaves_ends_what_runs() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_a_thread_keeps_its_place_until_it_ends_also_if_its_caller_has_left(
+async def test_a_thread_keeps_its_slot_until_it_ends_even_if_its_caller_has_left(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     begun, go_on, places = threading.Semaphore(0), threading.Event(), asyncio.Semaphore(2)
@@ -197,7 +197,7 @@ async def test_a_thread_keeps_its_place_until_it_ends_also_if_its_caller_has_lef
     assert not caplog.records
 
 
-async def test_an_error_in_a_thread_is_raised_and_its_place_is_free() -> None:
+async def test_an_error_in_a_thread_is_raised_and_its_slot_is_freed() -> None:
     def work() -> None:
         raise ValueError("of the thread")
 

@@ -7,11 +7,11 @@ import pytest
 from bookie.runtime.fault_points import deciding_by, fault_point
 
 
-def test_outside_a_simulation_none_is_taken() -> None:
+def test_no_fault_point_fires_outside_a_simulation() -> None:
     assert not fault_point("journal.roll_early")
 
 
-def test_a_simulation_decides_each_time() -> None:
+def test_a_simulation_decides_at_each_fault_point() -> None:
     asked: list[str] = []
 
     def every_other(name: str) -> bool:
@@ -24,7 +24,7 @@ def test_a_simulation_decides_each_time() -> None:
     assert not fault_point("journal.roll_early")
 
 
-def test_an_error_ends_it_as_well() -> None:
+def test_an_error_ends_the_simulation_as_well() -> None:
     with pytest.raises(KeyError), deciding_by(lambda name: True):
         raise KeyError
     assert not fault_point("journal.roll_early")

@@ -67,13 +67,13 @@ def run(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_grpc_is_loaded_after_it_was_said_that_no_fork_is_handled(tmp_path: Path) -> None:
+def test_grpc_is_loaded_after_its_fork_support_is_disabled(tmp_path: Path) -> None:
     ended = run(tmp_path, FIRST_LOOK)
     assert ended.stdout.splitlines() == ["grpc loaded with false"], ended.stderr
 
 
 @pytest.mark.long
-def test_a_child_forked_beside_a_server_lives_to_become_its_program(tmp_path: Path) -> None:
+def test_a_child_forked_while_a_server_runs_starts_its_program(tmp_path: Path) -> None:
     """This test searches for a race on two busy cores; the test above detects the usual cause."""
     ended = run(tmp_path, PROGRAM)
     assert ended.returncode == 0, ended.stderr

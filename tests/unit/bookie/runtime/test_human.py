@@ -14,11 +14,11 @@ def test_time_spans_have_their_two_largest_units() -> None:
     assert spans == ["0.0 s", "0.4 s", "2.5 s", "1 min", "1 min 1 s", "1 h", "2 h 5 min", "1 d 1 h"]
 
 
-def test_names_break_no_line() -> None:
+def test_names_do_not_break_lines() -> None:
     assert printable("a\nb\u202e") == "a\\nb\\u202e"
 
 
-def test_a_number_has_its_noun() -> None:
+def test_a_noun_agrees_with_its_number() -> None:
     assert [counted(number, "ledger") for number in (0, 1, 2)] == ["0 ledgers", "1 ledger", "2 ledgers"]
     nouns = ("entry", "last copy", "day", "batch", "process", "bookie")
     assert [counted(1, noun) for noun in nouns] == [f"1 {noun}" for noun in nouns]

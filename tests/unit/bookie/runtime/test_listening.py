@@ -91,7 +91,7 @@ def taken() -> Iterator[int]:
 
 
 @pytest.mark.parametrize(("listen", "what", "port_option", "host_option"), LISTENERS)
-async def test_a_taken_port_is_told_alike(
+async def test_a_port_in_use_has_the_same_error_everywhere(
     listen: Listen, what: str, port_option: str, host_option: str, taken: int, tmp_path: Path
 ) -> None:
     with pytest.raises(AddressInUseError) as caught:
@@ -103,7 +103,7 @@ async def test_a_taken_port_is_told_alike(
 
 
 @pytest.mark.parametrize("listen", [row[0] for row in LISTENERS])
-async def test_an_address_of_another_machine_is_told_alike(listen: Listen, tmp_path: Path) -> None:
+async def test_an_address_of_another_machine_has_the_same_error_everywhere(listen: Listen, tmp_path: Path) -> None:
     with pytest.raises(AddressInUseError) as caught:
         await listen(NOT_HERE, 31_999, tmp_path)
     told = WHY.fullmatch(str(caught.value))
@@ -111,7 +111,7 @@ async def test_an_address_of_another_machine_is_told_alike(listen: Listen, tmp_p
     assert (told[1], told[3]) == (f"{NOT_HERE}:31999", "Cannot assign requested address")
 
 
-async def test_a_replicator_ends_with_the_same_code_and_text(taken: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_replicator_exits_with_the_same_code_and_text(taken: int, caplog: pytest.LogCaptureFixture) -> None:
     settings = ReplicatorSettings("zk://127.0.0.1:1/ledgers", http=StatusServerSettings(taken))
     assert await run_replicator(settings) == 78
     assert [getattr(record, "error", "").startswith("cannot listen on ") for record in caplog.records] == [True]

@@ -54,7 +54,7 @@ def test_a_traceback_follows_the_line_of_its_event() -> None:
     assert lines[-1] == "ValueError: no disk"
 
 
-def test_json_is_one_object_a_line_with_the_same_names() -> None:
+def test_json_has_one_object_per_line_with_the_same_names() -> None:
     stream = set_up(is_json=True)
     log.warning("ledger %s parked", 7, extra={"ledger_id": 7, "members": frozenset({"a"}), "time": "not this one"})
     try:
@@ -74,7 +74,7 @@ def test_json_is_one_object_a_line_with_the_same_names() -> None:
 
 
 @pytest.mark.parametrize(("variable", "is_json"), [("json", True), ("JSON", True), ("text", False), ("", False)])
-def test_the_environment_chooses_the_form_where_the_caller_does_not(variable: str, is_json: bool) -> None:
+def test_the_environment_chooses_the_format_if_the_caller_does_not(variable: str, is_json: bool) -> None:
     stream = set_up(is_json=None, LOG_FORMAT=variable)
     log.info("event")
     assert stream.getvalue().startswith("{") is is_json
@@ -107,13 +107,13 @@ def test_kazoo_never_prints_what_it_sends_or_receives() -> None:
     assert "Connection dropped" in stream.getvalue()
 
 
-def test_kazoo_is_no_louder_than_everything_else() -> None:
+def test_kazoo_logs_at_no_lower_level_than_the_rest() -> None:
     stream = set_up("ERROR")
     logging.getLogger("kazoo.client").warning("Connection dropped")
     assert stream.getvalue() == ""
 
 
-def test_a_second_set_up_replaces_the_first_and_keeps_foreign_handlers() -> None:
+def test_a_second_setup_replaces_the_first_and_keeps_foreign_handlers() -> None:
     foreign = logging.NullHandler()
     logging.getLogger().addHandler(foreign)
     first, second = set_up(), set_up()
@@ -126,7 +126,7 @@ def test_a_second_set_up_replaces_the_first_and_keeps_foreign_handlers() -> None
 RESERVED = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
-def test_no_field_of_any_event_is_named_like_an_attribute_of_the_record() -> None:
+def test_no_event_field_has_the_name_of_a_log_record_attribute() -> None:
     """For such a name, the logging module raises KeyError in the very branch that reports a problem."""
     clashes = [
         f"{source.path}:{keyword.value.lineno} {key.value}"

@@ -14,14 +14,14 @@ def test_a_port_that_is_listened_on_is_not_free() -> None:
         assert not is_loopback_port_free(server.getsockname()[1])
 
 
-def test_the_port_chosen_can_be_listened_on_and_is_none_that_clients_are_given() -> None:
+def test_the_port_chosen_is_free_and_not_an_ephemeral_port() -> None:
     port = free_loopback_port(random.Random())
     assert port < 32_768
     with socket.create_server(("127.0.0.1", port)):
         pass
 
 
-def test_a_taken_port_is_passed_over() -> None:
+def test_a_port_in_use_is_skipped() -> None:
     first = free_loopback_port(random.Random(5))
     with socket.create_server(("127.0.0.1", first)):
         assert free_loopback_port(random.Random(5)) != first

@@ -41,7 +41,7 @@ def test_a_rendering_is_shared_for_a_second() -> None:
         assert [rendering.shown() for _ in range(3)] == [expected] * 3
 
 
-def test_each_format_has_a_rendering_and_no_header_adds_one() -> None:
+def test_each_format_has_one_rendering_whatever_the_headers() -> None:
     rendering = Rendering()
     shared = rendering.shared
     types = [dict(shared.exposition(accept).headers)["Content-Type"] for accept in ("", "text/plain", OPENMETRICS)]
@@ -104,6 +104,6 @@ def test_a_failed_rendering_is_not_shared() -> None:
         (";;,=;version", TEXT),
     ],
 )
-def test_the_first_format_that_there_is_is_chosen(accept: str, expected: str) -> None:
+def test_the_first_supported_format_is_chosen(accept: str, expected: str) -> None:
     shown = render(MetricSet("bookie", "1", ()).registry, accept)
     assert dict(shown.headers)["Content-Type"].startswith(expected)

@@ -82,7 +82,7 @@ def ask(
         connection.close()
 
 
-def test_metrics_are_text_or_openmetrics_and_compressed_as_asked_for() -> None:
+def test_metrics_are_text_or_openmetrics_and_compressed_as_requested() -> None:
     with serving() as server:
         plain = ask(server, "/metrics")
         assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -104,7 +104,7 @@ def test_no_created_series_are_shown() -> None:
         assert "_created" not in modern.text
 
 
-def test_probes_say_what_is_wrong() -> None:
+def test_probes_report_the_problem() -> None:
     with serving(ready={"store": away, "disk": fine}) as server:
         assert (ask(server, "/livez").status, ask(server, "/livez").text) == (200, "ok\n")
         assert ask(server, "/livez?verbose").text == "[+]loop ok\nok\n"
@@ -127,7 +127,7 @@ def test_other_paths_and_methods_are_refused() -> None:
         assert int(head.headers["content-length"]) > 0
 
 
-def test_a_check_that_fails_is_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_check_that_raises_is_answered_with_500(caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> str:
         raise ZeroDivisionError
 
@@ -147,7 +147,7 @@ def mute_clients(server: StatusServer) -> Iterator[list[socket.socket]]:
         client.close()
 
 
-def test_mute_clients_do_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_clients_do_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_server, "DEADLINE_S", STATE_S)
     with serving() as server, mute_clients(server) as mute:
         assert ask(server, "/livez").status == 200
@@ -155,13 +155,13 @@ def test_mute_clients_do_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> Non
         assert mute[0].recv(1000).startswith(b"HTTP/1.0 200"), "this client was connected all the time"
 
 
-def test_mute_clients_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_clients_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_server, "DEADLINE_S", 0.1)
     with serving() as server, mute_clients(server) as mute:
         assert [client.recv(1000) for client in mute] == [b""] * 3
 
 
-def test_places_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_slots_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_server, "CONNECTIONS_MAX", 2)
     with serving() as server:
         held = [connected(server) for _ in range(2)]
@@ -181,7 +181,7 @@ def connected(server: StatusServer, request: bytes = b"") -> socket.socket:
     return client
 
 
-def test_the_first_connection_without_a_request_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_connection_without_a_request_is_closed_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_server, "DEADLINE_S", STATE_S)
     monkeypatch.setattr(status_server, "CONNECTIONS_MAX", 3)
     with serving() as server:
@@ -195,7 +195,7 @@ def test_the_first_connection_without_a_request_makes_room(monkeypatch: pytest.M
             client.close()
 
 
-def test_slow_readers_block_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_readers_do_not_block_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     def page(pages: Pages, target: str, *_: str, has_certificate: bool) -> Page:
         return Page(HTTPStatus.OK, bytes(16 << 20) if target == "/metrics" else b"ok\n")
 
@@ -219,7 +219,7 @@ def wait_for_an_answer(server: StatusServer, path: str) -> None:
         assert time.monotonic() < deadline_s
 
 
-def test_silent_connections_block_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_connections_do_not_block_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_server, "DEADLINE_S", STATE_S)
     with serving() as server:
         silent = [connected(server) for _ in range(2 * status_server.CONNECTIONS_MAX)]
@@ -228,7 +228,7 @@ def test_silent_connections_block_no_page(monkeypatch: pytest.MonkeyPatch) -> No
             client.close()
 
 
-def test_a_request_that_is_being_answered_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_is_being_answered_is_not_closed_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_server, "CONNECTIONS_MAX", 2)
     monkeypatch.setattr(status_server, "PLACE_WAIT_S", 0.05)
     begun, go_on = threading.Semaphore(0), threading.Event()
@@ -261,7 +261,7 @@ def wait_for_a_place(server: StatusServer) -> None:
     raise AssertionError("places were not given back")
 
 
-def test_what_cannot_work_is_said() -> None:
+def test_invalid_settings_are_reported() -> None:
     metrics = MetricSet("bookie", "1", ())
     assert len(StatusServerSettings(0, cert=Path("c")).problems()) == 1
     assert len(StatusServerSettings(0, client_ca=Path("c")).problems()) == 1
@@ -317,9 +317,7 @@ def test_with_a_client_ca_metrics_need_a_certificate_and_probes_do_not(certifica
 
 
 @needs_openssl
-def test_a_certificate_that_was_replaced_is_used(
-    certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replaced_certificate_is_used(certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_server, "RENEW_S", 0.1)
     cert, key = tmp_path / "tls.pem", tmp_path / "tls.key"
 
@@ -341,7 +339,7 @@ def test_a_certificate_that_was_replaced_is_used(
 
 @needs_openssl
 @pytest.mark.parametrize("places", [1, 2])
-def test_a_client_mute_in_the_handshake_does_not_stop_others(
+def test_a_client_silent_in_the_handshake_does_not_block_others(
     certificates: Path, monkeypatch: pytest.MonkeyPatch, places: int
 ) -> None:
     monkeypatch.setattr(status_server, "CONNECTIONS_MAX", places)

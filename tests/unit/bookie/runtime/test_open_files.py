@@ -23,7 +23,7 @@ def test_the_soft_limit_is_raised_to_the_hard_limit() -> None:
     assert run(script) == ["300", "300", "300", "300"]
 
 
-def test_files_can_be_opened_up_to_the_limit_and_none_stays_open() -> None:
+def test_files_can_be_opened_up_to_the_limit_without_leaks() -> None:
     script = (
         "import os, resource\n"
         "from bookie.runtime.open_files import can_open_files\n"

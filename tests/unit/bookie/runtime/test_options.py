@@ -63,7 +63,7 @@ def problems(**values: Any) -> tuple[str, ...]:
     return refused.value.problems
 
 
-def test_options_have_names_and_defaults_of_their_fields() -> None:
+def test_options_have_the_names_and_defaults_of_their_fields() -> None:
     found = {option.name: option.default for option in options_of(Settings)}
     assert found == {
         "share": REQUIRED,
@@ -92,12 +92,12 @@ def test_settings_are_built_from_values(tmp_path: Path) -> None:
     assert (made.pair, made.address, made.mechanism) == (Pair(1, 5), Address(80), SaslMechanism.PLAIN)
 
 
-def test_nothing_given_means_the_defaults() -> None:
+def test_without_values_the_defaults_apply() -> None:
     empty = {"file": Path(), "wait": None, "at_port": None, "at_host": "localhost"}
     assert build(Settings, {"share": 0.5} | empty, root="/") == Settings("/", 0.5)
 
 
-def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     absent = tmp_path / "absent"
     found = problems(share=0.0, wait=-1.0, file=absent, pair_first=2, at_port=70_000)
     assert len(found) == 5
@@ -105,7 +105,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         assert any(part in problem for problem in found), part
 
 
-def test_a_file_that_cannot_be_looked_for_is_one_problem_of_all_and_not_called_absent() -> None:
+def test_a_file_that_cannot_be_checked_is_reported_and_not_called_absent() -> None:
     found = problems(wait=-1.0, file=Path("/" + "n" * 300))
     assert len(found) == 2
     assert any(problem.startswith("file: cannot look for /nnn") and "too long" in problem for problem in found)

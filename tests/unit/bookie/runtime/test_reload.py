@@ -13,28 +13,28 @@ def source(**given: str) -> ConfigSource:
     return ConfigSource(Path("bkheal.toml"), lambda text: START, START, given, frozenset({"rate"}))
 
 
-def test_an_unchanged_file_means_nothing() -> None:
+def test_an_unchanged_file_changes_nothing() -> None:
     assert decide(source(), START, dict(START)) == Decision()
 
 
-def test_a_live_option_is_taken_and_another_waits() -> None:
+def test_a_live_option_is_applied_and_others_wait_for_a_restart() -> None:
     new = {"rate": 5, "racks": 3, "port": 80}
     assert decide(source(), START, new) == Decision(taken=(Change("rate", 1, 5),), waiting=(Change("racks", 2, 3),))
 
 
-def test_what_a_flag_or_a_variable_names_does_not_follow_the_file() -> None:
+def test_an_option_set_by_flag_or_variable_does_not_follow_the_file() -> None:
     decision = decide(source(rate="--rate", racks="BKHEAL_RACKS"), START, START | {"rate": 5, "racks": 3})
     assert decision == Decision(outranked=(Change("racks", 2, 3), Change("rate", 1, 5)))
 
 
-def test_each_change_is_told_once() -> None:
+def test_each_change_is_reported_once() -> None:
     seen = START | {"racks": 3}
     assert decide(source(), seen, seen | {"rate": 5}) == Decision(taken=(Change("rate", 1, 5),))
 
 
-def test_a_change_back_to_what_the_process_works_with_waits_for_nothing() -> None:
+def test_a_change_back_to_the_value_in_use_needs_no_restart() -> None:
     assert decide(source(), START | {"racks": 3}, START) == Decision()
 
 
-def test_a_waiting_change_is_told_against_what_the_process_works_with() -> None:
+def test_a_waiting_change_is_reported_against_the_value_in_use() -> None:
     assert decide(source(), START | {"racks": 3}, START | {"racks": 4}).waiting == (Change("racks", 2, 4),)

@@ -49,7 +49,7 @@ async def test_the_last_attempts_error_is_raised_when_attempts_run_out() -> None
 
 
 @pytest.mark.parametrize("family", [ConflictError, PermanentError, OutcomeUnknownError, FatalError, OSError])
-async def test_every_other_family_is_raised_at_once(family: type[Exception]) -> None:
+async def test_other_errors_are_raised_at_once(family: type[Exception]) -> None:
     clock = ManualClock(turns=0)
     with pytest.raises(family):
         await retry_transient(failing(1, family("x")), EVEN, clock, random.Random(1))
@@ -80,6 +80,6 @@ def test_waits_stay_in_bounds_and_there_is_one_between_each_two_attempts(
         assert longest * (1 - jitter) * 0.999999 <= delay <= longest * 1.000001
 
 
-def test_two_clients_that_failed_together_do_not_come_back_together() -> None:
+def test_two_clients_that_failed_together_do_not_retry_together() -> None:
     assert list(Backoff().delays(random.Random(1))) != list(Backoff().delays(random.Random(2)))
     assert list(Backoff().delays(random.Random(1))) == list(Backoff().delays(random.Random(1)))

@@ -26,7 +26,7 @@ async def test_work_that_does_not_end_is_cancelled_at_the_deadline() -> None:
 
 
 @in_virtual_time
-async def test_a_result_and_an_error_of_the_work_are_passed_on() -> None:
+async def test_the_result_or_error_of_the_work_is_passed_on() -> None:
     async def failing() -> None:
         await asyncio.sleep(1)
         raise LookupError

@@ -26,7 +26,7 @@ def test_the_variable_beats_the_file(config: Path) -> None:
     assert resolve_metadata_uri(None, {"BKHEAL_METADATA_URI": VARIABLE}, config) == VARIABLE
 
 
-def test_the_file_answers_where_nothing_else_does(config: Path) -> None:
+def test_the_file_is_used_if_nothing_else_is_set(config: Path) -> None:
     assert resolve_metadata_uri(None, {"BKHEAL_METADATA_URI": ""}, config) == FILE
 
 
@@ -34,7 +34,7 @@ def test_the_option_for_the_file_beats_its_variable(config: Path) -> None:
     assert resolve_metadata_uri(None, {"BKHEAL_CONFIG": "/no/such/file"}, config) == FILE
 
 
-def test_the_variable_for_the_file_beats_the_default_place(config: Path, tmp_path: Path) -> None:
+def test_the_variable_for_the_file_beats_the_default_path(config: Path, tmp_path: Path) -> None:
     default = tmp_path / ".config" / "bkheal" / "config.toml"
     default.parent.mkdir(parents=True)
     default.write_text('metadata_uri = "zk://default:2181/ledgers"\n')
@@ -42,13 +42,13 @@ def test_the_variable_for_the_file_beats_the_default_place(config: Path, tmp_pat
     assert resolve_metadata_uri(None, {"HOME": str(tmp_path), "BKHEAL_CONFIG": str(config)}, None) == FILE
 
 
-def test_the_default_place_follows_the_users_configuration_directory(tmp_path: Path) -> None:
+def test_the_default_path_is_in_the_configuration_directory_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "bkheal").mkdir()
     (tmp_path / "bkheal" / "config.toml").write_text(f'metadata_uri = " {FILE} "\n')
     assert resolve_metadata_uri(None, {"XDG_CONFIG_HOME": str(tmp_path), "HOME": "/nobody"}, None) == FILE
 
 
-def test_a_broken_default_file_is_no_matter_when_it_is_not_needed(tmp_path: Path) -> None:
+def test_a_broken_default_file_is_ignored_if_it_is_not_needed(tmp_path: Path) -> None:
     (tmp_path / "bkheal").mkdir()
     (tmp_path / "bkheal" / "config.toml").write_text("not toml")
     assert resolve_metadata_uri(FLAG, {"XDG_CONFIG_HOME": str(tmp_path)}, None) == FLAG
@@ -63,7 +63,7 @@ def test_a_home_directory_that_cannot_be_searched_has_no_default_file() -> None:
         resolve_metadata_uri(None, env, None)
 
 
-def test_nothing_at_all_teaches_every_way() -> None:
+def test_without_any_setting_the_error_names_every_way() -> None:
     with pytest.raises(ConfigurationError) as caught:
         resolve_metadata_uri(None, {"HOME": "/home/me"}, None)
     for way in ("--metadata-uri", "BKHEAL_METADATA_URI", "/home/me/.config/bkheal/config.toml"):
@@ -90,7 +90,7 @@ def test_every_problem_is_listed(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_that_names_no_cluster_is_not_an_answer(tmp_path: Path) -> None:
+def test_a_file_without_a_cluster_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.toml").touch()
     with pytest.raises(ConfigurationError, match=r"no cluster is named.*empty\.toml"):
         resolve_metadata_uri(None, {}, tmp_path / "empty.toml")

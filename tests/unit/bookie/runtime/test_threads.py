@@ -15,7 +15,7 @@ def running() -> int:
     return sum(thread.name.startswith(NAME) for thread in threading.enumerate())
 
 
-def test_work_needs_no_new_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_starts_no_new_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = started_threads(3, NAME)
     assert running() == 3
     monkeypatch.setattr(threading.Thread, "start", None)  # no further thread can be started
@@ -26,7 +26,7 @@ def test_work_needs_no_new_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     assert running() == 0
 
 
-def test_too_few_threads_are_an_error_and_none_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_threads_are_an_error_and_none_keeps_running(monkeypatch: pytest.MonkeyPatch) -> None:
     start = threading.Thread.start
 
     def limited(thread: threading.Thread) -> None:

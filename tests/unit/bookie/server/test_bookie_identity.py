@@ -149,7 +149,7 @@ def test_disks_whose_index_was_rebuilt_become_a_new_incarnation_with_their_data(
     assert decide(Evidence(OURS, OURS, history, directories)) == NewIncarnation(NEW)
 
 
-def test_what_a_finished_rebuild_may_leave_changes_nothing() -> None:
+def test_leftovers_of_a_finished_rebuild_change_nothing() -> None:
     left = [rebuilt(EMPTY_JOURNAL, pending=None), rebuilt(EMPTY_LEDGERS, pending=None)]
     assert decide(Evidence(OURS, OURS, [OLD, NEW], left)) == KnownBookie(NEW)
 
@@ -196,7 +196,7 @@ stored_cookies = st.sampled_from([None, OURS, OTHER_CLUSTER, MOVED])
     found=(EMPTY_JOURNAL, replace(EMPTY_LEDGERS, has_data=True)),
     may_be_new_incarnation=True,
 )
-def test_no_bookie_starts_that_may_have_lost_something(
+def test_no_bookie_starts_that_may_have_lost_data(
     stored: Cookie | None, history: list[str], found: tuple[LocalDirectory, ...], may_be_new_incarnation: bool
 ) -> None:
     try:
@@ -293,7 +293,7 @@ async def machine(tmp_path: Path) -> AsyncIterator[Machine]:
     await store.close()
 
 
-async def test_a_new_bookie_is_written_down_everywhere_and_known_from_then_on(machine: Machine) -> None:
+async def test_a_new_bookie_is_recorded_everywhere_and_recognized_afterwards(machine: Machine) -> None:
     first = await machine.start()
     [recorded] = await machine.history("bookie-1")
     assert first == Admission(BookieId("bookie-1"), recorded.uuid)
@@ -307,7 +307,7 @@ async def test_a_new_bookie_is_written_down_everywhere_and_known_from_then_on(ma
     assert len(await machine.history("bookie-1")) == 1
 
 
-async def test_without_an_id_the_directories_decide_and_then_the_address(machine: Machine) -> None:
+async def test_without_an_id_the_directories_or_else_the_address_decide(machine: Machine) -> None:
     assert (await machine.start("", "host:3181")).bookie_id == "host:3181"
     assert (await machine.start("", "host:9999")).bookie_id == "host:3181"
 
@@ -332,7 +332,7 @@ async def test_a_first_start_may_be_interrupted_anywhere(machine: Machine) -> No
 
 
 @pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.LOSE_ANSWER])
-async def test_a_first_start_survives_a_store_that_fails_now_and_then(machine: Machine, fault: Fault) -> None:
+async def test_a_first_start_survives_occasional_failures_of_the_store(machine: Machine, fault: Fault) -> None:
     rng = random.Random(3)
 
     async def fail_often(operation: str, path: str) -> Fault | None:
@@ -374,7 +374,7 @@ async def test_a_cluster_of_apaches_bookies_is_refused(machine: Machine) -> None
     assert await Incarnations(machine.store, machine.cluster.root).known() == frozenset()
 
 
-async def test_what_counts_as_data(tmp_path: Path) -> None:
+async def test_only_other_files_than_cookie_and_incarnation_count_as_data(tmp_path: Path) -> None:
     disk = await FileDisk.acquire(tmp_path)
     try:
         assert await look(Role.JOURNAL, "/j", disk) == LocalDirectory(Role.JOURNAL, "/j")
@@ -427,7 +427,7 @@ UNMOUNTED = "it has no file VERSION: is its disk mounted?"
         (None, [EMPTY_JOURNAL, EMPTY_LEDGERS, EMPTY_MORE], NewBookie(None)),
     ],
 )
-def test_a_ledger_directory_may_be_added_empty_or_be_missing(
+def test_an_empty_ledger_directory_may_be_added_and_one_may_be_missing(
     stored: Cookie | None, directories: list[LocalDirectory], decision: NewBookie | KnownBookie
 ) -> None:
     assert decide(Evidence(TWO, stored, [] if stored is None else [NEW], directories)) == decision
@@ -498,7 +498,7 @@ async def test_the_start_that_adds_a_ledger_directory_may_be_interrupted_anywher
     assert moment > 12  # before and after six files, and the cookie
 
 
-async def test_a_missing_ledger_directory_is_left_out_and_comes_back(machine: Machine) -> None:
+async def test_a_missing_ledger_directory_is_left_out_until_it_returns(machine: Machine) -> None:
     machine.ledgers = ("ledgers", "second")
     first = await machine.start()
     for name in ("journal", "ledgers"):
@@ -553,9 +553,7 @@ async def test_a_directory_that_does_not_answer_has_a_deadline(tmp_path: Path) -
         await look(Role.LEDGERS, "/ledgers", MemoryDisk(before=hang), silent_s=0.02)
 
 
-async def test_of_two_first_starts_under_one_id_the_later_one_does_not_take_it_over_at_once(
-    machine: Machine, tmp_path: Path
-) -> None:
+async def test_of_two_first_starts_under_one_id_the_later_one_is_refused(machine: Machine, tmp_path: Path) -> None:
     """The first bookie may have stored entries by then; the other one would deny them without a limbo (S17)."""
     later = Machine(tmp_path / "later", MemoryStore(machine.store.cell), machine.cluster, rng=random.Random(2))
     earlier: list[Admission] = []
@@ -622,7 +620,7 @@ class FirstStart:
 
 
 @pytest.mark.parametrize("is_same_path", [False, True])
-async def test_of_two_first_starts_at_once_one_is_refused_and_the_other_starts_again(
+async def test_of_two_concurrent_first_starts_one_is_refused_and_the_other_can_restart(
     machine: Machine, is_same_path: bool
 ) -> None:
     """Each one is paused at every possible request before both continue; also if both machines use the same paths."""
@@ -678,7 +676,7 @@ async def test_a_start_does_not_replace_the_cookie_of_disks_that_were_recorded_l
 
 
 @pytest.mark.parametrize("has_history", [True, False])
-async def test_a_first_start_does_not_replace_the_cookie_of_other_software_that_joined_meanwhile(
+async def test_a_first_start_does_not_replace_a_cookie_that_other_software_wrote_meanwhile(
     machine: Machine, has_history: bool
 ) -> None:
     bookie, cookies = BookieId("bookie-1"), CookieStore(machine.store, machine.cluster)
@@ -694,7 +692,7 @@ async def test_a_first_start_does_not_replace_the_cookie_of_other_software_that_
     assert stored.cookie == apache
 
 
-async def test_a_start_is_refused_whose_disks_are_not_in_the_history(machine: Machine) -> None:
+async def test_a_start_with_disks_that_are_not_in_the_history_is_refused(machine: Machine) -> None:
     places = [RoleDirectory(role, machine.root / role.value, MemoryDisk()) for role in Role]
     ours = Admission(BookieId("bookie-1"), "ours", is_stamped=False)
     with pytest.raises(IdentityError, match="has just joined as bookie-1"):
@@ -702,7 +700,7 @@ async def test_a_start_is_refused_whose_disks_are_not_in_the_history(machine: Ma
     assert await CookieStore(machine.store, machine.cluster).read(ours.bookie_id) is None
 
 
-async def test_a_start_that_adds_a_directory_does_not_replace_a_cookie_that_was_changed_since(
+async def test_a_start_that_adds_a_directory_does_not_replace_a_changed_cookie(
     machine: Machine,
 ) -> None:
     await machine.start()

@@ -92,7 +92,7 @@ async def bookie() -> AsyncIterator[Bookie]:
         yield bookie
 
 
-async def test_a_drain_waits_for_what_was_begun(bookie: Bookie) -> None:
+async def test_a_drain_waits_for_requests_that_have_begun(bookie: Bookie) -> None:
     gate = bookie.journal.before = Gate(Operation.SYNC)
     add = bookie.adding(0)
     await gate.has_begun.wait()
@@ -105,7 +105,7 @@ async def test_a_drain_waits_for_what_was_begun(bookie: Bookie) -> None:
     assert await bookie.service.drain(deadline_s=0.0)
 
 
-async def test_a_request_whose_caller_is_gone_ends_all_the_same(bookie: Bookie) -> None:
+async def test_a_request_whose_caller_disconnects_still_completes(bookie: Bookie) -> None:
     gate = bookie.journal.before = Gate(Operation.SYNC)
     fence = asyncio.create_task(bookie.service.answer("", Fence(LEDGER, KEY)))
     await gate.has_begun.wait()
@@ -117,7 +117,7 @@ async def test_a_request_whose_caller_is_gone_ends_all_the_same(bookie: Bookie) 
     assert (await bookie.add(0)).status is Status.FENCED
 
 
-async def test_room_is_given_back_whatever_became_of_the_add(bookie: Bookie) -> None:
+async def test_room_is_released_whatever_the_outcome_of_the_add(bookie: Bookie) -> None:
     gate = bookie.journal.before = Gate(Operation.SYNC)
     waiting = [bookie.adding(n, size=400) for n in range(2)]
     await gate.has_begun.wait()
@@ -138,7 +138,7 @@ async def test_reads_beyond_the_limit_wait_for_their_turn(bookie: Bookie) -> Non
     assert {(await read).status for read in reads} == {Status.OK}
 
 
-async def test_a_read_whose_caller_is_gone_keeps_its_place(bookie: Bookie) -> None:
+async def test_a_read_whose_caller_disconnects_keeps_its_slot(bookie: Bookie) -> None:
     gate = bookie.index.before = Gate(Operation.INDEX_READ)
     reads = [asyncio.create_task(bookie.service.answer("uuid", ListEntries(LEDGER))) for _ in range(2)]
     await gate.has_begun.wait()
@@ -180,7 +180,7 @@ async def test_a_device_that_does_not_answer_is_an_io_error(bookie: Bookie, monk
     assert (await bookie.service.answer("", Info())).status is Status.IO_ERROR
 
 
-async def test_a_full_disk_is_read_only_by_itself(bookie: Bookie) -> None:
+async def test_an_add_to_a_full_disk_is_answered_with_read_only(bookie: Bookie) -> None:
     bookie.journal.capacity_bytes = bookie.journal.used_bytes()
     assert (await bookie.add(0)).status is Status.READ_ONLY
 
@@ -189,7 +189,7 @@ async def test_a_full_disk_is_read_only_by_itself(bookie: Bookie) -> None:
     ("wait_s", "waited_s"),
     [(0.0, 0.0), (-5.0, 0.0), (float("nan"), 0.0), (10.0, 10.0), (1000.0, 30.0), (float("inf"), 30.0)],
 )
-def test_a_long_poll_waits_as_asked_and_never_longer_than_the_bound(wait_s: float, waited_s: float) -> None:
+def test_a_long_poll_waits_as_requested_and_never_longer_than_the_limit(wait_s: float, waited_s: float) -> None:
     @in_virtual_time
     async def run() -> None:
         clock = VirtualClock()
@@ -201,7 +201,7 @@ def test_a_long_poll_waits_as_asked_and_never_longer_than_the_bound(wait_s: floa
     run()
 
 
-async def test_an_add_during_the_look_is_not_missed(bookie: Bookie) -> None:
+async def test_an_add_during_the_check_is_not_missed(bookie: Bookie) -> None:
     await bookie.add(0)
     gate = bookie.index.before = Gate(Operation.INDEX_READ)
     poll = asyncio.create_task(bookie.wait_lac(NO_ENTRY))
@@ -211,7 +211,7 @@ async def test_an_add_during_the_look_is_not_missed(bookie: Bookie) -> None:
     assert await poll == LacReply(Status.OK, b"", found(1, lac=0), found(0, lac=NO_ENTRY))
 
 
-async def test_an_explicit_lac_during_the_look_is_not_missed(bookie: Bookie) -> None:
+async def test_an_explicit_lac_during_the_check_is_not_missed(bookie: Bookie) -> None:
     await bookie.add(0)
     gate = bookie.index.before = Gate(Operation.INDEX_READ)
     poll = asyncio.create_task(bookie.wait_lac(NO_ENTRY))
@@ -222,7 +222,7 @@ async def test_an_explicit_lac_during_the_look_is_not_missed(bookie: Bookie) -> 
     assert (await poll).explicit == explicit
 
 
-async def test_a_long_poll_whose_caller_is_gone_gives_its_place_back(bookie: Bookie) -> None:
+async def test_a_long_poll_whose_caller_disconnects_releases_its_slot(bookie: Bookie) -> None:
     await bookie.add(0)
     gone = [await bookie.waiting(n) for n in range(2)]
     assert (await bookie.wait_lac(NO_ENTRY)).last_entry == found(0, NO_ENTRY)  # no free place: no wait
@@ -235,7 +235,7 @@ async def test_a_long_poll_whose_caller_is_gone_gives_its_place_back(bookie: Boo
     assert (await poll).last_entry == found(1, lac=0)
 
 
-async def test_a_lac_that_no_answer_could_prove_is_waited_for_further(bookie: Bookie) -> None:
+async def test_a_long_poll_goes_on_until_an_answer_can_prove_the_lac(bookie: Bookie) -> None:
     """Entries out of order: the last entry was sent before the others were confirmed."""
     await bookie.add(9, lac=NO_ENTRY)
     poll = await bookie.waiting(NO_ENTRY)
@@ -245,7 +245,7 @@ async def test_a_lac_that_no_answer_could_prove_is_waited_for_further(bookie: Bo
     assert await poll == LacReply(Status.OK, b"", found(10, lac=9))
 
 
-async def test_an_add_that_failed_wakes_nobody(bookie: Bookie) -> None:
+async def test_a_failed_add_wakes_no_waiter(bookie: Bookie) -> None:
     async def broken(operation: Operation, path: str) -> None:
         if operation is Operation.SYNC:
             raise DiskError("the disk is broken")
@@ -277,7 +277,7 @@ async def test_a_drain_does_not_wait_for_long_polls(bookie: Bookie) -> None:
     ],
     ids=["forget", "wake", "no place", "short read"],
 )
-async def test_unlikely_branches_change_no_answer_for_the_worse(bookie: Bookie, fires: Callable[[str], bool]) -> None:
+async def test_unlikely_branches_make_no_answer_worse(bookie: Bookie, fires: Callable[[str], bool]) -> None:
     with deciding_by(fires):
         await bookie.add(0)
         await bookie.service.answer("uuid", WriteLac(LEDGER, KEY, pack_lac(DIGEST, LEDGER, 0)))
@@ -288,7 +288,7 @@ async def test_unlikely_branches_change_no_answer_for_the_worse(bookie: Bookie, 
         assert (read.status, read.results[0]) == (Status.OK, found(0, NO_ENTRY))
 
 
-async def test_damage_is_noted_although_the_read_cache_has_the_bytes_from_before(bookie: Bookie) -> None:
+async def test_damage_is_recorded_although_the_read_cache_has_the_intact_bytes(bookie: Bookie) -> None:
     for entry_id in range(20):
         await bookie.add(entry_id)
     await bookie.storage.checkpoint()
@@ -302,7 +302,7 @@ async def test_damage_is_noted_although_the_read_cache_has_the_bytes_from_before
     assert (listed.status, list(listed.entries)) == (Status.CORRUPT, [n for n in range(20) if n != 5])
 
 
-async def test_a_key_is_checked_without_a_trace(bookie: Bookie) -> None:
+async def test_checking_a_key_leaves_no_trace(bookie: Bookie) -> None:
     assert await bookie.storage.check_key(LEDGER, KEY) is Status.NO_LEDGER
     assert bookie.storage.ledger_count == 0
     await bookie.add(0)
@@ -319,7 +319,7 @@ async def test_a_key_is_checked_without_a_trace(bookie: Bookie) -> None:
 
 
 @pytest.mark.parametrize("status", [Status.CORRUPT, Status.IO_ERROR])
-async def test_a_last_entry_that_does_not_verify_is_shown_as_such(
+async def test_a_last_entry_that_does_not_verify_is_reported_as_such(
     bookie: Bookie, monkeypatch: pytest.MonkeyPatch, status: Status
 ) -> None:
     damaged = EntryResult(EntryId(4), status)

@@ -83,24 +83,24 @@ async def ledger(world: CollectorWorld, ledger_id: LedgerId, metadata: LedgerMet
     ("metadata", "expected"),
     [(None, Verdict.DELETED), (OPEN, Verdict.KEEP), (OURS, Verdict.KEEP), (MOVED, Verdict.SURPLUS)],
 )
-def test_only_deleted_ledgers_and_closed_ones_of_others_may_go(
+def test_only_deleted_ledgers_and_closed_ones_of_other_bookies_can_be_collected(
     metadata: LedgerMetadata | None, expected: Verdict
 ) -> None:
     assert verdict(metadata, US) is expected
 
 
-def test_an_open_ledger_of_others_is_kept() -> None:
+def test_an_open_ledger_of_other_bookies_is_kept() -> None:
     assert verdict(LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (BK2, BK1)),)), US) is Verdict.KEEP
 
 
-def test_few_ledgers_may_all_go_and_many_may_not() -> None:
+def test_a_few_ledgers_can_all_be_collected_but_not_many() -> None:
     assert not is_mass_deletion(100, 100, ratio_max=0.5, known_min=100)
     assert is_mass_deletion(101, 200, ratio_max=0.5, known_min=100)
     assert not is_mass_deletion(100, 200, ratio_max=0.5, known_min=100)
 
 
 @in_virtual_time
-async def test_whole_is_what_has_every_entry_of_every_position() -> None:
+async def test_a_ledger_is_complete_with_every_entry_of_every_position() -> None:
     world = await CollectorWorld().open()
     striped = LedgerMetadata(3, 2, 2, (Fragment(EntryId(0), (US, BK1, BK2)), Fragment(EntryId(4), (BK1, US, BK2))))
     closed = striped.closed(EntryId(7), 1)
@@ -114,7 +114,7 @@ async def test_whole_is_what_has_every_entry_of_every_position() -> None:
         world = await CollectorWorld().open()
 
 
-def test_fragments_beyond_the_end_of_a_ledger_hold_nothing() -> None:
+def test_fragments_beyond_the_end_of_a_ledger_are_empty() -> None:
     fragments = tuple(Fragment(EntryId(first), (US, BK1)) for first in (0, 4, 10, 20))
     closed = LedgerMetadata(2, 2, 2, fragments).closed(EntryId(5), 1)
     assert holds_all(closed, US, EntryRuns.of(range(6)))
@@ -122,7 +122,7 @@ def test_fragments_beyond_the_end_of_a_ledger_hold_nothing() -> None:
 
 
 @in_virtual_time
-async def test_gone_and_surplus_ledgers_are_collected_and_stay_fenced() -> None:
+async def test_deleted_and_surplus_ledgers_are_collected_and_stay_fenced() -> None:
     world = await CollectorWorld().open()
     for number, metadata in enumerate([OPEN, OURS, MOVED, None]):
         await ledger(world, LedgerId(number), metadata)
@@ -138,7 +138,7 @@ async def test_gone_and_surplus_ledgers_are_collected_and_stay_fenced() -> None:
 
 
 @in_virtual_time
-async def test_the_space_is_given_back() -> None:
+async def test_the_space_is_freed() -> None:
     world = await CollectorWorld().open()
     for number in range(4):
         await ledger(world, LedgerId(number), OURS if number == 3 else None)
@@ -180,7 +180,7 @@ async def ledger_of(world: CollectorWorld, ledger_id: LedgerId, metadata: Ledger
 
 
 @in_virtual_time
-async def test_an_entry_log_that_cannot_be_opened_does_not_keep_the_others_from_compaction() -> None:
+async def test_an_entry_log_that_cannot_be_opened_does_not_prevent_compaction_of_others() -> None:
     world = await CollectorWorld().open(disks=StorageSettings())
     for number in range(3):
         await ledger_of(world, LedgerId(number), OURS, 5)
@@ -241,7 +241,7 @@ async def test_reserved_copies_are_kept_while_their_worker_holds_the_lock() -> N
 
 
 @in_virtual_time
-async def test_a_copy_that_is_to_be_continued_is_kept_while_the_ledger_is_marked() -> None:
+async def test_an_unfinished_copy_is_kept_while_the_ledger_is_marked() -> None:
     world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     reserved = await world.reservations.reserve(L5, "t", [Reservation(EntryId(0), 0, US, "uuid", EntryId(5))])
@@ -257,7 +257,7 @@ async def test_a_copy_that_is_to_be_continued_is_kept_while_the_ledger_is_marked
 
 
 @in_virtual_time
-async def test_a_reservation_of_a_dead_worker_ends_and_cannot_be_installed_any_more() -> None:
+async def test_a_reservation_of_a_dead_worker_expires_and_can_no_longer_be_installed() -> None:
     world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     reserved = await world.reservations.reserve(L5, "t", [Reservation(EntryId(0), 0, US, "uuid")])
@@ -268,7 +268,7 @@ async def test_a_reservation_of_a_dead_worker_ends_and_cannot_be_installed_any_m
 
 
 @in_virtual_time
-async def test_reservations_of_others_stay() -> None:
+async def test_reservations_for_other_bookies_are_kept() -> None:
     world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     reserved = await world.reservations.reserve(L5, "t", [Reservation(EntryId(0), 0, BK2, "uuid")])
@@ -277,7 +277,7 @@ async def test_reservations_of_others_stay() -> None:
 
 
 @in_virtual_time
-async def test_a_copy_that_goes_on_without_a_lock_and_without_a_reservation_is_kept() -> None:
+async def test_a_copy_that_continues_without_a_lock_or_reservation_is_kept() -> None:
     """Apache's ``recover`` copies like this, and names the bookie only after its last add."""
     world = await CollectorWorld().open()
     await ledger_of(world, L5, MOVED, 1)
@@ -359,15 +359,15 @@ async def _is_phantom_after_race(seed: int) -> bool:
     return bool(was_installed) and len(await world.held(L5)) < 10
 
 
-def test_a_repair_without_a_lock_at_any_moment_never_ends_with_a_copy_that_is_gone() -> None:
+def test_a_repair_that_loses_its_lock_at_any_moment_never_installs_a_collected_copy() -> None:
     assert not any(run_virtual(_is_phantom_after_repair_at(number)) for number in range(40))
 
 
-def test_repairs_and_passes_in_any_order_never_end_with_a_copy_that_is_gone() -> None:
+def test_repairs_and_passes_in_any_order_never_install_a_collected_copy() -> None:
     assert not any(run_virtual(_is_phantom_after_race(seed)) for seed in range(150))
 
 
-def test_the_races_show_a_listing_that_does_not_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_race_tests_detect_a_listing_that_does_not_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted defect: listing does not clear the mark."""
     list_entries = LedgerStorage.list_entries
 
@@ -393,7 +393,7 @@ def test_the_races_show_a_listing_that_does_not_pin(monkeypatch: pytest.MonkeyPa
     assert run_virtual(race())
 
 
-def test_the_races_show_a_collector_that_ignores_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_race_tests_detect_a_collector_that_ignores_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted defect: only the metadata decides, and a reservation made before the mark does not count."""
 
     async def metadata_alone(self: Collector, ledger_id: LedgerId) -> bool:
@@ -426,7 +426,7 @@ def test_the_races_show_a_collector_that_ignores_reservations(monkeypatch: pytes
 
 
 @in_virtual_time
-async def test_a_copy_that_is_named_after_the_metadata_was_read_is_kept() -> None:
+async def test_a_copy_that_is_installed_after_the_metadata_was_read_is_kept() -> None:
     """The worker has lost its lock, but it listed the copy before the pass."""
     world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
@@ -446,7 +446,7 @@ async def test_a_copy_that_is_named_after_the_metadata_was_read_is_kept() -> Non
 
 
 @in_virtual_time
-async def test_a_copy_that_is_listed_before_the_answer_to_the_proof_comes_is_kept(
+async def test_a_copy_that_is_listed_before_the_proof_is_answered_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = await CollectorWorld().open()
@@ -468,7 +468,7 @@ async def test_a_copy_that_is_listed_before_the_answer_to_the_proof_comes_is_kep
 
 
 @in_virtual_time
-async def test_a_ledger_that_a_stale_server_does_not_know_yet_is_kept() -> None:
+async def test_a_ledger_that_a_stale_server_does_not_have_yet_is_kept() -> None:
     """The ledger is missing at the first check, and present at the second."""
     world = await CollectorWorld().open()
     await ledger(world, L5, None)
@@ -485,7 +485,7 @@ async def test_a_ledger_that_a_stale_server_does_not_know_yet_is_kept() -> None:
 
 
 @pytest.mark.parametrize("touch", ["add", "list", "fence"])
-def test_whoever_comes_between_the_two_looks_keeps_a_gone_ledger(touch: str) -> None:
+def test_a_request_between_the_two_checks_keeps_a_deleted_ledger(touch: str) -> None:
     @in_virtual_time
     async def scenario() -> None:
         world = await CollectorWorld().open()
@@ -511,7 +511,7 @@ def test_whoever_comes_between_the_two_looks_keeps_a_gone_ledger(touch: str) -> 
 
 
 @in_virtual_time
-async def test_implausibly_many_are_left_alone() -> None:
+async def test_implausibly_many_suspects_are_not_collected() -> None:
     world = await CollectorWorld().open(CollectorSettings(confirm_after_s=30, known_min=5))
     for number in range(6):
         await ledger(world, LedgerId(number), OURS if number < 2 else None)
@@ -521,7 +521,7 @@ async def test_implausibly_many_are_left_alone() -> None:
     assert len(await world.storage.ledger_ids()) == 6
 
 
-def test_a_large_deletion_goes_on_when_an_operator_allows_it_with_the_default_settings() -> None:
+def test_a_large_deletion_proceeds_once_an_operator_allows_it() -> None:
     @in_virtual_time
     async def scenario() -> None:
         world = await CollectorWorld().open(CollectorSettings())
@@ -548,7 +548,7 @@ def test_a_large_deletion_goes_on_when_an_operator_allows_it_with_the_default_se
 
 
 @in_virtual_time
-async def test_the_record_of_a_held_collection_ends_although_the_bookie_was_restarted_and_has_few_ledgers() -> None:
+async def test_the_record_of_a_held_collection_ends_after_a_restart_with_few_ledgers() -> None:
     """If the record remained, a permission in it would also apply to the next implausible collection."""
     settings = CollectorSettings(confirm_after_s=30, known_min=5)
     world = await CollectorWorld().open(settings)
@@ -568,7 +568,7 @@ async def test_the_record_of_a_held_collection_ends_although_the_bookie_was_rest
 
 
 @in_virtual_time
-async def test_what_is_allowed_is_still_judged_ledger_by_ledger() -> None:
+async def test_an_allowed_collection_still_checks_each_ledger() -> None:
     world = await CollectorWorld().open(CollectorSettings(confirm_after_s=30, known_min=5))
     records = HeldCollections(world.store, world.cluster.root)
     for number in range(6):
@@ -590,7 +590,7 @@ async def test_what_is_allowed_is_still_judged_ledger_by_ledger() -> None:
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_a_store_that_does_not_answer_whether_it_is_allowed_keeps_everything(fault: Fault) -> None:
+def test_without_an_answer_whether_a_collection_is_allowed_everything_is_kept(fault: Fault) -> None:
     @in_virtual_time
     async def scenario() -> None:
         world = await CollectorWorld().open(CollectorSettings(confirm_after_s=30, known_min=5))
@@ -613,7 +613,7 @@ def test_a_store_that_does_not_answer_whether_it_is_allowed_keeps_everything(fau
 
 
 @in_virtual_time
-async def test_a_root_that_was_formatted_anew_deletes_nothing() -> None:
+async def test_a_reformatted_root_deletes_nothing() -> None:
     world = await CollectorWorld().open()
     await ledger(world, L5, None)
     await world.store.set("/ledgers/INSTANCEID", b"another", -1)
@@ -636,7 +636,7 @@ async def test_unreadable_metadata_and_reservations_keep_the_data() -> None:
 
 
 @in_virtual_time
-async def test_a_ledger_that_may_not_be_read_is_kept_and_does_not_keep_the_others() -> None:
+async def test_a_denied_ledger_is_kept_and_does_not_protect_the_others() -> None:
     world = await CollectorWorld().open()
     for number in range(20):
         await ledger(world, LedgerId(number), None if number % 5 else MOVED)
@@ -650,7 +650,7 @@ async def test_a_ledger_that_may_not_be_read_is_kept_and_does_not_keep_the_other
 
 
 @in_virtual_time
-async def test_locks_that_may_not_be_created_keep_moved_ledgers_alone() -> None:
+async def test_denied_locks_keep_only_moved_ledgers() -> None:
     world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     world.cell.deny(locks_path(world.cluster.root))
@@ -662,7 +662,7 @@ async def test_locks_that_may_not_be_created_keep_moved_ledgers_alone() -> None:
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_one_failed_request_keeps_or_collects_and_the_next_pass_finishes(fault: Fault) -> None:
+def test_after_one_failed_request_the_next_pass_completes_the_collection(fault: Fault) -> None:
     @in_virtual_time
     async def scenario() -> None:
         for at in range(40):
@@ -708,7 +708,7 @@ async def test_the_end_of_the_session_ends_the_pass() -> None:
 
 
 @in_virtual_time
-async def test_a_session_that_ends_during_the_second_look_keeps_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_that_ends_during_the_second_check_keeps_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     """The new server is not the one of the ``sync``, and may be older than the first check."""
     world = await CollectorWorld().open()
     await ledger(world, L5, None)
@@ -774,7 +774,7 @@ async def test_a_session_that_ends_after_the_proof_keeps_the_ledger() -> None:
 
 
 @pytest.mark.parametrize("change", ["lock", "reservation"])
-def test_what_changes_between_the_reads_and_the_proof_keeps_the_ledger(
+def test_a_change_between_the_reads_and_the_proof_keeps_the_ledger(
     change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An Apache worker deletes the lock, or a worker without a lock reserves a copy."""
@@ -819,7 +819,7 @@ async def test_a_disk_without_space_ends_a_pass_early() -> None:
 
 
 @in_virtual_time
-async def test_limbo_goes_on_if_the_metadata_has_changed_since_it_was_read_in_bulk() -> None:
+async def test_limbo_continues_if_the_metadata_changed_after_the_bulk_read() -> None:
     world = await CollectorWorld().open()
     half = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (US, BK1)), Fragment(EntryId(5), (BK2, BK1))))
     await world.set(L5, half.closed(EntryId(9), 100))
@@ -841,7 +841,7 @@ async def test_limbo_goes_on_if_the_metadata_has_changed_since_it_was_read_in_bu
 
 
 @in_virtual_time
-async def test_limbo_ends_once_a_closed_ledger_is_whole() -> None:
+async def test_limbo_ends_once_a_closed_ledger_is_complete() -> None:
     world = await CollectorWorld().open()
     await world.set(L5, OPEN)
     await world.storage.set_limbo([L5, L6])
@@ -891,7 +891,7 @@ def test_report_adds_up() -> None:
 
 
 @in_virtual_time
-async def test_a_collector_that_is_stopped_leaves_no_lock() -> None:
+async def test_a_stopped_collector_leaves_no_lock() -> None:
     world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
     with deciding_by(lambda name: name == "collector.slow_to_delete"):
@@ -937,7 +937,7 @@ async def test_a_lock_outlives_an_outage_of_the_store_by_less_than_a_minute(is_l
 
 
 @in_virtual_time
-async def test_a_lock_that_a_worker_has_by_now_is_not_asked_for_again() -> None:
+async def test_a_lock_that_a_worker_now_holds_is_not_requested_again() -> None:
     """The attempt to lock failed, and a worker took the lock before the next attempt."""
     world = await CollectorWorld().open(CollectorSettings())
     await ledger(world, L5, MOVED)

@@ -88,7 +88,7 @@ def test_directories_at_other_places_or_in_another_order_than_the_cookie_names_a
     assert fields(first, moved) == []
 
 
-async def test_directories_are_read_and_damage_is_told_from_absence(tmp_path: Path) -> None:
+async def test_directories_are_read_and_damage_is_distinguished_from_absence(tmp_path: Path) -> None:
     whole, damaged, empty = (tmp_path / name for name in ("whole", "damaged", "empty"))
     for directory in (whole, damaged, empty):
         (directory / CURRENT).mkdir(parents=True)

@@ -102,7 +102,7 @@ def answering(**options: object) -> Source:
 
 
 @in_virtual_time
-async def test_a_source_that_is_silent_is_given_up_soon_and_its_entries_are_unknown() -> None:
+async def test_an_unreachable_source_times_out_soon_and_its_entries_are_unknown() -> None:
     source, clock, stored = Source(), VirtualClock(), Stored()
     began_s = clock.monotonic_s()
     reply = await Copying(source, clock).copy(a_copy(), stored)
@@ -112,14 +112,14 @@ async def test_a_source_that_is_silent_is_given_up_soon_and_its_entries_are_unkn
     assert not stored.batches
 
 
-async def test_what_a_source_said_before_it_failed_is_kept() -> None:
+async def test_answers_of_a_source_before_its_failure_are_kept() -> None:
     source, stored = answering(status=Status.UNREACHABLE, covered=4), Stored()
     reply = await Copying(source, VirtualClock()).copy(a_copy(), stored)
     assert (reply.status, reply.source, reply.stored_count) == (Status.OK, Status.UNREACHABLE, 4)
     assert [len(batch.entries) for batch in stored.batches] == [4]
 
 
-async def test_batches_are_those_of_recovery_adds_and_end_at_the_first_that_is_not_stored() -> None:
+async def test_copies_are_batches_of_recovery_adds_up_to_the_first_failed_one() -> None:
     stored = Stored([Status.OK, Status.READ_ONLY])
     copying = Copying(answering(sizes=lambda _: BATCH_BYTES_MAX // 2), VirtualClock())
     reply = await copying.copy(a_copy(*range(8)), stored)
@@ -130,7 +130,7 @@ async def test_batches_are_those_of_recovery_adds_and_end_at_the_first_that_is_n
     assert copying.held_bytes == 0
 
 
-async def test_what_follows_an_entry_that_was_not_stored_is_not_covered() -> None:
+async def test_entries_after_one_that_was_not_stored_are_not_covered() -> None:
     source = answering(sizes=lambda _: BATCH_BYTES_MAX // 2, missing=frozenset({1, 5, 7}))
     reply = await Copying(source, VirtualClock()).copy(a_copy(*range(8)), Stored([Status.OK, Status.READ_ONLY]))
     assert (reply.status, reply.covered, reply.stored_count) == (Status.READ_ONLY, 3, 2)
@@ -138,7 +138,7 @@ async def test_what_follows_an_entry_that_was_not_stored_is_not_covered() -> Non
 
 
 @in_virtual_time
-async def test_only_copies_at_the_same_time_count_against_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_concurrent_copies_count_toward_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COPIES_MAX", 2)
     source, stored = Source(), Stored()
     copying = Copying(source, VirtualClock())
@@ -156,7 +156,7 @@ async def test_only_copies_at_the_same_time_count_against_their_number(monkeypat
 
 
 @in_virtual_time
-async def test_copies_without_room_are_refused_and_the_memory_of_all_is_bounded() -> None:
+async def test_copies_without_room_are_refused_and_their_total_memory_is_bounded() -> None:
     source, stored = Source(), Stored()
     copying = Copying(source, VirtualClock())
     asked = 1000
@@ -175,7 +175,7 @@ async def test_copies_without_room_are_refused_and_the_memory_of_all_is_bounded(
 
 
 @in_virtual_time
-async def test_a_copy_keeps_only_what_was_read_while_it_is_stored() -> None:
+async def test_a_copy_holds_only_the_memory_of_its_read_entries() -> None:
     copying, may_store = Copying(answering(), VirtualClock()), asyncio.Event()
 
     async def slowly(batch: AddBatch) -> AddReply:
@@ -193,7 +193,7 @@ async def test_a_copy_keeps_only_what_was_read_while_it_is_stored() -> None:
 
 
 @in_virtual_time
-async def test_more_copies_than_the_bound_are_refused_at_once() -> None:
+async def test_more_copies_than_the_limit_are_refused_at_once() -> None:
     copying, clock = Copying(Source(), VirtualClock()), VirtualClock()
     copies = [asyncio.create_task(copying.copy(a_copy(0), Stored())) for _ in range(module.COPIES_MAX)]
     await asyncio.sleep(0)
@@ -215,7 +215,7 @@ async def ask(service: BookieService, copy: Copy) -> CopyReply:
     return await service.answer("uuid", copy)
 
 
-async def test_a_caller_who_may_not_add_causes_no_traffic() -> None:
+async def test_a_caller_without_permission_to_add_causes_no_traffic() -> None:
     source = answering()
     async with serving(source) as service:
         assert (await service.add("uuid", AddBatch(LEDGER, KEY, [entry(0)]))).status is Status.OK
@@ -224,7 +224,7 @@ async def test_a_caller_who_may_not_add_causes_no_traffic() -> None:
         assert not source.asked
 
 
-async def test_a_copy_whose_caller_is_gone_ends_all_the_same() -> None:
+async def test_a_copy_whose_caller_disconnects_still_completes() -> None:
     source = Source()
     async with serving(source) as service:
         copy = asyncio.create_task(ask(service, a_copy()))

@@ -120,7 +120,7 @@ async def test_a_damaged_entry_is_replaced_and_the_next_pass_finds_nothing() -> 
 
 @pytest.mark.parametrize("metadata", [OPEN, None, CLOSED.closed(EntryId(2), 300)])
 @in_virtual_time
-async def test_an_entry_that_may_not_be_replaced_stays_damaged(metadata: LedgerMetadata | None) -> None:
+async def test_an_entry_that_must_not_be_replaced_stays_damaged(metadata: LedgerMetadata | None) -> None:
     world = DamagedWorld()
     bookie = await world.prepare(metadata)
     assert await world.scrub(bookie) == (1, 0)
@@ -129,7 +129,7 @@ async def test_an_entry_that_may_not_be_replaced_stays_damaged(metadata: LedgerM
 
 
 @in_virtual_time
-async def test_a_source_without_an_answer_or_without_the_entry_or_with_damage_changes_nothing() -> None:
+async def test_a_source_that_fails_lacks_the_entry_or_has_it_damaged_changes_nothing() -> None:
     world = DamagedWorld()
     bookie = await world.prepare()
     world.source.answers.clear()

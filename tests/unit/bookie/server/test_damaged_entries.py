@@ -23,7 +23,7 @@ def noted(*entry_ids: int) -> DamagedEntries:
     return board
 
 
-def test_damaged_entries_are_left_out_of_the_list_of_their_ledger_alone() -> None:
+def test_damaged_entries_are_left_out_only_from_the_list_of_their_ledger() -> None:
     board = noted(3, 4, 8)
     reply = board.list_of(L1, TEN)
     assert (reply.status, list(reply.entries)) == (Status.CORRUPT, [0, 1, 2, 5, 6, 7, 9])
@@ -41,7 +41,7 @@ def test_a_list_in_limbo_stays_in_limbo_and_a_failed_one_is_not_touched() -> Non
     assert board.count == 1
 
 
-def test_an_entry_that_is_stored_or_read_again_is_whole() -> None:
+def test_an_entry_that_is_stored_or_read_again_is_no_longer_damaged() -> None:
     board = noted(3, 4)
     board.stored(L1, [raw_entry(L1, 3)])
     assert board.ledgers(10) == [(L1, [4])]
@@ -50,14 +50,14 @@ def test_an_entry_that_is_stored_or_read_again_is_whole() -> None:
     assert (board.count, board.list_of(L1, TEN)) == (0, TEN)
 
 
-def test_entries_that_were_deleted_are_forgotten() -> None:
+def test_records_of_deleted_entries_are_removed() -> None:
     board = noted(3)
     gone = ListReply(Status.NO_LEDGER)
     assert board.list_of(L1, gone) is gone
     assert board.count == 0
 
 
-def test_a_read_that_began_before_an_add_notes_nothing_of_what_was_added() -> None:
+def test_a_read_that_began_before_an_add_records_no_damage_of_the_added_entry() -> None:
     board = DamagedEntries()
     with board.reading(L1):
         board.stored(L1, [raw_entry(L1, 3)])
@@ -68,7 +68,7 @@ def test_a_read_that_began_before_an_add_notes_nothing_of_what_was_added() -> No
     assert board.ledgers(10) == [(L1, [3, 4])]
 
 
-def test_the_number_of_notes_is_bounded() -> None:
+def test_the_number_of_damage_records_is_bounded() -> None:
     board = DamagedEntries(entries_max=2)
     with board.reading(L1):
         board.read(L1, corrupt(1, 2, 3))

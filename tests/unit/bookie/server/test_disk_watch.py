@@ -79,7 +79,7 @@ class DiskWatchWorld(MemoryCluster):
 
 
 @in_virtual_time
-async def test_the_ladder_down_and_up_again() -> None:
+async def test_adds_are_refused_and_accepted_again_step_by_step() -> None:
     world = await DiskWatchWorld().open()
     ok, refused = Status.OK, Status.READ_ONLY
     assert await world.look(THRESHOLD) == (False, ok, ok)
@@ -93,7 +93,7 @@ async def test_the_ladder_down_and_up_again() -> None:
 
 
 @in_virtual_time
-async def test_plain_adds_are_accepted_whenever_writers_may_find_the_bookie_writable() -> None:
+async def test_plain_adds_are_accepted_while_the_bookie_is_registered_as_writable() -> None:
     world = await DiskWatchWorld().open()
     answers: list[tuple[bool, Status]] = []
 
@@ -111,7 +111,7 @@ async def test_plain_adds_are_accepted_whenever_writers_may_find_the_bookie_writ
 
 
 @in_virtual_time
-async def test_a_disk_that_says_it_is_full_makes_read_only_and_does_not_flap() -> None:
+async def test_a_full_disk_makes_the_bookie_read_only_without_flapping() -> None:
     world = await DiskWatchWorld().open(threshold=0)
     await world.add(is_recovery=False)
     world.journal.capacity_bytes = world.journal.used_bytes() + 3
@@ -147,7 +147,7 @@ async def watched_for(world: DiskWatchWorld, seconds: float) -> bool:
 
 
 @in_virtual_time
-async def test_a_journal_disk_that_hangs_makes_read_only_until_it_answers() -> None:
+async def test_a_hanging_journal_disk_makes_the_bookie_read_only_until_it_answers() -> None:
     world = await DiskWatchWorld().open(threshold=0)
     disk = HangingSync(world)
     adding = asyncio.create_task(world.add(is_recovery=False))
@@ -160,7 +160,7 @@ async def test_a_journal_disk_that_hangs_makes_read_only_until_it_answers() -> N
 
 
 @in_virtual_time
-async def test_a_journal_disk_that_hangs_for_a_minute_ends_the_bookie() -> None:
+async def test_a_journal_disk_that_hangs_for_a_minute_stops_the_bookie() -> None:
     world = await DiskWatchWorld().open(threshold=0)
     HangingSync(world)
     adding = asyncio.create_task(world.add(is_recovery=False))
@@ -170,7 +170,7 @@ async def test_a_journal_disk_that_hangs_for_a_minute_ends_the_bookie() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_was_stopped_for_a_minute_blames_no_disk() -> None:
+async def test_a_bookie_that_was_suspended_for_a_minute_reports_no_stalled_disk() -> None:
     world = await DiskWatchWorld().open(threshold=0)
     sync = HangingSync(world)
     adding = asyncio.create_task(world.add(is_recovery=False))
@@ -187,7 +187,7 @@ async def test_a_bookie_that_was_stopped_for_a_minute_blames_no_disk() -> None:
 
 @pytest.mark.parametrize("hanging", [Operation.SYNC, Operation.REPLACE])
 @in_virtual_time
-async def test_the_journal_that_hangs_is_named_also_if_only_a_checkpoint_waits_for_it(hanging: Operation) -> None:
+async def test_a_hanging_journal_is_named_even_if_only_a_checkpoint_waits_for_it(hanging: Operation) -> None:
     world = DiskWatchWorld()
     second = await world.open_with_two_journals()
 
@@ -217,7 +217,7 @@ async def test_the_journal_that_hangs_is_named_also_if_only_a_checkpoint_waits_f
 
 @pytest.mark.parametrize("hanging", [Operation.SYNC, Operation.SYNC_DIRECTORY, Operation.INDEX_WRITE])
 @in_virtual_time
-async def test_the_ledger_disk_that_hangs_makes_read_only_and_ends_the_bookie(hanging: Operation) -> None:
+async def test_a_hanging_ledger_disk_makes_the_bookie_read_only_and_stops_it(hanging: Operation) -> None:
     world = await DiskWatchWorld().open(threshold=0)
 
     async def before(operation: Operation, path: str) -> None:

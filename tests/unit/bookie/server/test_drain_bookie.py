@@ -63,7 +63,7 @@ async def test_a_drained_bookie_is_read_only_until_the_drain_is_cancelled() -> N
 
 
 @in_virtual_time
-async def test_drained_bookies_are_not_placed_on() -> None:
+async def test_drained_bookies_get_no_new_copies() -> None:
     store, placement = MemoryStore(MemoryCell()), Placement()
     drains = Drains(store, ROOT)
     feed = PlacementFeed(placement, VirtualClock(), topologies=None, free_space=None, drains=drains)

@@ -28,7 +28,7 @@ def directories(cookie: Cookie | None, *, has_data: bool = True, incarnation: st
     return [LocalDirectory(role, "/d", version, incarnation, has_data=has_data) for role in Role]
 
 
-def test_the_owner_is_the_bookie_that_all_directories_name() -> None:
+def test_the_owner_is_the_bookie_named_in_all_directories() -> None:
     cookie = Cookie(US, ("/j",), ("/l",))
     assert owner(directories(cookie)) == cookie
     assert owner(directories(None, has_data=False)) is None
@@ -36,7 +36,7 @@ def test_the_owner_is_the_bookie_that_all_directories_name() -> None:
     assert owner([erased, directories(cookie)[1]]) == cookie  # a crash after the first of two cookies
 
 
-def test_directories_whose_owner_is_not_known_are_refused() -> None:
+def test_directories_with_an_unknown_owner_are_refused() -> None:
     cookie = Cookie(US, ("/j",), ("/l",))
     with pytest.raises(FormatRefusedError, match="no file VERSION"):
         owner(directories(None))
@@ -90,7 +90,7 @@ async def release(
     return await release_cookie(world.store, world.cluster, cookie, found, may_delete=may_delete, record=record)
 
 
-async def test_the_cookie_is_deleted_only_if_that_is_allowed_and_the_history_stays() -> None:
+async def test_the_cookie_is_deleted_only_if_allowed_and_the_history_is_kept() -> None:
     world, cookie = await joined()
     with pytest.raises(FormatRefusedError, match="--delete-cookie"):
         await release(world, cookie, may_delete=False)
@@ -127,7 +127,7 @@ async def test_the_cookie_of_newer_disks_of_the_same_bookie_is_never_deleted() -
     assert await release(world, cookie, incarnation="newer")
 
 
-async def test_directories_of_another_cluster_are_refused_also_if_this_one_has_no_cookie_of_the_bookie() -> None:
+async def test_directories_of_another_cluster_are_refused_even_without_a_cookie_in_this_one() -> None:
     world = await MemoryCluster().found()
     with pytest.raises(FormatRefusedError, match="another"):
         await release(world, Cookie(US, ("/j",), ("/l",), "another"))
@@ -143,7 +143,7 @@ async def test_the_cookie_of_disks_whose_new_incarnation_was_interrupted_may_be_
     assert await release_cookie(world.store, world.cluster, cookie, found, may_delete=True, record=record)
 
 
-async def test_a_link_is_removed_and_what_it_points_to_stays(tmp_path: Path) -> None:
+async def test_a_link_is_removed_and_its_target_stays(tmp_path: Path) -> None:
     current, elsewhere = tmp_path / CURRENT, tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "file").write_text("of others")

@@ -65,7 +65,7 @@ class Model:
 
 
 @given(st.lists(steps, max_size=40))
-def test_the_board_is_like_its_model(sequence: list[tuple[str, LedgerId, int]]) -> None:
+def test_the_board_behaves_like_its_model(sequence: list[tuple[str, LedgerId, int]]) -> None:
     async def run() -> None:
         board, model = LacBoard(ledgers_max=LEDGERS_MAX, waiters_max=WAITERS_MAX), Model()
         for step, ledger_id, lac in sequence:
@@ -101,7 +101,7 @@ def test_the_board_is_like_its_model(sequence: list[tuple[str, LedgerId, int]]) 
 
 
 @in_virtual_time
-async def test_a_waiter_waits_until_its_time_and_can_wait_again() -> None:
+async def test_a_waiter_waits_until_its_deadline_and_can_wait_again() -> None:
     loop = asyncio.get_running_loop()
     waiter = Waiter(NO_ENTRY)
     begun_s = loop.time()
@@ -114,7 +114,7 @@ async def test_a_waiter_waits_until_its_time_and_can_wait_again() -> None:
 
 
 @in_virtual_time
-async def test_a_wake_up_at_the_very_end_of_the_wait_counts() -> None:
+async def test_a_wake_up_at_the_deadline_counts() -> None:
     loop = asyncio.get_running_loop()
     waiter = Waiter(NO_ENTRY)
     end_s = loop.time() + 5
@@ -125,7 +125,7 @@ async def test_a_wake_up_at_the_very_end_of_the_wait_counts() -> None:
 
 
 @in_virtual_time
-async def test_those_over_the_bound_do_not_wait() -> None:
+async def test_waiters_over_the_limit_do_not_wait() -> None:
     board = LacBoard(ledgers_max=1, waiters_max=1)
     far_s = asyncio.get_running_loop().time() + 1000
     begun_s = asyncio.get_running_loop().time()
@@ -136,7 +136,7 @@ async def test_those_over_the_bound_do_not_wait() -> None:
 
 
 @in_virtual_time
-async def test_closing_wakes_all_and_lets_nobody_wait() -> None:
+async def test_closing_wakes_all_waiters_and_refuses_new_ones() -> None:
     board = LacBoard(ledgers_max=1, waiters_max=9)
     far_s = asyncio.get_running_loop().time() + 1000
     with board.waiting(LedgerId(1), NO_ENTRY) as one, board.waiting(LedgerId(2), EntryId(7)) as other:
@@ -151,17 +151,17 @@ async def test_closing_wakes_all_and_lets_nobody_wait() -> None:
     ("entry_id", "lac", "expected"),
     [(0, -1, -1), (5, 4, 4), (5, 0, 0), (5, 5, -1), (5, 6, -1), (5, -2, -1), (5, -(1 << 63), -1), (0, 0, -1)],
 )
-def test_only_what_a_writer_could_have_sent_counts_as_a_lac(entry_id: int, lac: int, expected: int) -> None:
+def test_only_a_value_that_a_writer_could_have_sent_is_a_lac(entry_id: int, lac: int, expected: int) -> None:
     assert header_lac(entry(1, entry_id, lac)) == expected
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_have_a_lac_in_range(packet: bytes) -> None:
+def test_arbitrary_bytes_have_a_lac_in_range(packet: bytes) -> None:
     assert NO_ENTRY <= header_lac(packet) <= LEDGER_ID_MAX
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_are_judged(packet: bytes) -> None:
+def test_arbitrary_bytes_are_accepted_or_refused(packet: bytes) -> None:
     problem = check_packet(LedgerId(1), packet)
     assert (problem is None) == (
         16 <= len(packet) <= LAC_PACKET_BYTES_MAX and packet[:8] == b"\0" * 7 + b"\1" and packet[8] < 0x80
@@ -174,7 +174,7 @@ def test_packets_of_every_digest_are_accepted(digest: DigestType) -> None:
         assert check_packet(LedgerId(3), pack_lac(digest_for(digest, b"secret"), LedgerId(3), lac)) is None
 
 
-def test_an_answer_proves_the_greater_of_what_it_shows() -> None:
+def test_an_answer_proves_the_greater_of_its_lacs() -> None:
     shown = EntryResult(EntryId(6), Status.OK, entry(1, 6, 5))
     assert proven_lac(LacReply(Status.OK)) == NO_ENTRY
     assert proven_lac(LacReply(Status.OK, b"", shown)) == 5

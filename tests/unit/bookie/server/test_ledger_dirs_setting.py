@@ -32,6 +32,6 @@ def test_directories_are_separated_by_commas() -> None:
         (",".join(f"/j{number}" for number in range(JOURNAL_DIRS_MAX + 1)), "/l", f"allowed are {JOURNAL_DIRS_MAX}"),
     ],
 )
-def test_impossible_lists_are_named(journals: str, ledgers: str, problem: str) -> None:
+def test_invalid_lists_are_named(journals: str, ledgers: str, problem: str) -> None:
     with pytest.raises(ConfigurationError, match=problem):
         BookieSettings(URI, journals, ledgers)

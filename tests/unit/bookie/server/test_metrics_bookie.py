@@ -71,7 +71,7 @@ async def bookie() -> AsyncIterator[Bookie]:
     await storage.abort()
 
 
-async def test_adds_are_counted_once_a_batch_and_by_what_they_carry(bookie: Bookie) -> None:
+async def test_adds_are_counted_by_batches_entries_and_bytes(bookie: Bookie) -> None:
     entries = [entry(n) for n in range(5)]
     assert (await bookie.service.add("uuid", AddBatch(LEDGER, KEY, entries))).status is Status.OK
     assert (await bookie.service.add("other", AddBatch(LEDGER, KEY, entries))).status is Status.WRONG_INCARNATION
@@ -85,7 +85,7 @@ async def test_adds_are_counted_once_a_batch_and_by_what_they_carry(bookie: Book
     assert bookie.value(f"{names.JOURNAL_BATCH}_sum") >= sum(map(len, entries))
 
 
-async def test_copies_are_counted_as_what_they_add(bookie: Bookie) -> None:
+async def test_copies_are_counted_with_the_entries_they_add(bookie: Bookie) -> None:
     entries = [entry(n) for n in range(3)]
     await bookie.service.add("uuid", AddBatch(LEDGER, KEY, entries))
     ids = [EntryId(n) for n in range(5)]
@@ -96,7 +96,7 @@ async def test_copies_are_counted_as_what_they_add(bookie: Bookie) -> None:
     assert bookie.value(names.ADDED_BYTES) == 2 * sum(map(len, entries))
 
 
-async def test_reads_are_counted_by_what_was_sent(bookie: Bookie) -> None:
+async def test_reads_are_counted_by_the_entries_sent(bookie: Bookie) -> None:
     await bookie.service.add("uuid", AddBatch(LEDGER, KEY, [entry(0), entry(1)]))
     await bookie.service.answer("uuid", Read(LEDGER, [EntryId(0), EntryId(1), EntryId(7)]))
     await bookie.service.answer("uuid", ReadLast(LEDGER))
@@ -121,7 +121,7 @@ async def test_every_operation_is_counted(bookie: Bookie) -> None:
     assert {operation for operation in others if bookie.answered(operation, "ok") == 1} == others
 
 
-async def test_a_caller_that_went_is_counted_apart(bookie: Bookie) -> None:
+async def test_a_disconnected_caller_is_counted_separately(bookie: Bookie) -> None:
     reached = asyncio.Event()
 
     async def hold(operation: Operation, path: str) -> None:
@@ -139,7 +139,7 @@ async def test_a_caller_that_went_is_counted_apart(bookie: Bookie) -> None:
     assert bookie.value(names.ADDED_ENTRIES) == 0
 
 
-async def test_disks_and_limbo_are_looked_up(bookie: Bookie) -> None:
+async def test_disks_and_limbo_are_shown(bookie: Bookie) -> None:
     clock = SystemClock()
     await bookie.storage.set_limbo([LedgerId(n) for n in range(2500)])
     sampler = Sampler(bookie.metrics, {"journal": bookie.journal, "ledgers": bookie.ledgers}, bookie.storage, clock)
@@ -171,7 +171,7 @@ async def test_the_read_cache_is_counted(bookie: Bookie) -> None:
     assert bookie.value(names.READ_AHEAD_BYTES) == sum(map(len, entries[1:]))
 
 
-async def test_a_disk_that_does_not_answer_leaves_the_last_figures(
+async def test_a_disk_that_does_not_answer_keeps_its_last_values(
     bookie: Bookie, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampler = Sampler(
@@ -207,7 +207,7 @@ def test_limbo_is_counted_again_until_there_is_none() -> None:
     run()
 
 
-def test_a_collection_is_shown_with_what_compaction_did() -> None:
+def test_a_collection_is_shown_with_the_results_of_compaction() -> None:
     metrics = bookie_metrics("1")
     compacted = CompactionResult(removed_logs=1, freed_bytes=1000, copied_bytes=300)
     show_collection(metrics, CollectorReport(collected_deleted=2, held=7, compacted=compacted, ended_ms=5000))
@@ -221,7 +221,7 @@ def test_a_collection_is_shown_with_what_compaction_did() -> None:
     assert value(names.COLLECTION_FINISHED) == 6.0
 
 
-async def test_what_waits_is_seen_while_a_disk_does_not_answer(bookie: Bookie) -> None:
+async def test_waiting_requests_are_shown_while_a_disk_does_not_answer(bookie: Bookie) -> None:
     is_open = asyncio.Event()
 
     async def wait(operation: Operation, path: str) -> None:

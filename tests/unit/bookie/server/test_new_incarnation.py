@@ -85,7 +85,7 @@ class IncarnationWorld(MemoryCluster):
 
 
 @in_virtual_time
-async def test_lost_disks_are_refused_unless_a_new_incarnation_is_asked_for() -> None:
+async def test_lost_disks_are_refused_unless_a_new_incarnation_is_requested() -> None:
     world = await IncarnationWorld().prepare()
     with pytest.raises(IdentityError, match="--new-incarnation") as refused:
         await world.start()
@@ -96,7 +96,7 @@ async def test_lost_disks_are_refused_unless_a_new_incarnation_is_asked_for() ->
 
 
 @in_virtual_time
-async def test_a_restart_does_not_forget_limbo_and_needs_no_flag() -> None:
+async def test_a_restart_keeps_limbo_and_needs_no_flag() -> None:
     world = await IncarnationWorld().prepare()
     first, storage = await world.start(is_new=True)
     await storage.close()
@@ -108,7 +108,7 @@ async def test_a_restart_does_not_forget_limbo_and_needs_no_flag() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_id_that_was_given_back_and_is_used_again_has_limbo_as_well() -> None:
+async def test_a_bookie_id_that_is_reused_after_decommission_has_limbo_as_well() -> None:
     world = await IncarnationWorld().prepare()
     stored = await CookieStore(world.store, world.cluster).read(US)
     assert stored is not None
@@ -126,7 +126,7 @@ async def test_a_ledger_whose_metadata_cannot_be_read_is_in_limbo() -> None:
 
 
 @in_virtual_time
-async def test_a_ledger_whose_metadata_may_not_be_read_is_in_limbo() -> None:
+async def test_a_ledger_whose_metadata_is_denied_is_in_limbo() -> None:
     world = await IncarnationWorld().prepare()
     world.cell.deny(world.ledgers.path(FREE))
     _, storage = await world.start(is_new=True)
@@ -134,7 +134,7 @@ async def test_a_ledger_whose_metadata_may_not_be_read_is_in_limbo() -> None:
 
 
 @in_virtual_time
-async def test_a_session_that_is_lost_while_the_ledgers_are_read_ends_the_start() -> None:
+async def test_a_session_that_is_lost_while_the_ledgers_are_read_aborts_the_start() -> None:
     """Another server may not know a ledger yet that the previous server knew."""
     world = await IncarnationWorld().prepare()
     read: list[str] = []
@@ -158,7 +158,7 @@ async def test_a_session_that_is_lost_while_the_ledgers_are_read_ends_the_start(
 
 
 @in_virtual_time
-async def test_disks_that_still_serve_are_not_lost() -> None:
+async def test_disks_in_use_are_not_lost() -> None:
     world = await IncarnationWorld().prepare()
     old = MemoryStore(world.cell)
     info = ServiceInfo((Endpoint("bookie", "h", 1, "bookie-grpc"),))
@@ -214,7 +214,7 @@ async def test_of_two_starts_on_new_disks_under_one_id_only_the_last_one_recorde
 
 
 @in_virtual_time
-async def test_the_disks_of_the_incarnation_before_are_refused() -> None:
+async def test_the_disks_of_the_previous_incarnation_are_refused() -> None:
     world = await IncarnationWorld().prepare()
     _, storage = await world.start(is_new=True)
     await storage.close()
@@ -228,7 +228,7 @@ async def test_the_disks_of_the_incarnation_before_are_refused() -> None:
 
 
 @in_virtual_time
-async def test_a_disk_that_is_lost_in_the_middle_is_refused() -> None:
+async def test_a_disk_that_is_lost_during_the_start_is_refused() -> None:
     world = await IncarnationWorld().prepare()
 
     async def fail_scan(operation: str, path: str) -> Fault | None:

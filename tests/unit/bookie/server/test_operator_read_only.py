@@ -29,7 +29,7 @@ async def test_a_request_and_its_end_survive_a_power_loss(seed: int) -> None:
     assert await read_wish(disk.crash(rng)) is None
 
 
-async def test_a_damaged_record_counts_as_a_request_until_it_is_ended() -> None:
+async def test_a_damaged_record_counts_as_a_request_until_it_is_withdrawn() -> None:
     disk = MemoryDisk()
     await disk.replace(READ_ONLY_FILE, b"\xff")
     assert await read_wish(disk) == ReadOnlyWish()

@@ -48,7 +48,7 @@ class Reads:
 
 
 @in_virtual_time
-async def test_a_recovery_that_waits_is_the_next_one() -> None:
+async def test_a_waiting_recovery_goes_next() -> None:
     reads = Reads(1)
     await reads.begin("a", "b", "c", "recovery 1", "recovery 2")
     assert (reads.began, reads.places.waiting) == (["a"], 4)
@@ -63,7 +63,7 @@ async def test_a_recovery_that_waits_is_the_next_one() -> None:
 
 
 @in_virtual_time
-async def test_a_part_of_the_places_is_for_recoveries_alone() -> None:
+async def test_some_slots_are_reserved_for_recoveries() -> None:
     reads = Reads(16)
     await reads.begin(*map(str, range(20)))
     assert reads.places.taken == 14
@@ -73,7 +73,7 @@ async def test_a_part_of_the_places_is_for_recoveries_alone() -> None:
 
 
 @in_virtual_time
-async def test_another_read_gets_its_turn_among_many_recoveries() -> None:
+async def test_other_reads_get_their_turn_among_many_recoveries() -> None:
     reads = Reads(1)
     await reads.begin("a", "b", *(f"recovery {number}" for number in range(2 * ROW_MAX)))
     for _ in range(ROW_MAX + 1):
@@ -83,7 +83,7 @@ async def test_another_read_gets_its_turn_among_many_recoveries() -> None:
 
 
 @in_virtual_time
-async def test_a_read_that_no_client_awaits_any_more_takes_no_place() -> None:
+async def test_a_read_that_no_client_awaits_any_more_takes_no_slot() -> None:
     reads = Reads(1)
     await reads.begin("a", "b", "c")
     await reads.end("b")
@@ -94,7 +94,7 @@ async def test_a_read_that_no_client_awaits_any_more_takes_no_place() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_answers_a_recovery_before_the_reads_that_wait() -> None:
+async def test_a_bookie_answers_a_recovery_before_waiting_reads() -> None:
     bookie = await open_bookie(VirtualClock(), settings=StorageSettings(), limits=ServiceLimits(reads_max=1))
     assert (await bookie.service.add("", AddBatch(L1, KEY, [raw_entry(L1, 0)]))).status is Status.OK
     answered: list[str] = []
@@ -112,7 +112,7 @@ async def test_a_bookie_answers_a_recovery_before_the_reads_that_wait() -> None:
     await bookie.storage.abort()
 
 
-async def test_a_read_that_is_cancelled_when_it_has_just_got_a_place_gives_it_back() -> None:
+async def test_a_read_that_is_cancelled_right_after_it_got_a_slot_releases_it() -> None:
     for is_urgent in (True, False):
         places = ReadPlaces(1)
         await places.take(is_urgent=False)

@@ -78,7 +78,7 @@ async def test_a_new_session_registers_again(world: KeeperWorld) -> None:
         await world.until(WRITABLE)
 
 
-async def test_an_interrupted_connection_changes_nothing(world: KeeperWorld) -> None:
+async def test_an_interrupted_connection_does_not_change_the_registration(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=False)
     before = await world.store.stat(bookie_path("/ledgers", BOOKIE, is_read_only=False))
     world.store.suspend()
@@ -88,7 +88,7 @@ async def test_an_interrupted_connection_changes_nothing(world: KeeperWorld) -> 
 
 
 @pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.LOSE_ANSWER])
-async def test_registering_is_tried_until_it_succeeds(world: KeeperWorld, fault: Fault) -> None:
+async def test_registration_is_retried_until_it_succeeds(world: KeeperWorld, fault: Fault) -> None:
     await world.keeper.start(is_read_only=False)
     failures = 5
 
@@ -104,13 +104,13 @@ async def test_registering_is_tried_until_it_succeeds(world: KeeperWorld, fault:
     assert failures < 0
 
 
-async def test_a_registration_that_somebody_deletes_comes_back(world: KeeperWorld) -> None:
+async def test_a_deleted_registration_is_created_again(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=False)
     await world.store.delete(bookie_path("/ledgers", BOOKIE, is_read_only=False))
     await world.until(WRITABLE)
 
 
-async def test_switching_never_makes_the_bookie_look_lost(world: KeeperWorld) -> None:
+async def test_switching_never_makes_the_bookie_appear_unregistered(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=False)
     seen = [await world.watcher.list()]
 
@@ -126,7 +126,7 @@ async def test_switching_never_makes_the_bookie_look_lost(world: KeeperWorld) ->
     assert set(seen) <= {WRITABLE, READ_ONLY}
 
 
-async def test_a_switch_that_the_store_does_not_hear_is_made_up_for(world: KeeperWorld) -> None:
+async def test_a_switch_that_did_not_reach_the_store_is_done_later(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=False)
     world.store.expire()
     assert not await world.keeper.switch(is_read_only=True, deadline_s=0.05)
@@ -134,7 +134,7 @@ async def test_a_switch_that_the_store_does_not_hear_is_made_up_for(world: Keepe
     await world.until(READ_ONLY)
 
 
-async def test_a_switch_back_during_a_switch_is_not_done_before_it_is_registered(world: KeeperWorld) -> None:
+async def test_a_switch_back_during_a_switch_completes_only_once_registered(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=False)
     has_begun, may_go = asyncio.Event(), asyncio.Event()
 
@@ -155,7 +155,7 @@ async def test_a_switch_back_during_a_switch_is_not_done_before_it_is_registered
     await asyncio.wait([switch])
 
 
-async def test_an_id_that_another_process_uses_is_refused_at_the_start(world: KeeperWorld) -> None:
+async def test_an_id_in_use_by_another_process_is_refused_at_the_start(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=False)
     second = world.make_keeper(world.session(), takeover_deadline_s=0.05)
     with pytest.raises(BookieIdInUseError):
@@ -174,7 +174,7 @@ async def test_stopping_unregisters_and_never_fails(world: KeeperWorld) -> None:
 
 
 @given(st.booleans(), st.integers(0, 1 << 50), st.integers(0, 1 << 50))
-def test_read_only_begins_below_the_threshold_and_ends_clearly_above(was: bool, free: int, threshold: int) -> None:
+def test_read_only_mode_begins_below_the_threshold_and_ends_well_above_it(was: bool, free: int, threshold: int) -> None:
     is_read_only = should_be_read_only(was, free, threshold)
     if free < threshold:
         assert is_read_only
@@ -234,7 +234,7 @@ async def test_read_only_is_announced_before_adds_are_refused(world: KeeperWorld
     assert not any(was_refusing_at_announcement)
 
 
-async def test_a_full_disk_does_not_wait_for_the_store(
+async def test_a_full_disk_makes_the_bookie_read_only_without_waiting_for_the_store(
     world: KeeperWorld, disks: Disks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bookie.server.upkeep.disk_watch.ANNOUNCE_DEADLINE_S", 0.05)

@@ -71,7 +71,7 @@ async def world() -> World:
 
 
 @in_virtual_time
-async def test_a_pass_verifies_everything_and_counts_what_is_damaged() -> None:
+async def test_a_pass_verifies_everything_and_counts_damage() -> None:
     at = await world()
     at.damage(3, 15)
     ended = await at.scrubber().run_pass(ScrubProgress(at.clock.epoch_ms()))
@@ -100,7 +100,7 @@ def test_a_pass_verifies_everything_however_many_entries_there_are(
 
 
 @in_virtual_time
-async def test_a_pass_without_damage_ends_the_report_of_the_last_one() -> None:
+async def test_a_pass_without_damage_clears_the_report_of_the_last_one() -> None:
     at = await world()
     at.damage(3)
     await at.scrubber().run_pass(ScrubProgress(0))
@@ -109,7 +109,7 @@ async def test_a_pass_without_damage_ends_the_report_of_the_last_one() -> None:
     assert at.value(DAMAGED) == 0
 
 
-def test_passes_are_a_week_apart_also_after_a_restart() -> None:
+def test_passes_are_a_week_apart_even_after_a_restart() -> None:
     @in_virtual_time
     async def scenario() -> None:
         at = await world()
@@ -128,7 +128,7 @@ def test_passes_are_a_week_apart_also_after_a_restart() -> None:
 
 
 @in_virtual_time
-async def test_a_pass_that_began_while_the_clock_was_years_ahead_delays_no_other_one() -> None:
+async def test_a_pass_that_began_with_the_clock_years_ahead_does_not_delay_the_next_one() -> None:
     at = await world()
     begun_ms = at.clock.epoch_ms() + 5 * 52 * int(WEEK_S) * 1000
     await at.disk.replace(PROGRESS_FILE, encode_record(ScrubProgress(begun_ms, finished_ms=begun_ms + 60_000)))
@@ -143,7 +143,7 @@ async def test_a_pass_that_began_while_the_clock_was_years_ahead_delays_no_other
     running.cancel()
 
 
-def test_a_pass_keeps_its_pace_and_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_keeps_its_pace_and_resumes_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrubbing, "_STEP_BYTES", SIZE)
 
     @in_virtual_time
@@ -166,7 +166,7 @@ def test_a_pass_keeps_its_pace_and_goes_on_where_it_was(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("content", [b"", b"rubbish", b'{"format":9,"begun_ms":1}', b'{"begun_ms":"x"}'])
-def test_an_unreadable_progress_begins_a_new_pass(content: bytes) -> None:
+def test_an_unreadable_progress_record_starts_a_new_pass(content: bytes) -> None:
     @in_virtual_time
     async def scenario() -> None:
         at = await world()
@@ -180,7 +180,7 @@ def test_an_unreadable_progress_begins_a_new_pass(content: bytes) -> None:
 
 
 @in_virtual_time
-async def test_a_disk_that_fails_for_a_moment_interrupts_and_does_not_end_the_scrubs() -> None:
+async def test_a_disk_that_fails_briefly_interrupts_the_scrubs_without_ending_them() -> None:
     at = await world()
     is_failing = True
 
@@ -201,7 +201,7 @@ async def test_a_disk_that_fails_for_a_moment_interrupts_and_does_not_end_the_sc
 
 
 @in_virtual_time
-async def test_a_full_disk_interrupts_no_pass() -> None:
+async def test_a_full_disk_does_not_interrupt_a_pass() -> None:
     at = await world()
 
     async def fail(operation: Operation, path: str) -> None:
@@ -217,7 +217,7 @@ async def test_a_full_disk_interrupts_no_pass() -> None:
     running.cancel()
 
 
-def test_what_compaction_moves_and_a_deletion_removes_meanwhile_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_that_are_moved_or_deleted_during_a_pass_are_not_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrubbing, "_STEP_BYTES", SIZE)
 
     @in_virtual_time
@@ -237,13 +237,13 @@ def test_what_compaction_moves_and_a_deletion_removes_meanwhile_is_no_damage(mon
     scenario()
 
 
-def test_progress_names_a_position_or_none() -> None:
+def test_progress_has_a_position_or_none() -> None:
     assert ScrubProgress(1).after is None
     assert ScrubProgress(1, LedgerId(2), EntryId(3)).after == (2, 3)
 
 
 @in_virtual_time
-async def test_known_damage_is_kept_over_a_restart_until_it_is_whole() -> None:
+async def test_known_damage_is_kept_over_restarts_until_it_is_repaired() -> None:
     at = await world()
     at.damage(3)
     await at.scrubber().run_pass(ScrubProgress(at.clock.epoch_ms()))
@@ -261,7 +261,7 @@ async def test_known_damage_is_kept_over_a_restart_until_it_is_whole() -> None:
     running.cancel()
 
 
-def test_an_operator_interrupts_continues_and_begins_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_can_pause_resume_and_start_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrubbing, "_STEP_BYTES", SIZE)
 
     @in_virtual_time

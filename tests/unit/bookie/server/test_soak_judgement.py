@@ -36,29 +36,29 @@ COLD = Sample(
 WARM = replace(COLD, at_s=80, is_warm=True)
 
 
-def test_a_bookie_that_stays_within_the_slack_of_its_warm_up_has_no_problem() -> None:
+def test_a_bookie_within_its_warm_up_maximum_and_slack_has_no_problem() -> None:
     at_the_bound = replace(WARM, rss_bytes=COLD.rss_bytes + MEMORY_SLACK_BYTES, handles=COLD.handles + HANDLES_SLACK)
     assert problem_of([COLD, replace(COLD, rss_bytes=0, handles=0), WARM, at_the_bound]) is None
 
 
-def test_memory_above_the_most_of_the_warm_up_and_the_slack_is_growth() -> None:
+def test_memory_above_the_warm_up_maximum_and_slack_is_growth() -> None:
     found = problem_of([COLD, replace(WARM, rss_bytes=COLD.rss_bytes + MEMORY_SLACK_BYTES + 1)])
     assert found is not None
     assert "memory" in found
 
 
-def test_file_handles_above_the_most_of_the_warm_up_and_the_slack_are_growth() -> None:
+def test_file_handles_above_the_warm_up_maximum_and_slack_are_growth() -> None:
     found = problem_of([COLD, replace(WARM, handles=COLD.handles + HANDLES_SLACK + 1)])
     assert found is not None
     assert "handles" in found
 
 
-def test_the_warm_up_may_grow() -> None:
+def test_growth_during_the_warm_up_is_allowed() -> None:
     assert problem_of([COLD, replace(COLD, rss_bytes=10 * COLD.rss_bytes, handles=1000)]) is None
 
 
 @pytest.mark.parametrize("sample", [COLD, WARM])
-def test_the_disk_may_hold_twice_what_is_not_collected_and_a_constant_at_any_time(sample: Sample) -> None:
+def test_the_disk_may_hold_twice_the_uncollected_bytes_plus_a_constant(sample: Sample) -> None:
     most = 2 * (sample.live_bytes + sample.waiting_bytes) + DISK_CONSTANT_BYTES
     assert problem_of([COLD, replace(sample, disk_bytes=most)]) is None
     found = problem_of([COLD, replace(sample, disk_bytes=most + 1)])
@@ -66,7 +66,7 @@ def test_the_disk_may_hold_twice_what_is_not_collected_and_a_constant_at_any_tim
     assert "disk" in found
 
 
-def test_the_first_collection_of_a_life_finds_what_was_deleted_before_this_life() -> None:
+def test_the_first_collection_after_a_start_frees_what_was_deleted_before_it() -> None:
     waiting = Waiting()
     waiting.deleted(5, 100)
     waiting.life_began(10)
@@ -77,7 +77,7 @@ def test_the_first_collection_of_a_life_finds_what_was_deleted_before_this_life(
     assert waiting.bytes == 20
 
 
-def test_a_later_collection_finds_what_was_deleted_before_the_one_before_it_ended() -> None:
+def test_a_later_collection_frees_what_was_deleted_before_the_previous_one_ended() -> None:
     waiting = Waiting()
     waiting.life_began(10)
     waiting.deleted(70, 1)
@@ -90,7 +90,7 @@ def test_a_later_collection_finds_what_was_deleted_before_the_one_before_it_ende
     assert waiting.bytes == 20
 
 
-def test_a_restarted_bookie_counts_from_0() -> None:
+def test_a_restarted_bookie_counts_collections_from_0() -> None:
     waiting = Waiting()
     waiting.life_began(0)
     assert waiting.looked(70, 7)
@@ -101,12 +101,12 @@ def test_a_restarted_bookie_counts_from_0() -> None:
     assert waiting.bytes == 0
 
 
-def test_lives_of_each_length_end_by_both_signals() -> None:
+def test_bookie_processes_of_each_length_end_by_both_signals() -> None:
     ends = {(life.collections, life.is_killed) for life in islice(lives(random.Random(0)), 14)}
     assert ends == {(collections, is_killed) for collections in (0, 1, 3, 6) for is_killed in (True, False)}
 
 
-def test_the_columns_of_a_row_stand_under_their_titles() -> None:
+def test_the_columns_of_a_row_are_aligned_with_their_titles() -> None:
     assert len(row(COLD)) == len(HEADER)
     assert row(COLD).split() == [
         "0:10",

@@ -45,7 +45,7 @@ async def logs_with(disk: MemoryDisk, *files: list[bytes], open_max: int = 10) -
     return logs, locations
 
 
-async def test_entries_are_read_back_in_the_order_asked() -> None:
+async def test_entries_are_returned_in_the_order_requested() -> None:
     bodies = [entry(number, b"x" * number) for number in range(20)]
     logs, locations = await logs_with(MemoryDisk(), bodies[:10], bodies[10:])
     order = [3, 15, 0, 19, 3, 10, 9]
@@ -64,7 +64,7 @@ class _Copied(bytes):
         return part
 
 
-def test_entries_cost_their_own_bytes_and_not_those_of_their_block() -> None:
+def test_reading_entries_copies_their_bytes_and_not_those_of_their_block() -> None:
     block = _Copied(bytes(1 << 20))
     parts = [(0, start, 100) for start in range(0, (1 << 20) - 100, 108)]
     assert {len(part) for part in cut([block], parts)} == {100}
@@ -88,7 +88,7 @@ async def test_synced_log_survives_power_loss() -> None:
         assert await logs.read(locations) == [entry(1)]
 
 
-async def test_any_flipped_bit_of_an_entry_is_seen() -> None:
+async def test_any_flipped_bit_of_an_entry_is_detected() -> None:
     disk = MemoryDisk()
     logs, [location] = await logs_with(disk, [entry(1)])
     for bit in range(location.offset * 8, (location.offset + location.size) * 8):
@@ -99,13 +99,13 @@ async def test_any_flipped_bit_of_an_entry_is_seen() -> None:
         disk.flip_bit(log_path(1), bit)
 
 
-def test_intact_bytes_of_another_entry_are_seen() -> None:
+def test_intact_bytes_of_another_entry_are_detected() -> None:
     for stored in (entry(2), entry(1, ledger_id=8)):
         location = Location(1, 0, len(stored), crc32c(stored))
         assert not is_entry(location, stored, 7, 1)
 
 
-async def test_cut_log_gives_short_bytes_which_do_not_verify() -> None:
+async def test_truncated_log_gives_short_bytes_which_do_not_verify() -> None:
     disk = MemoryDisk()
     logs, locations = await logs_with(disk, [entry(1), entry(2)])
     disk.cut(log_path(1), locations[1].offset + 3)
@@ -115,7 +115,7 @@ async def test_cut_log_gives_short_bytes_which_do_not_verify() -> None:
     assert not is_entry(locations[1], second, 7, 2)
 
 
-async def test_lost_log_is_told_apart_and_the_others_are_read() -> None:
+async def test_lost_log_has_its_own_error_and_the_others_are_read() -> None:
     disk = MemoryDisk()
     logs, locations = await logs_with(disk, [entry(1)], [entry(2)])
     disk.lose(log_path(1))
@@ -172,7 +172,7 @@ async def test_a_file_that_cannot_be_read_is_closed_like_the_others() -> None:
     assert len(logs._open) == 1
 
 
-async def test_concurrent_readers_never_lose_a_file_under_their_hands() -> None:
+async def test_files_in_use_by_concurrent_readers_are_never_closed() -> None:
     logs, locations = await logs_with(MemoryDisk(), *([entry(number)] for number in range(6)), open_max=1)
     shuffled = [random.Random(seed).sample(locations, 6) for seed in range(30)]
     for places, results in zip(shuffled, await asyncio.gather(*map(logs.read, shuffled)), strict=True):
@@ -181,7 +181,7 @@ async def test_concurrent_readers_never_lose_a_file_under_their_hands() -> None:
     assert len(logs._open) == 1
 
 
-async def test_full_disk_at_creation_leaves_no_file_and_the_number_is_not_used_again() -> None:
+async def test_full_disk_at_creation_leaves_no_file_and_its_id_is_not_reused() -> None:
     disk = MemoryDisk(capacity_bytes=10)
     await disk.make_directory(DIRECTORY)
     logs = EntryLogs(disk, 5, 10)
@@ -196,7 +196,7 @@ async def test_full_disk_at_creation_leaves_no_file_and_the_number_is_not_used_a
 
 
 @given(st.lists(st.binary(min_size=32, max_size=90), max_size=10), st.integers(0, 1000))
-def test_records_are_decoded_up_to_the_first_that_is_not_whole(bodies: list[bytes], cut: int) -> None:
+def test_records_are_decoded_up_to_the_first_incomplete_one(bodies: list[bytes], cut: int) -> None:
     data = b"".join(struct.pack(">II", len(body), crc32c(body)) + body for body in bodies)
     ends = [sum(len(body) + 8 for body in bodies[: count + 1]) for count in range(len(bodies))]
     records = decode_records(data[:cut])
@@ -204,7 +204,7 @@ def test_records_are_decoded_up_to_the_first_that_is_not_whole(bodies: list[byte
     assert all(data[at.offset : at.offset + at.size] == body for at, body in records)
 
 
-def test_hole_of_zeros_holds_no_records() -> None:
+def test_hole_of_zeros_contains_no_records() -> None:
     assert decode_records(bytes(1000)) == []
 
 
@@ -219,7 +219,7 @@ def test_record_with_any_flipped_bit_ends_the_decoding() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 200_000), st.integers(0, 5000)), max_size=30))
-def test_ranges_cover_every_location_and_stay_few(places: list[tuple[int, int]]) -> None:
+def test_a_few_ranges_cover_every_location(places: list[tuple[int, int]]) -> None:
     locations = [Location(1, offset, size, 0) for offset, size in places]
     ranges, chosen = _coalesce(locations)
     for location, place in zip(locations, chosen, strict=True):

@@ -40,14 +40,14 @@ async def disk_with_log() -> tuple[MemoryDisk, list[bytes]]:
     return disk, values
 
 
-async def test_log_that_the_index_does_not_name_goes() -> None:
+async def test_log_without_entries_in_the_index_is_removed() -> None:
     disk, _ = await disk_with_log()
     await remove_leftovers(disk, MemoryIndex(), [1])
     assert await log_ids(disk) == []
 
 
 @pytest.mark.parametrize("number", range(COUNT))
-async def test_log_stays_if_the_index_names_any_of_its_entries(number: int) -> None:
+async def test_log_with_any_entry_in_the_index_is_kept(number: int) -> None:
     disk, values = await disk_with_log()
     index = MemoryIndex()
     await index.write([(pack_entry_key(7, number), values[number])])
@@ -59,7 +59,7 @@ async def test_log_stays_if_the_index_names_any_of_its_entries(number: int) -> N
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-async def test_log_goes_if_the_index_names_its_entries_in_a_log_that_is_there(is_there: bool) -> None:
+async def test_log_is_removed_if_the_index_has_its_entries_in_an_existing_log(is_there: bool) -> None:
     disk, values = await disk_with_log()
     index = MemoryIndex()
     elsewhere = [struct.pack(">Q", 2) + value[8:] for value in values]
@@ -74,7 +74,7 @@ async def test_log_goes_if_the_index_names_its_entries_in_a_log_that_is_there(is
 
 
 @pytest.mark.parametrize("named", [None, *range(COUNT)])
-async def test_all_of_a_log_is_read_however_large_it_is(named: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whole_log_is_read_however_large_it_is(named: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     record = len(entry(0)) + RECORD_HEADER_SIZE
     monkeypatch.setattr(leftovers, "_WINDOW_BYTES", record * 3 // 2)
     disk, values = await disk_with_log()
@@ -87,7 +87,7 @@ async def test_all_of_a_log_is_read_however_large_it_is(named: int | None, monke
     assert unpack_dead(dead) == (0 if named is None else (COUNT - 1) * record)
 
 
-async def test_log_that_cannot_be_read_to_its_end_stays() -> None:
+async def test_log_that_cannot_be_read_to_its_end_is_kept() -> None:
     disk, _ = await disk_with_log()
     size = len(disk.content(log_path(1)))
     disk.flip_bit(log_path(1), size * 8 - 1)
@@ -99,14 +99,14 @@ async def test_log_that_cannot_be_read_to_its_end_stays() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 5, 24])
-async def test_log_without_records_goes(size: int) -> None:
+async def test_log_without_records_is_removed(size: int) -> None:
     disk, _ = await disk_with_log()
     disk.cut(log_path(1), size)
     await remove_leftovers(disk, MemoryIndex(), [1])
     assert await log_ids(disk) == []
 
 
-async def test_full_disk_gives_the_space_of_a_failed_log_back() -> None:
+async def test_full_disk_frees_the_space_of_a_failed_log() -> None:
     disk, _ = await disk_with_log()
     disk.capacity_bytes = disk.used_bytes() + 100
     logs = EntryLogs(disk, 2, 10)
@@ -119,7 +119,7 @@ async def test_full_disk_gives_the_space_of_a_failed_log_back() -> None:
 
 
 @pytest.mark.parametrize("named", range(COUNT + 1))
-async def test_what_is_behind_the_recorded_end_of_a_log_is_dead_whatever_it_is(named: int) -> None:
+async def test_all_bytes_after_the_recorded_end_of_a_log_are_dead(named: int) -> None:
     disk, values = await disk_with_log()
     places = [unpack_location(value) for value in values]
     end = places[named - 1].offset + places[named - 1].size if named else HEADER_SIZE
@@ -156,7 +156,7 @@ def written_by_an_older_release(disk: MemoryDisk) -> None:
 @pytest.mark.parametrize(
     "offset", [HEADER_SIZE, HEADER_SIZE + 3, HEADER_SIZE + 2 * (len(entry(0)) + RECORD_HEADER_SIZE)]
 )
-async def test_an_end_of_an_earlier_log_with_the_same_id_is_no_reason_to_remove_entries(
+async def test_an_end_of_an_earlier_log_with_the_same_id_removes_no_entries(
     offset: int, log_ids_given: list[int], is_older: bool
 ) -> None:
     disk, values = await disk_with_log()
@@ -183,7 +183,7 @@ async def test_an_end_of_an_earlier_log_does_not_turn_damage_into_a_torn_tail(da
     assert (await log_ids(disk), await end_of(index, 1)) == ([1], None)
 
 
-async def test_a_log_with_a_damaged_header_stays_if_an_end_is_recorded() -> None:
+async def test_a_log_with_a_damaged_header_is_kept_if_an_end_is_recorded() -> None:
     disk, _ = await disk_with_log()
     disk.flip_bit(log_path(1), 90)
     index = MemoryIndex()
@@ -192,7 +192,7 @@ async def test_a_log_with_a_damaged_header_stays_if_an_end_is_recorded() -> None
     assert (await log_ids(disk), await uncounted(index)) == ([1], [1])
 
 
-async def test_a_log_with_the_header_of_another_stays_if_an_end_is_recorded() -> None:
+async def test_a_log_with_the_header_of_another_is_kept_if_an_end_is_recorded() -> None:
     disk, _ = await disk_with_log()
     await EntryLogs(disk, 3, 10).create(2)
     disk.overwrite(log_path(1), 0, disk.content(log_path(2)))
@@ -203,7 +203,7 @@ async def test_a_log_with_the_header_of_another_stays_if_an_end_is_recorded() ->
 
 
 @pytest.mark.parametrize("size", [0, 5, HEADER_SIZE])
-async def test_a_log_that_lost_what_is_before_its_recorded_end_stays(size: int) -> None:
+async def test_a_log_that_lost_records_before_its_recorded_end_is_kept(size: int) -> None:
     disk, _ = await disk_with_log()
     disk.cut(log_path(1), size)
     index = MemoryIndex()
@@ -212,7 +212,7 @@ async def test_a_log_that_lost_what_is_before_its_recorded_end_stays(size: int) 
     assert await log_ids(disk) == [1]
 
 
-async def test_a_recorded_end_without_a_log_goes() -> None:
+async def test_a_recorded_end_without_a_log_is_removed() -> None:
     disk, _ = await disk_with_log()
     index = MemoryIndex()
     await index.write([ends_at(5, HEADER_SIZE)])

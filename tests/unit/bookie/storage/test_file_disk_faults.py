@@ -58,7 +58,7 @@ async def test_space_is_reserved_before_it_is_used(disk: FileDisk, tmp_path: Pat
     await file.close()
 
 
-async def test_a_nearly_full_disk_is_not_reserved(
+async def test_no_space_is_reserved_on_a_nearly_full_disk(
     disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = list(os.statvfs(tmp_path))
@@ -75,7 +75,7 @@ async def test_a_nearly_full_disk_is_not_reserved(
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-async def test_without_reservation_appends_are_as_before(
+async def test_appends_work_without_reservation(
     disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
     monkeypatch.setattr(files, "_fallocate", (lambda *arguments: -1) if is_there else None)
@@ -88,7 +88,7 @@ async def test_without_reservation_appends_are_as_before(
     assert (tmp_path / "d/a").read_bytes() == b"abc"
 
 
-async def test_nothing_is_reserved_or_given_back_after_a_failed_write(
+async def test_nothing_is_reserved_or_freed_after_a_failed_write(
     disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(descriptor: int) -> None:
@@ -125,7 +125,7 @@ async def test_a_directory_on_a_disk_that_does_not_answer_is_not_waited_for(
     assert not files.is_thread_waiting()
 
 
-async def test_the_end_does_not_wait_for_a_disk_that_does_not_answer(
+async def test_closing_does_not_wait_for_a_disk_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = threading.Event()
@@ -148,7 +148,7 @@ async def test_the_end_does_not_wait_for_a_disk_that_does_not_answer(
     assert not files.is_thread_waiting()
 
 
-async def test_a_failed_close_is_a_failure_of_the_disk(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_close_is_a_disk_error(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.close
 
     def fail(descriptor: int) -> None:  # network file systems do this
@@ -164,7 +164,7 @@ async def test_a_failed_close_is_a_failure_of_the_disk(disk: FileDisk, monkeypat
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE])
-async def test_no_space_is_told_apart(disk: FileDisk, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+async def test_no_space_has_its_own_error(disk: FileDisk, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def full(*arguments: object) -> int:
         raise OSError(code, os.strerror(code))
 
@@ -195,7 +195,7 @@ async def test_without_inodes_there_is_no_free_space(disk: FileDisk, monkeypatch
     assert (await disk.space())[1] == real.f_bavail * real.f_frsize
 
 
-async def test_too_many_open_files_are_no_failure_of_the_disk(tmp_path: Path) -> None:
+async def test_too_many_open_files_are_not_a_disk_failure(tmp_path: Path) -> None:
     script = (
         "import asyncio, os, resource, sys\n"
         "from pathlib import Path\n"
@@ -304,7 +304,7 @@ async def test_another_process_is_refused(tmp_path: Path) -> None:
     await first.close()
 
 
-async def test_closed_disk_refuses_and_closing_again_is_fine(disk: FileDisk) -> None:
+async def test_closed_disk_refuses_requests_and_can_be_closed_again(disk: FileDisk) -> None:
     await disk.close()
     await disk.close()
     with pytest.raises(DiskError, match="closed"):

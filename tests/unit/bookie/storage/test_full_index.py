@@ -77,7 +77,7 @@ def batch(entry_id: int) -> AddBatch:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE])
-async def test_a_database_that_kept_the_error_is_opened_again(tmp_path: Path, code: int) -> None:
+async def test_a_database_that_keeps_failing_is_reopened(tmp_path: Path, code: int) -> None:
     openings = Openings()
     index = await RocksIndex.open(tmp_path / "index", opening=openings)
     await index.write([(b"a", b"1")])
@@ -91,7 +91,7 @@ async def test_a_database_that_kept_the_error_is_opened_again(tmp_path: Path, co
     await index.close()
 
 
-async def test_without_room_the_database_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_free_space_the_database_is_not_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     openings = Openings()
     index = await RocksIndex.open(tmp_path / "index", opening=openings)
     await index.write([(b"a", b"1")])
@@ -140,7 +140,7 @@ def test_an_index_that_could_open_no_file_is_opened_again(tmp_path: Path) -> Non
     assert done.stdout.split() == ["True", "refused", "True", "True"]
 
 
-async def test_the_twin_refuses_writes_until_it_is_opened_again() -> None:
+async def test_the_memory_index_refuses_writes_until_it_is_reopened() -> None:
     is_full = True
     index = MemoryIndex(is_full=lambda: is_full)
     with pytest.raises(DiskFullError):
@@ -171,7 +171,7 @@ async def test_a_store_whose_index_was_full_accepts_adds_again() -> None:
     await store.close()
 
 
-async def test_the_twin_cannot_be_read_after_it_could_not_be_opened() -> None:
+async def test_the_memory_index_cannot_be_read_after_a_failed_reopen() -> None:
     is_full = False
     index = MemoryIndex(is_full=lambda: is_full)
     await index.write([(b"a", b"1")])

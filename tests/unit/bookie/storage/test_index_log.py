@@ -31,7 +31,7 @@ async def killed(path: Path, copy: Path) -> Path:
     return copy
 
 
-async def test_the_log_takes_a_quarter_of_what_is_written(tmp_path: Path) -> None:
+async def test_the_log_is_compressed_to_a_quarter(tmp_path: Path) -> None:
     index = await RocksIndex.open(tmp_path / "index")
     await index.write(pairs())
     assert 4 * ENTRIES < log_bytes(tmp_path / "index") < 11 * ENTRIES  # without compression, each takes 43 bytes
@@ -63,7 +63,7 @@ async def test_a_log_of_an_earlier_release_is_read_and_followed_by_a_compressed_
     await index.close()
 
 
-async def test_a_log_that_is_cut_anywhere_loses_whole_writes_from_its_end(tmp_path: Path) -> None:
+async def test_a_log_truncated_anywhere_loses_only_complete_writes_at_its_end(tmp_path: Path) -> None:
     index = await RocksIndex.open(tmp_path / "index")
     [log] = (tmp_path / "index").glob("*.log")
     ends = [log.stat().st_size]

@@ -92,12 +92,12 @@ def test_entries_are_encoded_like_single_records(ledger_id: int, bodies: list[by
 
 
 @given(st.binary(max_size=300))
-def test_junk_is_never_a_header(junk: bytes) -> None:
+def test_random_bytes_are_never_a_header(junk: bytes) -> None:
     assert decode_file_header(junk) is None
     assert find_batch_header(junk, 0, EPOCH) is None
 
 
-def test_batch_cut_at_any_byte_is_not_a_batch() -> None:
+def test_batch_truncated_at_any_byte_is_not_a_batch() -> None:
     data = batch_bytes([(RecordKind.ENTRY, 7, b"x" * 40), (RecordKind.FENCE, 7, b"")])
     for size in range(len(data)):
         header = decode_batch_header(data[:size], 0, EPOCH)
@@ -113,7 +113,7 @@ def test_batch_with_any_flipped_bit_is_not_a_batch() -> None:
         assert header is None or decode_records(bytes(damaged), header) is None, f"bit {bit}"
 
 
-def test_file_header_with_any_flipped_bit_is_no_header() -> None:
+def test_file_header_with_any_flipped_bit_is_not_a_header() -> None:
     data = encode_file_header(FileHeader(1, 2, 3))
     for bit in range(len(data) * 8):
         damaged = bytearray(data)
@@ -121,7 +121,7 @@ def test_file_header_with_any_flipped_bit_is_no_header() -> None:
         assert decode_file_header(bytes(damaged)) is None, f"bit {bit}"
 
 
-def test_batch_is_found_behind_junk() -> None:
+def test_batch_is_found_after_random_bytes() -> None:
     junk = b"\x93bkhjbat" * 3
     data = junk + batch_bytes([(RecordKind.FENCE, 7, b"")], offset=len(junk))
     found = find_batch_header(data, 0, EPOCH)
@@ -133,7 +133,7 @@ def test_batch_of_another_epoch_is_not_found() -> None:
     assert find_batch_header(batch_bytes([(RecordKind.FENCE, 7, b"")]), 0, EPOCH + 1) is None
 
 
-def test_journal_stored_as_a_payload_is_not_taken_for_a_batch() -> None:
+def test_journal_stored_as_a_payload_is_not_mistaken_for_a_batch() -> None:
     stolen = batch_bytes([(RecordKind.FENCE, 7, b"")], offset=0)
     data = batch_bytes([(RecordKind.ENTRY, 9, stolen)], offset=0)
     assert find_batch_header(data, 1, EPOCH) is None
@@ -149,7 +149,7 @@ def test_unknown_record_kind_is_refused_not_skipped() -> None:
         decode_records(strange, header)
 
 
-def test_newer_batch_format_is_refused_not_taken_for_a_torn_tail() -> None:
+def test_newer_batch_format_is_refused_and_not_mistaken_for_a_torn_tail() -> None:
     data = batch_bytes([(RecordKind.FENCE, 7, b"")])
     newer = resealed(data, 8, b"\x00\x02", BATCH_HEADER_SIZE - 4)
     with pytest.raises(UnsupportedFormatError, match="format 2"):
@@ -189,11 +189,11 @@ def test_wrong_record_count_is_refused() -> None:
         decode_records(data, header)
 
 
-def test_batch_larger_than_the_bound_is_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_larger_than_the_limit_is_not_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     data = batch_bytes([(RecordKind.ENTRY, 7, b"x" * 100)])
     monkeypatch.setattr(journal_format, "BATCH_BYTES_MAX", 99)
     assert decode_batch_header(data, 0, EPOCH) is None
 
 
-def test_record_never_shows_its_body() -> None:
+def test_repr_of_a_record_never_shows_its_body() -> None:
     assert "secret" not in repr(Record(RecordKind.MASTER_KEY, 7, b"secret", 0))

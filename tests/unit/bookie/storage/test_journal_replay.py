@@ -64,7 +64,7 @@ def journal_files(disk: MemoryDisk) -> list[str]:
     return [path for path in disk.paths() if path.endswith(".journal")]
 
 
-async def test_what_was_written_is_replayed_in_order() -> None:
+async def test_records_are_replayed_in_order() -> None:
     disk = MemoryDisk()
     await write(disk, THREE)
     assert (await replay(disk)).bodies == THREE
@@ -79,7 +79,7 @@ async def test_journal_over_several_files_and_epochs_is_replayed_in_order() -> N
     assert (await replay(disk)).bodies == [*THREE, b"four", b"five"]
 
 
-async def test_replay_starts_behind_the_checkpoint() -> None:
+async def test_replay_starts_after_the_checkpoint() -> None:
     disk = MemoryDisk()
     await write(disk, THREE)
     assert (await replay(disk, checkpoint=3)).bodies == THREE[2:]
@@ -89,7 +89,7 @@ async def test_empty_journal_has_nothing_to_replay() -> None:
     assert (await replay(MemoryDisk())).bodies == []
 
 
-async def test_file_cut_at_every_byte_replays_the_whole_batches_before_the_cut() -> None:
+async def test_file_truncated_at_any_byte_replays_the_complete_batches_before_it() -> None:
     disk = MemoryDisk()
     ends = await write(disk, THREE)
     data = disk.content(FIRST)
@@ -100,7 +100,7 @@ async def test_file_cut_at_every_byte_replays_the_whole_batches_before_the_cut()
         assert (await replay(disk, with_mark=False)).bodies == THREE[:whole], f"cut at {size}"
 
 
-async def test_zeros_behind_the_end_are_no_damage(caplog: pytest.LogCaptureFixture) -> None:
+async def test_zeros_after_the_end_are_not_damage(caplog: pytest.LogCaptureFixture) -> None:
     for bodies in (THREE, [b"ends with zeros" + bytes(40)]):
         disk = MemoryDisk()
         await write(disk, bodies)
@@ -113,7 +113,7 @@ async def test_zeros_behind_the_end_are_no_damage(caplog: pytest.LogCaptureFixtu
         assert not salvage.findings.findings
 
 
-async def test_a_file_cut_before_zeros_is_judged_as_one_that_ends_there() -> None:
+async def test_a_file_truncated_before_zeros_is_treated_as_ending_there() -> None:
     disk = MemoryDisk()
     ends = await write(disk, THREE)
     data = disk.content(FIRST)
@@ -123,7 +123,7 @@ async def test_a_file_cut_before_zeros_is_judged_as_one_that_ends_there() -> Non
         assert (await replay(disk, with_mark=False)).bodies == THREE[:whole], f"cut at {size}"
 
 
-async def test_any_flipped_bit_in_the_last_batch_cuts_it() -> None:
+async def test_any_flipped_bit_in_the_last_batch_drops_it() -> None:
     disk = MemoryDisk()
     ends = await write(disk, THREE)
     for bit in range(ends[1] * 8, ends[2] * 8):
@@ -142,7 +142,7 @@ async def test_any_flipped_bit_before_the_last_batch_is_refused() -> None:
         disk.flip_bit(FIRST, bit)
 
 
-async def test_damage_is_named_by_its_own_place_not_by_what_proves_it() -> None:
+async def test_damage_is_reported_with_its_own_offset_and_not_that_of_its_proof() -> None:
     disk = MemoryDisk()
     ends = await write(disk, THREE)
     disk.flip_bit(FIRST, ends[0] * 8 + 3)
@@ -195,14 +195,14 @@ async def test_lost_last_file_is_refused_because_of_the_mark() -> None:
         await replay(disk)
 
 
-async def test_damage_below_the_checkpoint_does_not_matter() -> None:
+async def test_damage_before_the_checkpoint_is_ignored() -> None:
     disk = MemoryDisk()
     ends = await write(disk, THREE)
     disk.flip_bit(FIRST, ends[0] * 8 + 3)
     assert (await replay(disk, checkpoint=3)).bodies == THREE[2:]
 
 
-async def test_torn_tail_is_ignored_and_the_next_epoch_is_replayed_behind_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_torn_tail_is_ignored_and_the_next_epoch_is_replayed_after_it(caplog: pytest.LogCaptureFixture) -> None:
     disk = MemoryDisk()
     ends = await write(disk, THREE, epoch=10)
     disk.cut(FIRST, ends[2] - 1)
@@ -213,7 +213,7 @@ async def test_torn_tail_is_ignored_and_the_next_epoch_is_replayed_behind_it(cap
 
 
 @pytest.mark.parametrize("junk", [b"\0" * 500, b"\xff" * 7, b"\x93bkhjbat" * 20])
-async def test_junk_at_the_end_is_a_torn_tail(junk: bytes) -> None:
+async def test_random_bytes_at_the_end_are_a_torn_tail(junk: bytes) -> None:
     disk = MemoryDisk()
     ends = await write(disk, THREE)
     disk.overwrite(FIRST, ends[-1], junk)
@@ -221,7 +221,7 @@ async def test_junk_at_the_end_is_a_torn_tail(junk: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, FILE_HEADER_SIZE - 1, FILE_HEADER_SIZE])
-async def test_file_that_ends_in_its_header_was_never_used(size: int) -> None:
+async def test_file_that_ends_within_its_header_was_never_used(size: int) -> None:
     disk = MemoryDisk()
     await write(disk, THREE)
     file = await disk.create(file_path(2))
@@ -229,7 +229,7 @@ async def test_file_that_ends_in_its_header_was_never_used(size: int) -> None:
     assert (await replay(disk)).bodies == THREE
 
 
-async def test_file_of_junk_is_refused() -> None:
+async def test_file_of_random_bytes_is_refused() -> None:
     disk = MemoryDisk()
     await disk.make_directory(DIRECTORY)
     file = await disk.create(FIRST)
@@ -247,7 +247,7 @@ async def test_renamed_file_is_refused() -> None:
         await replay(disk)
 
 
-async def test_file_of_an_earlier_epoch_behind_a_later_one_is_refused() -> None:
+async def test_file_of_an_earlier_epoch_after_a_later_one_is_refused() -> None:
     disk = MemoryDisk()
     await write(disk, ONE, epoch=10)
     file = await disk.create(file_path(2))
@@ -274,7 +274,7 @@ async def test_new_epoch_never_continues_an_old_file() -> None:
     assert journal_files(disk) == [FIRST, file_path(2)]
 
 
-async def test_marks_alternate_and_the_greater_one_counts() -> None:
+async def test_marks_alternate_and_the_greater_one_is_used() -> None:
     disk = MemoryDisk()
     await disk.make_directory(DIRECTORY)
     slots = MarkSlots(disk, DIRECTORY)
@@ -286,7 +286,7 @@ async def test_marks_alternate_and_the_greater_one_counts() -> None:
     assert again.mark == JournalMark(5, 1)
 
 
-async def test_one_damaged_mark_leaves_the_other(caplog: pytest.LogCaptureFixture) -> None:
+async def test_after_damage_to_one_mark_the_other_is_used(caplog: pytest.LogCaptureFixture) -> None:
     disk = MemoryDisk()
     await disk.make_directory(DIRECTORY)
     slots = MarkSlots(disk, DIRECTORY)
@@ -303,7 +303,7 @@ async def test_one_damaged_mark_leaves_the_other(caplog: pytest.LogCaptureFixtur
     assert healed.mark == JournalMark(6, 1)
 
 
-async def test_no_readable_mark_is_refused() -> None:
+async def test_store_without_a_readable_mark_is_refused() -> None:
     disk = MemoryDisk()
     await disk.make_directory(DIRECTORY)
     await MarkSlots(disk, DIRECTORY).write(JournalMark(3, 1))
@@ -317,7 +317,7 @@ async def test_no_readable_mark_is_refused() -> None:
 @pytest.mark.parametrize(
     ("has_logs", "mark", "files"), [(True, None, 0), (False, JournalMark(1, 1), 0), (False, JournalMark(0, 0), 1)]
 )
-def test_empty_index_beside_used_files_is_refused(has_logs: bool, mark: JournalMark | None, files: int) -> None:
+def test_empty_index_with_used_files_is_refused(has_logs: bool, mark: JournalMark | None, files: int) -> None:
     with pytest.raises(LostIndexError, match="bkheal bookie rebuild-index"):
         check_same_store(False, has_logs, mark, files)
 
@@ -328,7 +328,7 @@ def test_used_index_without_a_journal_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mark", [None, JournalMark(0, 0)])
-async def test_new_store_is_accepted_also_when_its_making_was_cut_short(mark: JournalMark | None) -> None:
+async def test_new_store_is_accepted_even_if_its_creation_was_interrupted(mark: JournalMark | None) -> None:
     journal = MemoryDisk()
     await journal.make_directory(DIRECTORY)
     if mark is not None:

@@ -123,7 +123,7 @@ async def test_every_acknowledged_record_survives_power_loss() -> None:
         assert found[5:] in ([], [b"not acknowledged"])
 
 
-async def test_what_arrives_during_a_sync_shares_the_next_one() -> None:
+async def test_records_that_arrive_during_a_sync_share_the_next_one() -> None:
     switch = Switch()
     switch.held = {Operation.SYNC}
     disk = MemoryDisk(before=switch)
@@ -136,7 +136,7 @@ async def test_what_arrives_during_a_sync_shares_the_next_one() -> None:
         assert switch.seen.count(Operation.SYNC) == 3  # the file header, the first record, all other records
 
 
-async def test_a_lone_record_is_synced_at_once_and_waits_for_no_timer() -> None:
+async def test_a_single_record_is_synced_at_once_without_a_timer() -> None:
     switch = Switch()
     async with journal_on(MemoryDisk(before=switch), clock=ManualClock()) as journal:  # time does not pass
         for number in range(10):
@@ -152,7 +152,7 @@ async def test_a_group_is_bounded_by_bytes() -> None:
         assert switch.seen.count(Operation.APPEND) == 1 + 3
 
 
-async def test_record_larger_than_a_group_goes_alone() -> None:
+async def test_record_larger_than_a_group_is_written_alone() -> None:
     disk = MemoryDisk()
     async with journal_on(disk, StorageSettings(journal_batch_bytes=10)) as journal:
         await asyncio.gather(put(journal, b"x" * 50), put(journal, b"y" * 50))
@@ -172,7 +172,7 @@ async def test_callbacks_run_in_the_order_of_the_journal_before_any_caller_wakes
     assert sorted(log[3:]) == ["a woke", "b woke", "c woke"]
 
 
-async def test_a_crash_leaves_the_reserved_space_and_a_close_gives_it_back() -> None:
+async def test_a_crash_leaves_the_reserved_space_and_a_close_frees_it() -> None:
     for is_crash in (True, False):
         disk = MemoryDisk()
         journal = await begin(disk, StorageSettings(journal_reserve_bytes=1000))
@@ -184,7 +184,7 @@ async def test_a_crash_leaves_the_reserved_space_and_a_close_gives_it_back() -> 
         assert await survivors(disk.restarted()) == [b"first"]
 
 
-async def test_the_end_of_a_full_file_gives_its_reserved_space_back() -> None:
+async def test_the_end_of_a_full_file_frees_its_reserved_space() -> None:
     disk = MemoryDisk()
     async with journal_on(disk, StorageSettings(journal_file_bytes=1, journal_reserve_bytes=1000)) as journal:
         assert await put(journal, b"first") is None
@@ -240,7 +240,7 @@ async def test_a_mark_that_cannot_be_written_stops_the_journal_unless_the_disk_i
             assert await put(journal, b"second") is None
 
 
-async def test_caller_that_went_away_changes_nothing_for_the_others() -> None:
+async def test_cancelled_caller_does_not_affect_the_others() -> None:
     log: list[str] = []
     disk = MemoryDisk()
     async with journal_on(disk) as journal:
@@ -252,7 +252,7 @@ async def test_caller_that_went_away_changes_nothing_for_the_others() -> None:
         assert await lost_power(disk) == [b"gone", b"there"]
 
 
-async def test_queue_is_bounded_and_frees_itself() -> None:
+async def test_queue_is_bounded_and_drains() -> None:
     switch = Switch()
     switch.held = {Operation.SYNC}
     disk = MemoryDisk(before=switch)
@@ -266,13 +266,13 @@ async def test_queue_is_bounded_and_frees_itself() -> None:
         assert await put(journal, b"z" * 83) is None
 
 
-async def test_record_larger_than_the_queue_is_taken_when_the_queue_is_empty() -> None:
+async def test_record_larger_than_the_queue_is_accepted_if_the_queue_is_empty() -> None:
     async with journal_on(MemoryDisk(), StorageSettings(journal_queue_bytes_max=10)) as journal:
         assert await put(journal, b"x" * 50) is None
 
 
 @pytest.mark.parametrize("operation", [Operation.APPEND, Operation.SYNC, Operation.CREATE, Operation.SYNC_DIRECTORY])
-async def test_disk_error_ends_the_acknowledgements_for_good(operation: Operation) -> None:
+async def test_disk_error_ends_the_acknowledgements_permanently(operation: Operation) -> None:
     switch = Switch()
     disk = MemoryDisk(before=switch)
     log: list[str] = []
@@ -290,7 +290,7 @@ async def test_disk_error_ends_the_acknowledgements_for_good(operation: Operatio
         assert disk.syncs_after_failure == 0
 
 
-async def test_error_of_our_own_ends_the_acknowledgements_too() -> None:
+async def test_internal_error_ends_the_acknowledgements_too() -> None:
     disk = MemoryDisk()
     async with journal_on(disk) as journal:
 
@@ -305,7 +305,7 @@ async def test_error_of_our_own_ends_the_acknowledgements_too() -> None:
         assert "a bug" in str(await journal.fatal)
 
 
-async def test_after_a_full_disk_a_new_file_takes_what_comes_later() -> None:
+async def test_after_a_full_disk_later_records_go_to_a_new_file() -> None:
     switch = Switch()
     disk = MemoryDisk(before=switch)
     log: list[str] = []
@@ -321,7 +321,7 @@ async def test_after_a_full_disk_a_new_file_takes_what_comes_later() -> None:
         assert await lost_power(disk) == [b"before", b"after"]
 
 
-async def test_a_full_disk_fails_what_waits_for_a_later_group_as_well() -> None:
+async def test_a_full_disk_also_fails_records_waiting_for_a_later_group() -> None:
     switch = Switch()
     disk = MemoryDisk(before=switch)
     log: list[str] = []
@@ -363,7 +363,7 @@ async def test_full_disk_at_the_beginning_of_a_file_can_be_tried_again(operation
         assert await lost_power(disk) == [b"fits"]
 
 
-async def test_files_are_rolled_and_removed_once_covered() -> None:
+async def test_files_are_rolled_and_removed_once_checkpointed() -> None:
     disk = MemoryDisk()
     async with journal_on(disk, StorageSettings(journal_file_bytes=1)) as journal:
         sequences = []
@@ -389,7 +389,7 @@ async def test_open_file_is_never_removed() -> None:
         assert await survivors(disk) == [b"one", b"two"]
 
 
-async def test_trim_gives_space_back_before_it_needs_some() -> None:
+async def test_trim_frees_space_before_it_needs_some() -> None:
     disk = MemoryDisk()
     async with journal_on(disk, StorageSettings(journal_file_bytes=1)) as journal:
         await put(journal, b"x" * 100)
@@ -398,7 +398,7 @@ async def test_trim_gives_space_back_before_it_needs_some() -> None:
         assert not [path for path in disk.paths() if path.endswith(".journal")]
 
 
-async def test_close_writes_what_is_queued() -> None:
+async def test_close_writes_queued_records() -> None:
     disk = MemoryDisk()
     journal = await begin(disk)
     waiting = [put(journal, b"%d" % number) for number in range(3)]
@@ -409,7 +409,7 @@ async def test_close_writes_what_is_queued() -> None:
     assert await lost_power(disk) == [b"0", b"1", b"2"]
 
 
-async def test_abort_answers_everybody() -> None:
+async def test_abort_answers_every_caller() -> None:
     switch = Switch()
     switch.held = {Operation.SYNC}
     log: list[str] = []
@@ -422,13 +422,13 @@ async def test_abort_answers_everybody() -> None:
     assert log == ["a failed", "b failed"]
 
 
-async def test_new_epoch_leaves_a_sequence_out_for_the_torn_batch_before_it() -> None:
+async def test_new_epoch_skips_a_sequence_number_for_a_torn_batch_before_it() -> None:
     async with journal_on(MemoryDisk()) as journal:
         await put(journal, b"x")
         assert journal.durable_sequence == 2
 
 
-async def test_numbers_of_files_go_on_behind_what_is_there() -> None:
+async def test_file_numbers_continue_after_existing_files() -> None:
     disk = MemoryDisk()
     journal = await begin(disk, files=[ClosedFile(41, 0)])
     await put(journal, b"x")
@@ -436,7 +436,7 @@ async def test_numbers_of_files_go_on_behind_what_is_there() -> None:
     await journal.abort()
 
 
-async def test_marks_written_at_the_same_time_leave_the_greatest_one() -> None:
+async def test_concurrent_marks_leave_the_greatest_one() -> None:
     disk, replaced = MemoryDisk(), list[str]()
     slots = MarkSlots(disk, DIRECTORY)
     await slots.write(JournalMark(1, 1))

@@ -136,7 +136,7 @@ async def world() -> AsyncIterator[Directories]:
     await world.store.abort()
 
 
-async def test_a_new_log_goes_where_most_space_is_and_everything_else_to_the_first_directory(
+async def test_new_logs_go_to_the_directory_with_most_space_and_other_files_to_the_first(
     world: Directories,
 ) -> None:
     found = []
@@ -151,7 +151,7 @@ async def test_a_new_log_goes_where_most_space_is_and_everything_else_to_the_fir
     assert len(await world.spread.names("entries")) == 4, "ids are unique across all directories"
 
 
-async def test_space_is_that_of_all_directories_and_room_that_of_the_roomiest(world: Directories) -> None:
+async def test_space_is_the_total_and_room_that_of_the_emptiest_directory(world: Directories) -> None:
     await world.flush(0)
     assert await world.spread.space() == (1200, 1200 - 71)
     assert await world.spread.room() == 500 - 71
@@ -160,7 +160,7 @@ async def test_space_is_that_of_all_directories_and_room_that_of_the_roomiest(wo
     assert await world.spread.room() == 400
 
 
-async def test_a_full_directory_is_passed_over_at_once_and_the_store_stays_writable(world: Directories) -> None:
+async def test_a_full_directory_is_skipped_at_once_and_the_store_stays_writable(world: Directories) -> None:
     world.fail(2, full)
     await world.flush(0, 1)
     assert not world.store.is_full
@@ -187,7 +187,7 @@ async def test_the_store_is_full_only_if_all_directories_are(world: Directories)
     ids=lambda operations: operations[0].value,
 )
 @pytest.mark.parametrize("after", range(4))
-async def test_what_a_failing_directory_took_of_a_flush_is_written_again_to_the_others(
+async def test_entries_flushed_to_a_failing_directory_are_written_again_to_the_others(
     operations: tuple[Operation, ...], after: int
 ) -> None:
     world = Directories([MemoryDisk(), MemoryDisk(capacity_bytes=1 << 41), MemoryDisk()], settings=SMALL_LOGS)
@@ -210,7 +210,7 @@ async def test_what_a_failing_directory_took_of_a_flush_is_written_again_to_the_
 
 
 @pytest.mark.parametrize("is_full", [True, False])
-async def test_a_directory_that_fills_up_or_fails_during_a_compaction_makes_no_store_full(is_full: bool) -> None:
+async def test_a_directory_that_fills_up_or_fails_in_a_compaction_does_not_make_the_store_full(is_full: bool) -> None:
     world = Directories([MemoryDisk(), MemoryDisk(capacity_bytes=1 << 41), MemoryDisk()])
     await world.start()
     await world.flush(*range(10))
@@ -257,7 +257,7 @@ async def test_a_removed_log_does_not_come_back_after_a_power_loss(seed: int) ->
     await world.store.abort()
 
 
-async def test_too_many_open_files_during_the_sync_of_a_directory_leave_it_to_the_next_one(world: Directories) -> None:
+async def test_a_directory_sync_that_fails_for_open_files_is_made_up_by_the_next_sync(world: Directories) -> None:
     await world.flush(0)
     [log] = [path for path in world.disks[2].paths() if path.endswith(".log")]
     await world.spread.unlink(log)
@@ -270,7 +270,7 @@ async def test_too_many_open_files_during_the_sync_of_a_directory_leave_it_to_th
         assert log not in world.disks[2].crash(random.Random(seed)).paths()
 
 
-async def test_a_log_that_is_removed_while_it_is_opened_is_gone_and_its_directory_stays(world: Directories) -> None:
+async def test_a_log_that_is_removed_while_it_is_opened_does_not_fail_its_directory(world: Directories) -> None:
     """The reader then finds its entry in another log."""
     await world.flush(0)
     [log] = [path for path in world.disks[2].paths() if path.endswith(".log")]
@@ -291,7 +291,7 @@ async def test_a_log_that_is_removed_while_it_is_opened_is_gone_and_its_director
     assert world.problems() == [False] * 3
 
 
-async def test_a_write_to_the_first_directory_that_fails_ends_the_bookie() -> None:
+async def test_a_failed_write_to_the_first_directory_stops_the_bookie() -> None:
     world = Directories([MemoryDisk(capacity_bytes=1 << 41), MemoryDisk()])
     await world.start()
     world.fail(0, broken(Operation.APPEND))
@@ -302,7 +302,7 @@ async def test_a_write_to_the_first_directory_that_fails_ends_the_bookie() -> No
     await world.store.abort()
 
 
-async def test_what_was_in_a_missing_directory_is_never_absent_and_a_copy_takes_its_place(world: Directories) -> None:
+async def test_entries_in_a_missing_directory_are_never_absent_and_copies_replace_them(world: Directories) -> None:
     await world.flush(0, 1, 2)
     assert world.logs() == [0, 0, 1]
     await world.restart(2)
@@ -325,7 +325,7 @@ async def test_what_was_in_a_missing_directory_is_never_absent_and_a_copy_takes_
     assert await world.statuses(0, 1, 2) == [Status.OK] * 3
 
 
-async def test_what_is_in_a_directory_that_cannot_be_listed_at_the_start_is_out_of_use_and_kept(
+async def test_a_directory_that_cannot_be_listed_at_the_start_is_out_of_use_and_kept(
     world: Directories,
 ) -> None:
     await world.flush(0, 1)
@@ -343,7 +343,7 @@ async def test_what_is_in_a_directory_that_cannot_be_listed_at_the_start_is_out_
     assert await world.index.range(b"", b"\xff" * 32, 100) == records, "the records about its logs are kept too"
 
 
-async def test_a_rebuilt_index_and_a_salvaged_journal_overlook_no_directory(world: Directories) -> None:
+async def test_a_rebuild_and_a_salvage_need_all_directories(world: Directories) -> None:
     """Otherwise the next start would remove the logs of an omitted directory: the index does not refer to them."""
     await world.flush(0, 1)
     await world.store.abort()
@@ -365,7 +365,7 @@ async def test_a_rebuilt_index_and_a_salvaged_journal_overlook_no_directory(worl
         await rebuild([journal], await SpreadDisk.over(world.parts(), None, silent_s=0.05), MemoryIndex())
 
 
-async def test_a_scrub_passes_over_what_is_in_a_missing_directory(world: Directories) -> None:
+async def test_a_scrub_skips_entries_in_a_missing_directory(world: Directories) -> None:
     """A disk may hold many such entries; each would cause an error in the log and a request for a copy."""
     await world.flush(0, 1)
     await world.restart(2)
@@ -376,7 +376,7 @@ async def test_a_scrub_passes_over_what_is_in_a_missing_directory(world: Directo
     assert sum([step.entries async for step in world.store.scrub()]) == 3
 
 
-async def test_limbo_stays_limbo_in_a_missing_directory(world: Directories) -> None:
+async def test_limbo_is_kept_if_a_directory_is_missing(world: Directories) -> None:
     await world.flush(0)
     await world.store.set_limbo([LEDGER])
     await world.restart(2)
@@ -384,7 +384,7 @@ async def test_limbo_stays_limbo_in_a_missing_directory(world: Directories) -> N
     assert await world.listed() == (Status.LIMBO, EntryRuns(()))
 
 
-async def test_files_in_a_missing_directory_keep_their_records(world: Directories) -> None:
+async def test_logs_in_a_missing_directory_keep_their_records(world: Directories) -> None:
     await world.flush(0, 1)
     await world.store.collect(LEDGER, world.store.mark(LEDGER))
     await world.restart(2)
@@ -394,7 +394,7 @@ async def test_files_in_a_missing_directory_keep_their_records(world: Directorie
     assert (await world.store.compact()).removed_logs == 1
 
 
-async def test_a_directory_that_takes_no_writes_is_read_on_but_not_listed(world: Directories) -> None:
+async def test_a_directory_that_refuses_writes_is_still_read_but_not_listed(world: Directories) -> None:
     await world.flush(0)
     world.fail(2, broken(Operation.CREATE, Operation.UNLINK, Operation.REPLACE))
     await world.flush(1)
@@ -405,7 +405,7 @@ async def test_a_directory_that_takes_no_writes_is_read_on_but_not_listed(world:
     assert world.logs() == [0, 1, 1]
 
 
-async def test_a_bad_sector_is_damage_of_its_entries_and_a_failed_probe_that_of_the_directory(
+async def test_a_bad_sector_damages_its_entries_and_a_failed_probe_the_directory(
     world: Directories,
 ) -> None:
     await world.flush(0)
@@ -423,7 +423,7 @@ async def test_a_bad_sector_is_damage_of_its_entries_and_a_failed_probe_that_of_
     assert await world.listed() == (Status.CORRUPT, EntryRuns(()))
 
 
-async def test_a_bad_sector_in_a_full_directory_is_no_failure_of_the_directory(world: Directories) -> None:
+async def test_a_bad_sector_in_a_full_directory_does_not_fail_the_directory(world: Directories) -> None:
     await world.flush(0)
 
     async def before(operation: Operation, path: str) -> None:
@@ -437,7 +437,7 @@ async def test_a_bad_sector_in_a_full_directory_is_no_failure_of_the_directory(w
     assert world.problems() == [False] * 3
 
 
-async def test_too_many_open_files_say_nothing_about_a_directory(world: Directories) -> None:
+async def test_too_many_open_files_do_not_fail_a_directory(world: Directories) -> None:
     await world.flush(0)
     [path] = [path for path in world.disks[2].paths() if path.endswith(".log")]
 
@@ -458,7 +458,7 @@ async def test_a_directory_that_was_unmounted_is_out_of_use(world: Directories) 
     assert world.problems() == [False, False, True]
 
 
-async def test_a_directory_that_does_not_answer_is_out_of_use_and_is_asked_nothing_more(world: Directories) -> None:
+async def test_a_directory_that_does_not_answer_is_out_of_use_and_gets_no_more_requests(world: Directories) -> None:
     await world.flush(0)
     asked: list[Operation] = []
 

@@ -45,13 +45,13 @@ def test_state_of_an_unknown_format_is_refused(value: bytes) -> None:
         LedgerState(SEVEN).restore(value)
 
 
-def test_absence_is_claimed_only_where_it_is_known() -> None:
+def test_absence_is_reported_only_if_it_is_certain() -> None:
     assert LedgerState(SEVEN).absent_status is Status.NO_LEDGER
     assert LedgerState(SEVEN, is_known=True).absent_status is Status.NO_ENTRY
     assert LedgerState(SEVEN, is_known=True, is_limbo=True).absent_status is Status.LIMBO
 
 
-def test_state_never_shows_its_key() -> None:
+def test_repr_of_a_state_never_shows_its_key() -> None:
     assert "secret" not in repr(LedgerState(SEVEN, b"secret"))
 
 
@@ -105,7 +105,7 @@ async def test_failed_load_is_tried_again_by_the_next_user() -> None:
         assert state.master_key == b"key"
 
 
-async def test_unused_states_are_forgotten_oldest_first() -> None:
+async def test_unused_states_are_evicted_oldest_first() -> None:
     states = LedgerStates(MemoryIndex(), 0, kept=3)
     for number in (1, 2, 3, 1, 4, 5):
         async with states.using(LedgerId(number)):
@@ -113,7 +113,7 @@ async def test_unused_states_are_forgotten_oldest_first() -> None:
     assert sorted(states._states) == [1, 4, 5]
 
 
-async def test_state_in_use_is_never_forgotten() -> None:
+async def test_state_in_use_is_never_evicted() -> None:
     states = LedgerStates(MemoryIndex(), 0, kept=0)
     async with states.using(SEVEN) as state:
         for number in range(100, 200):
@@ -192,7 +192,7 @@ async def save(states: LedgerStates, index: MemoryIndex) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_pages_have_every_ledger_once_in_order_whatever_is_saved_meanwhile(seed: int) -> None:
+async def test_pages_contain_every_ledger_once_in_order_despite_saves_meanwhile(seed: int) -> None:
     rng, index, wanted, in_limbo = random.Random(seed), MemoryIndex(), set[int](), set[int]()
     states = LedgerStates(index, 0, kept=10)
 
@@ -249,7 +249,7 @@ class _Compared(int):
         return int(self) >= int(other)
 
 
-async def test_page_costs_its_own_ledgers_and_not_all_that_changed() -> None:
+async def test_page_costs_depend_on_its_own_ledgers_and_not_on_all_changed_ones() -> None:
     index = MemoryIndex()
     states = LedgerStates(index, 0, kept=100_000)
     await change(states, *range(0, 40_000, 2))
@@ -262,7 +262,7 @@ async def test_page_costs_its_own_ledgers_and_not_all_that_changed() -> None:
         assert _Compared.count < 5_000
 
 
-async def test_checkpoint_encodes_no_state_and_gives_way_between_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_checkpoint_encodes_no_state_and_yields_between_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     states = LedgerStates(MemoryIndex(), 0, kept=0)
     numbers = random.Random(1).sample(range(1 << 40), 10_000)
     await change(states, *numbers)

@@ -78,7 +78,7 @@ async def test_killed_process_leaves_everything_readable_but_not_durable() -> No
     assert b"durable." in {crashed.content("d/a") for crashed in crashes(restarted)}
 
 
-async def test_after_a_failed_sync_the_bytes_read_back_and_are_lost_all_the_same() -> None:
+async def test_bytes_of_a_failed_sync_can_be_read_and_are_still_lost() -> None:
     async def failing(operation: Operation, path: str) -> None:
         if operation is Operation.SYNC:
             raise DiskError("input/output error")
@@ -125,7 +125,7 @@ async def test_bytes_at_rest_can_be_damaged() -> None:
     assert disk.paths() == []
 
 
-async def test_index_write_under_way_happens_as_a_whole_or_not_at_all() -> None:
+async def test_interrupted_index_write_is_atomic() -> None:
     index = MemoryIndex()
     await index.write([(b"a", b"1")])
 
@@ -141,7 +141,7 @@ async def test_index_write_under_way_happens_as_a_whole_or_not_at_all() -> None:
     assert found == {(b"a",), (b"b", b"c")}
 
 
-async def test_refused_index_write_never_happens() -> None:
+async def test_refused_index_write_has_no_effect() -> None:
     async def full(operation: Operation, path: str) -> None:
         raise DiskFullError("no space left")
 

@@ -88,7 +88,7 @@ class World:
         return path
 
 
-async def test_entries_read_one_after_the_other_become_few_large_reads() -> None:
+async def test_sequential_reads_become_a_few_large_reads() -> None:
     world = World()
     await world.start(2000)
     assert await world.read_on(range(2000)) == [entry(number) for number in range(2000)]
@@ -96,14 +96,14 @@ async def test_entries_read_one_after_the_other_become_few_large_reads() -> None
     assert world.store.read_cache.hits > 1900
 
 
-async def test_a_member_of_a_wide_ensemble_reads_ahead_too() -> None:
+async def test_read_ahead_works_for_a_member_of_a_wide_ensemble() -> None:
     world = World()
     await world.start(2000)
     await world.read_on(range(0, 2000, 5))
     assert world.reads < 10
 
 
-async def test_reads_here_and_there_read_nothing_ahead() -> None:
+async def test_random_reads_cause_no_read_ahead() -> None:
     world = World()
     await world.start(500)
     await world.read_on([400, 100, 300, 0, 200, 450, 50])
@@ -111,7 +111,7 @@ async def test_reads_here_and_there_read_nothing_ahead() -> None:
     assert world.store.read_cache.size == world.store.read_cache.read_ahead_bytes == 0
 
 
-async def test_what_does_not_fit_into_an_answer_is_not_looked_up() -> None:
+async def test_entries_that_do_not_fit_into_an_answer_are_not_looked_up() -> None:
     world = World()
     await world.start(1)
     large = b"x" * (1 << 20)
@@ -125,7 +125,7 @@ async def test_what_does_not_fit_into_an_answer_is_not_looked_up() -> None:
     assert world.store.read_cache.misses == len(found)
 
 
-async def test_one_load_is_bounded_whatever_size_the_entries_have() -> None:
+async def test_one_load_is_bounded_for_entries_of_any_size() -> None:
     world = World(read_ahead_bytes=5 * PAYLOAD)
     await world.start(60)
     assert await world.read_on(range(2)) == [entry(0), entry(1)]
@@ -134,7 +134,7 @@ async def test_one_load_is_bounded_whatever_size_the_entries_have() -> None:
     assert 0 < world.store.read_cache.read_ahead_bytes <= 2 * 5 * PAYLOAD
 
 
-async def test_no_more_is_read_for_a_request_than_its_answer_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_more_is_read_for_a_request_than_fits_into_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "READ_BYTES_MAX", 10 * PAYLOAD)
     world = World(read_ahead_bytes=5 * PAYLOAD)
     await world.start(60)
@@ -144,7 +144,7 @@ async def test_no_more_is_read_for_a_request_than_its_answer_holds(monkeypatch: 
     assert world.store.read_cache.read_ahead_bytes <= (10 + 2 * 5) * PAYLOAD
 
 
-async def test_the_memory_is_bounded_and_what_came_first_leaves_first() -> None:
+async def test_the_memory_is_bounded_and_the_oldest_entries_are_evicted_first() -> None:
     world = World(read_cache_bytes_max=100_000, read_ahead_bytes=30_000)
     await world.start(1000, OTHER)
     for number in range(1000):
@@ -194,7 +194,7 @@ async def test_an_entry_superseded_during_its_load_is_not_served() -> None:
     assert await world.read(2) == [entry(2, b"b")]
 
 
-async def test_a_collected_ledger_leaves_the_cache() -> None:
+async def test_a_collected_ledger_is_removed_from_the_cache() -> None:
     world = World()
     await world.start(100, OTHER)
     await world.read_on(range(3))
@@ -252,7 +252,7 @@ async def test_no_reader_sees_an_older_version_than_the_last_acknowledged_one(se
     assert world.store.read_cache.hits > 20
 
 
-async def test_damage_is_not_cached_and_its_neighbours_are() -> None:
+async def test_damaged_entries_are_not_cached_and_their_neighbours_are() -> None:
     world = World()
     await world.start(100)
     place = world.ledgers.content(world.path).index(entry(50))
@@ -264,7 +264,7 @@ async def test_damage_is_not_cached_and_its_neighbours_are() -> None:
     assert await world.read(50) == [entry(50)]
 
 
-async def test_a_bad_sector_in_the_range_fails_its_entry_alone() -> None:
+async def test_a_bad_sector_in_the_range_fails_only_its_entry() -> None:
     world = World()
     await world.start(100)
     place = world.ledgers.content(world.path).index(entry(50))
@@ -294,7 +294,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_next_window_is_loaded_while_the_answer_is_on_its_way() -> None:
+async def test_the_next_window_is_loaded_while_the_answer_is_sent() -> None:
     world = World()
     await world.start(300)
     assert await world.read(*range(64)) == [entry(number) for number in range(64)]
@@ -304,7 +304,7 @@ async def test_the_next_window_is_loaded_while_the_answer_is_on_its_way() -> Non
     assert world.reads == reads
 
 
-async def test_loads_in_the_background_are_few_and_end_with_the_store() -> None:
+async def test_background_loads_are_few_and_end_with_the_store() -> None:
     world = World()
     ledgers = [LedgerId(number) for number in range(20, 30)]
     await world.start(200, *ledgers)
@@ -321,7 +321,7 @@ async def test_loads_in_the_background_are_few_and_end_with_the_store() -> None:
     assert world.store.read_cache.loading(ledgers[0]) is None
 
 
-async def test_the_greatest_entry_id_has_no_next_one() -> None:
+async def test_the_greatest_entry_id_is_read_without_a_next_one() -> None:
     world = World()
     await world.start(1)
     await world.add(*(entry(LEDGER_ID_MAX - number) for number in (1, 0)))

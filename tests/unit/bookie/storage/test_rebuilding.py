@@ -75,7 +75,7 @@ async def rebuilt(journal: MemoryDisk, ledgers: MemoryDisk) -> tuple[LedgerStora
     return await opened(journal, ledgers, index), found
 
 
-async def test_everything_that_was_live_is_served_again_and_the_rest_is_unknown() -> None:
+async def test_all_live_entries_are_served_again_and_the_rest_is_unknown() -> None:
     journal, ledgers = await used()
     with pytest.raises(LostIndexError, match="rebuild-index"):
         await opened(journal, ledgers, MemoryIndex())
@@ -92,7 +92,7 @@ async def test_everything_that_was_live_is_served_again_and_the_rest_is_unknown(
     await store.close()
 
 
-async def test_files_with_other_names_beside_the_logs_change_nothing() -> None:
+async def test_files_with_other_names_next_to_the_logs_change_nothing() -> None:
     journal, ledgers = await used()
     logs = await log_ids(ledgers)
     content = ledgers.content(log_path(logs[0]))
@@ -106,7 +106,7 @@ async def test_files_with_other_names_beside_the_logs_change_nothing() -> None:
     assert {f"{DIRECTORY}/{name}.log" for name in others} <= set(ledgers.paths())
 
 
-async def test_a_deleted_ledger_whose_log_is_still_there_comes_back_and_can_be_collected_again() -> None:
+async def test_a_deleted_ledger_with_a_remaining_log_reappears_and_can_be_collected_again() -> None:
     journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
     store = await opened(journal, ledgers, index)
     await add(store, L1, *range(10))
@@ -125,7 +125,7 @@ async def test_a_deleted_ledger_whose_log_is_still_there_comes_back_and_can_be_c
     await store.close()
 
 
-async def test_the_space_of_copies_that_were_stored_again_is_given_back() -> None:
+async def test_the_space_of_superseded_copies_is_freed() -> None:
     journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
     store = await opened(journal, ledgers, index)
     for _ in range(3):
@@ -139,7 +139,7 @@ async def test_the_space_of_copies_that_were_stored_again_is_given_back() -> Non
     await store.close()
 
 
-async def test_the_later_of_two_copies_that_differ_counts_and_is_reported() -> None:
+async def test_the_later_of_two_different_copies_is_used_and_reported() -> None:
     journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
     store = await opened(journal, ledgers, index)
     for payload in (b"one", b"two"):
@@ -172,7 +172,7 @@ async def look(journal: MemoryDisk, ledgers: MemoryDisk) -> tuple[list[int], int
     return [number for number, (status, _) in enumerate(results) if status is Status.OK], found.finding_count
 
 
-async def test_a_damaged_byte_anywhere_costs_at_most_its_entry_and_is_reported() -> None:
+async def test_a_damaged_byte_loses_at_most_its_entry_and_is_reported() -> None:
     journal, ledgers, path = await one_log()
     size, record = len(ledgers.content(path)), RECORD_HEADER_SIZE + len(raw_entry(1, 0))
     for byte in range(size):
@@ -184,7 +184,7 @@ async def test_a_damaged_byte_anywhere_costs_at_most_its_entry_and_is_reported()
         assert findings == 1
 
 
-async def test_a_log_that_is_cut_anywhere_has_what_is_before_the_cut() -> None:
+async def test_a_log_truncated_anywhere_keeps_the_entries_before_that() -> None:
     journal, ledgers, path = await one_log()
     size, record = len(ledgers.content(path)), RECORD_HEADER_SIZE + len(raw_entry(1, 0))
     for end in range(HEADER_SIZE, size):
@@ -196,7 +196,7 @@ async def test_a_log_that_is_cut_anywhere_has_what_is_before_the_cut() -> None:
 
 
 @pytest.mark.parametrize("window_bytes", [200, 500])
-async def test_the_next_record_is_found_behind_a_window_without_any(
+async def test_the_next_record_is_found_after_a_window_without_any(
     monkeypatch: pytest.MonkeyPatch, window_bytes: int
 ) -> None:
     monkeypatch.setattr(rebuilding, "WINDOW_BYTES", window_bytes)
@@ -236,7 +236,7 @@ async def test_a_log_with_the_header_of_another_is_not_used() -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "tail", "middle"])
-async def test_what_is_damaged_counts_as_dead_and_a_torn_tail_keeps_no_log(damage: str) -> None:
+async def test_damaged_bytes_count_as_dead_and_a_torn_tail_keeps_no_log(damage: str) -> None:
     journal, ledgers, path = await one_log()
     size, record = len(ledgers.content(path)), RECORD_HEADER_SIZE + len(raw_entry(1, 0))
     match damage:
@@ -282,7 +282,7 @@ class _FailingDisk(MemoryDisk):
         return _BadSectors(await super().open(path), *self.bad)
 
 
-async def test_what_the_device_cannot_read_costs_the_entries_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreadable_sectors_lose_only_the_entries_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings, "_PIECE_BYTES", 16)
     journal, ledgers, index = MemoryDisk(), _FailingDisk(), MemoryIndex()
     store = await opened(journal, ledgers, index)
@@ -327,7 +327,7 @@ async def test_a_rebuild_that_is_interrupted_at_any_write_leaves_an_index_that_i
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-async def test_with_a_journal_that_is_lost_as_well_the_store_waits_for_its_salvage(is_lost: bool) -> None:
+async def test_if_the_journal_is_lost_as_well_the_store_requires_a_salvage(is_lost: bool) -> None:
     journal, ledgers = await used()
     for path in journal.paths():
         if is_lost:

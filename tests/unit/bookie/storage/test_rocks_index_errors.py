@@ -86,7 +86,7 @@ async def test_damaged_table_is_an_error_not_absence(tmp_path: Path) -> None:
     await index.close()
 
 
-async def test_full_device_is_told_apart(tmp_path: Path) -> None:
+async def test_full_device_has_its_own_error(tmp_path: Path) -> None:
     index = await with_database(tmp_path / "index", FullDatabase())
     with pytest.raises(DiskFullError, match="No space left"):
         await index.write([(b"a", b"1")])

@@ -51,7 +51,7 @@ async def written(home: Path) -> Path:
     return killed
 
 
-async def test_every_chunk_of_a_real_log_is_looked_at(tmp_path: Path) -> None:
+async def test_every_chunk_of_a_real_log_is_checked(tmp_path: Path) -> None:
     log = (await written(tmp_path / "index")).read_bytes()
     places = chunks_of(log)
     assert {log[place + 6] for place in places} >= {1, 2, 3, 4}, "the log has full, first, middle and last chunks"
@@ -73,7 +73,7 @@ async def test_every_chunk_of_a_real_log_is_looked_at(tmp_path: Path) -> None:
     ],
     ids=["wrong checksum", "wrong length", "zeros"],
 )
-def test_what_ends_a_block_does_not_end_the_log(start: bytes) -> None:
+def test_a_record_that_ends_a_block_does_not_end_the_log(start: bytes) -> None:
     """Bytes after it in the same block are not records, whatever they contain; the next block has records again."""
     first = (start + chunk(b"not read", REUSED_FULL)).ljust(BLOCK_BYTES, b"\0")
     assert endless_record_at([first]) is None
@@ -82,7 +82,7 @@ def test_what_ends_a_block_does_not_end_the_log(start: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["MANIFEST-000005", "000004.log"])
-async def test_an_index_with_such_a_record_is_refused_with_its_place_and_the_remedy(tmp_path: Path, name: str) -> None:
+async def test_an_index_with_such_a_record_is_refused_with_its_offset_and_the_remedy(tmp_path: Path, name: str) -> None:
     await (await RocksIndex.open(tmp_path)).close()
     with (tmp_path / name).open("ab") as file:
         size = file.tell()

@@ -151,7 +151,7 @@ def lose_marks(disks: Disks) -> None:
         "marks",
     ],
 )
-async def test_everything_that_can_be_read_is_served_and_the_rest_is_unknown(
+async def test_readable_entries_are_served_and_the_rest_is_unknown(
     damage: Callable[[Disks], None], lost: set[tuple[LedgerId, int]]
 ) -> None:
     disks = await used()
@@ -170,7 +170,7 @@ async def test_everything_that_can_be_read_is_served_and_the_rest_is_unknown(
     await store.close()
 
 
-async def test_no_ledger_is_overlooked_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_ledger_is_skipped_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(salvaging, "_PAGE_KEYS", 2)
     disks, ledger_ids = Disks(), [LedgerId(number) for number in range(7)]
     store = await disks.open()
@@ -189,7 +189,7 @@ async def test_no_ledger_is_overlooked_however_many_there_are(monkeypatch: pytes
     await store.close()
 
 
-async def test_the_salvaged_store_takes_adds_of_repairs_and_survives_a_crash() -> None:
+async def test_the_salvaged_store_accepts_repair_adds_and_survives_a_crash() -> None:
     disks = await used()
     lose(0)(disks)
     await disks.salvaged()
@@ -269,7 +269,7 @@ async def outcome(disks: Disks) -> str:
     return "opened"
 
 
-async def test_random_flips_and_cuts_anywhere_never_give_wrong_data_nor_a_store_that_does_not_open() -> None:
+async def test_random_flips_and_truncations_never_give_wrong_data_or_an_unopenable_store() -> None:
     used_disks = await used()
     rng = random.Random(7)
     outcomes = Counter[str]()
@@ -291,7 +291,7 @@ async def test_random_flips_and_cuts_anywhere_never_give_wrong_data_nor_a_store_
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_every_cut_and_every_flipped_bit_of_the_journal_never_gives_wrong_data() -> None:
+async def test_no_truncation_or_flipped_bit_of_the_journal_gives_wrong_data() -> None:
     used_disks = await used()
     outcomes = Counter[str]()
     for path in used_disks.journal.paths():
@@ -328,7 +328,7 @@ async def logs_in_use() -> Disks:
     return disks.copy()
 
 
-async def test_an_entry_log_that_is_cut_or_changed_is_served_without_what_is_damaged() -> None:
+async def test_a_truncated_or_changed_entry_log_is_served_without_damaged_entries() -> None:
     logs, rng = await logs_in_use(), random.Random(9)
     for _ in range(100):
         path = rng.choice(logs.ledgers.paths())
@@ -338,7 +338,7 @@ async def test_an_entry_log_that_is_cut_or_changed_is_served_without_what_is_dam
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_every_cut_and_every_flipped_bit_of_an_entry_log_never_gives_wrong_data() -> None:
+async def test_no_truncation_or_flipped_bit_of_an_entry_log_gives_wrong_data() -> None:
     logs = await logs_in_use()
     for path in logs.ledgers.paths():
         for place in range(len(logs.ledgers.content(path))):
@@ -346,7 +346,7 @@ async def test_every_cut_and_every_flipped_bit_of_an_entry_log_never_gives_wrong
                 await damaged_log_is_served_in_part(logs, path, place, bit)
 
 
-async def test_a_salvage_brings_nothing_back_that_was_stored_again_since_a_full_disk_cut_its_log_off() -> None:
+async def test_a_salvage_restores_no_old_version_from_a_log_cut_off_by_a_full_disk() -> None:
     disks, sizes = Disks(), replace(SETTINGS, flush_page_entries=1, flush_sync_entries=1)
     store = await LedgerStorage.open(disks.journal, disks.ledgers, disks.index, sizes, ManualClock(turns=1))
     await add(store, L1, *range(4))
@@ -400,7 +400,7 @@ async def test_entries_that_the_index_lost_after_the_journal_was_trimmed_are_ser
 
 
 @pytest.mark.parametrize("is_trimmed", [True, False])
-async def test_what_compaction_moved_is_served_whichever_of_its_last_writes_the_index_lost(is_trimmed: bool) -> None:
+async def test_entries_moved_by_compaction_are_served_whichever_writes_the_index_lost(is_trimmed: bool) -> None:
     disks, older = Disks(), list[MemoryIndex]()
 
     async def before(operation: Operation, path: str) -> None:
@@ -442,7 +442,7 @@ async def test_what_compaction_moved_is_served_whichever_of_its_last_writes_the_
     assert outcomes[is_trimmed] > 3
 
 
-async def test_the_copy_of_a_repair_counts_if_the_index_lost_its_place() -> None:
+async def test_the_copy_of_a_repair_is_used_if_the_index_lost_its_location() -> None:
     disks = Disks()
     store = await disks.open()
     await add(store, L1, 0, 1)
@@ -461,7 +461,7 @@ async def test_the_copy_of_a_repair_counts_if_the_index_lost_its_place() -> None
     await store.close()
 
 
-async def test_entries_of_a_collected_ledger_that_come_back_can_be_collected_again() -> None:
+async def test_restored_entries_of_a_collected_ledger_can_be_collected_again() -> None:
     disks = Disks()
     store = await disks.open()
     await add(store, L1, 0)
@@ -480,7 +480,7 @@ async def test_entries_of_a_collected_ledger_that_come_back_can_be_collected_aga
     await store.close()
 
 
-async def test_a_journal_that_can_be_used_has_no_damage_and_a_lost_index_is_not_replaced() -> None:
+async def test_a_usable_journal_has_no_damage_and_a_lost_index_is_not_replaced() -> None:
     disks = await used()
     assert await damage_of([disks.journal], disks.index) is None
     for asked in (
@@ -491,7 +491,7 @@ async def test_a_journal_that_can_be_used_has_no_damage_and_a_lost_index_is_not_
             await asked
 
 
-async def test_files_with_other_names_are_not_the_journals() -> None:
+async def test_files_with_other_names_do_not_belong_to_the_journal() -> None:
     disks = await used()
     file = await disks.journal.create(f"{DIRECTORY}/copy.journal")
     await file.append([b"rubbish"])
@@ -502,7 +502,7 @@ async def test_files_with_other_names_are_not_the_journals() -> None:
 
 @pytest.mark.parametrize("is_index_lost", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-async def test_entries_that_a_killed_compaction_copied_are_durable_before_they_are_named(
+async def test_entries_copied_by_a_killed_compaction_are_durable_before_they_are_indexed(
     seed: int, is_index_lost: bool
 ) -> None:
     """The copies are only in the page cache, and the power fails after the salvage or the rebuild of the index."""

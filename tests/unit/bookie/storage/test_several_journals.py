@@ -79,7 +79,7 @@ async def test_each_ledger_uses_one_journal_and_all_are_replayed() -> None:
     await store.close()
 
 
-async def test_a_stopped_store_is_looked_at_with_all_of_its_journals() -> None:
+async def test_a_stopped_store_is_inspected_with_all_its_journals() -> None:
     disks = await used()
     storage = await inspect(disks.journals, disks.ledgers, disks.index, SETTINGS)
     assert (await storage.status()).journal_records == 3  # two entries and a fence
@@ -127,7 +127,7 @@ async def test_a_store_with_one_journal_gets_no_second_one() -> None:
         await disks.open(*disks.journals, MemoryDisk())
 
 
-async def test_a_lost_journal_is_refused_and_so_is_one_without_its_place() -> None:
+async def test_a_lost_journal_and_one_without_its_position_are_refused() -> None:
     disks = await used()
     with pytest.raises(DamagedJournalError, match="has no mark"):
         await disks.open(disks.journals[0], MemoryDisk())
@@ -136,7 +136,7 @@ async def test_a_lost_journal_is_refused_and_so_is_one_without_its_place() -> No
         await disks.open()
 
 
-async def test_a_damaged_place_is_damage_of_the_journal() -> None:
+async def test_a_damaged_position_file_is_damage_of_the_journal() -> None:
     disks = await used()
     disks.journals[1].flip_bit("journal/place", 77)
     with pytest.raises(DamagedJournalError, match="journal/place is damaged"):
@@ -144,7 +144,7 @@ async def test_a_damaged_place_is_damage_of_the_journal() -> None:
     assert await damage_of(disks.journals, disks.index) is not None
 
 
-async def test_damage_of_one_journal_is_salvaged_with_what_both_have() -> None:
+async def test_damage_of_one_journal_is_salvaged_with_the_records_of_both() -> None:
     disks = await used()
     path = files(disks.journals[1])[0]
     disks.journals[1].cut(path, len(disks.journals[1].content(path)) - 200)
@@ -187,7 +187,7 @@ async def test_checkpoints_trim_every_journal() -> None:
     await store.close()
 
 
-async def test_a_full_journal_does_not_keep_the_others_from_being_trimmed() -> None:
+async def test_a_full_journal_does_not_prevent_trimming_of_the_others() -> None:
     disks = Disks()
     store = await disks.open()
     for number in range(100):
@@ -247,7 +247,7 @@ async def test_a_failing_journal_stops_all_of_them() -> None:
     disks.journals[1].before = give_way
 
 
-async def test_a_full_journal_makes_the_store_read_only_and_the_others_go_on_with_fences() -> None:
+async def test_a_full_journal_makes_the_store_read_only_and_the_others_still_accept_fences() -> None:
     disks = Disks()
     store = await disks.open()
     await add(store, EVEN, 0)

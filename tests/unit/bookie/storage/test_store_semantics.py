@@ -123,7 +123,7 @@ async def world() -> AsyncIterator[StorageWorld]:
 # Fences and adds
 
 
-async def test_fence_enqueued_before_an_add_wins(world: StorageWorld) -> None:
+async def test_fence_enqueued_before_an_add_refuses_it(world: StorageWorld) -> None:
     await world.add(0)
     world.valve.hold(Operation.SYNC)
     fence = asyncio.create_task(world.store.fence(LEDGER, KEY))
@@ -136,7 +136,7 @@ async def test_fence_enqueued_before_an_add_wins(world: StorageWorld) -> None:
     assert reply.last_entry.entry_id == 0
 
 
-async def test_add_enqueued_before_a_fence_is_in_its_answer(world: StorageWorld) -> None:
+async def test_add_enqueued_before_a_fence_is_in_the_answer_to_the_fence(world: StorageWorld) -> None:
     await world.add(0)
     world.valve.hold(Operation.SYNC)
     add = asyncio.create_task(world.add(1))
@@ -150,7 +150,7 @@ async def test_add_enqueued_before_a_fence_is_in_its_answer(world: StorageWorld)
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_no_add_is_acknowledged_behind_a_fence_answer_that_missed_it(world: StorageWorld, seed: int) -> None:
+async def test_no_add_is_acknowledged_after_a_fence_answer_without_it(world: StorageWorld, seed: int) -> None:
     rng = random.Random(seed)
     acknowledged: list[int] = []
 
@@ -193,7 +193,7 @@ async def test_concurrent_fences_share_one_record(world: StorageWorld) -> None:
     assert sum(len(world.journal.content(path)) for path in world.journal.paths()) - before < 200
 
 
-async def test_fence_caller_that_goes_away_does_not_take_the_answer_from_the_others(world: StorageWorld) -> None:
+async def test_a_cancelled_fence_caller_does_not_cancel_the_answer_to_the_others(world: StorageWorld) -> None:
     world.valve.hold(Operation.SYNC)
     fences = [asyncio.create_task(world.store.fence(LEDGER, KEY)) for _ in range(3)]
     await settle()
@@ -203,7 +203,7 @@ async def test_fence_caller_that_goes_away_does_not_take_the_answer_from_the_oth
     assert [(await fence).status for fence in fences[1:]] == [Status.OK, Status.OK]
 
 
-async def test_add_whose_caller_goes_away_still_happens_and_keeps_its_key() -> None:
+async def test_add_whose_caller_is_cancelled_is_still_stored_and_keeps_its_key() -> None:
     world = StorageWorld()
     await world.start(ledgers_in_memory=0)
     world.valve.hold(Operation.SYNC)
@@ -218,7 +218,7 @@ async def test_add_whose_caller_goes_away_still_happens_and_keeps_its_key() -> N
     await world.store.close()
 
 
-async def test_fence_whose_caller_goes_away_still_holds() -> None:
+async def test_fence_whose_caller_is_cancelled_still_holds() -> None:
     world = StorageWorld()
     await world.start(ledgers_in_memory=0)
     world.valve.hold(Operation.SYNC)
@@ -243,7 +243,7 @@ async def test_unacknowledged_entry_is_not_served(world: StorageWorld) -> None:
     assert await world.status_of(0) is Status.OK
 
 
-async def test_an_add_that_was_on_its_way_when_the_ledger_was_marked_is_not_collected(world: StorageWorld) -> None:
+async def test_an_add_in_flight_when_the_ledger_was_marked_is_not_collected(world: StorageWorld) -> None:
     await world.add(0)
     world.valve.hold(Operation.SYNC)
     adding = asyncio.create_task(world.add(1, is_recovery=True))
@@ -271,7 +271,7 @@ async def test_an_add_clears_the_mark_when_it_arrives_and_not_only_when_it_is_du
     assert [await world.status_of(number) for number in range(2)] == [Status.OK, Status.OK]
 
 
-async def test_a_flush_during_a_listing_hides_no_entry_from_it() -> None:
+async def test_a_flush_during_a_listing_does_not_hide_entries() -> None:
     world = StorageWorld()
     await world.start(list_page_keys=1)
     await world.add(5)
@@ -321,7 +321,7 @@ async def test_first_key_holds_from_the_moment_it_is_enqueued(world: StorageWorl
     assert (await first).status is Status.OK
 
 
-async def test_fence_is_not_answered_before_the_key_it_met_is_durable(world: StorageWorld) -> None:
+async def test_fence_is_not_answered_before_a_concurrent_key_is_durable(world: StorageWorld) -> None:
     await world.store.set_limbo([LEDGER])
     world.valve.hold(Operation.SYNC)
     add = asyncio.create_task(world.add(0, is_recovery=True))
@@ -343,7 +343,7 @@ async def test_limbo_holds_from_the_moment_it_is_enqueued(world: StorageWorld) -
     await limbo
 
 
-async def test_limbo_behind_a_running_end_of_limbo_holds(world: StorageWorld) -> None:
+async def test_limbo_set_while_an_earlier_one_is_being_cleared_holds(world: StorageWorld) -> None:
     await world.store.set_limbo([LEDGER])
     world.valve.hold(Operation.SYNC)
     clearing = asyncio.create_task(world.store.clear_limbo(LEDGER))
@@ -359,7 +359,7 @@ async def test_limbo_behind_a_running_end_of_limbo_holds(world: StorageWorld) ->
         assert await world.status_of(0) is Status.LIMBO
 
 
-async def test_forgotten_ledger_is_still_fenced() -> None:
+async def test_evicted_ledger_is_still_fenced() -> None:
     world = StorageWorld()
     await world.start(ledgers_in_memory=0)
     await world.store.fence(LEDGER, KEY)
@@ -371,7 +371,7 @@ async def test_forgotten_ledger_is_still_fenced() -> None:
     await world.store.close()
 
 
-async def test_key_is_never_logged_or_answered(world: StorageWorld, caplog: pytest.LogCaptureFixture) -> None:
+async def test_key_is_never_logged_or_returned(world: StorageWorld, caplog: pytest.LogCaptureFixture) -> None:
     await world.add(0)
     reply = await world.add(1, key=b"wrong-key")
     await world.store.fence(LEDGER, b"wrong-key")
@@ -384,7 +384,7 @@ async def test_key_is_never_logged_or_answered(world: StorageWorld, caplog: pyte
 # Damage
 
 
-async def test_rotten_entry_is_corrupt_and_its_neighbours_are_fine(world: StorageWorld) -> None:
+async def test_damaged_entry_is_corrupt_and_its_neighbours_are_ok(world: StorageWorld) -> None:
     await world.add(0, 1, 2)
     await world.store.checkpoint()
     place = world.ledgers.content(world.log_path()).index(entry(1))
@@ -398,7 +398,7 @@ async def test_rotten_entry_is_corrupt_and_its_neighbours_are_fine(world: Storag
     assert (await world.store.list_entries(LEDGER)).entries == EntryRuns(((0, 2),))
 
 
-async def test_bytes_of_another_entry_in_its_place_are_corrupt(world: StorageWorld) -> None:
+async def test_bytes_of_another_entry_are_corrupt(world: StorageWorld) -> None:
     await world.add(0, 1)
     await world.store.checkpoint()
     content = world.ledgers.content(world.log_path())
@@ -406,7 +406,7 @@ async def test_bytes_of_another_entry_in_its_place_are_corrupt(world: StorageWor
     assert await world.status_of(0) is Status.CORRUPT
 
 
-async def test_rotten_last_entry_keeps_its_true_id(world: StorageWorld) -> None:
+async def test_damaged_last_entry_keeps_its_true_id(world: StorageWorld) -> None:
     await world.add(0, 1)
     await world.store.checkpoint()
     world.ledgers.cut(world.log_path(), len(world.ledgers.content(world.log_path())) - 1)
@@ -415,7 +415,7 @@ async def test_rotten_last_entry_keeps_its_true_id(world: StorageWorld) -> None:
     assert (reply.status, reply.last_entry) == (Status.OK, EntryResult(EntryId(1), Status.CORRUPT))
 
 
-async def test_an_entry_log_ends_at_its_own_size_whatever_a_flush_holds(world: StorageWorld) -> None:
+async def test_an_entry_log_ends_at_its_size_limit_whatever_the_size_of_a_flush(world: StorageWorld) -> None:
     await world.restart(flush_page_entries=2, flush_sync_entries=2, entry_log_bytes=4 * len(entry(0)))
     await world.add(*range(10))
     await world.store.checkpoint()
@@ -435,7 +435,7 @@ async def test_lost_entry_log_is_corrupt_not_absent(world: StorageWorld) -> None
     assert await world.status_of(0) is Status.CORRUPT
 
 
-async def test_damaged_entry_is_healed_by_adding_it_again(world: StorageWorld) -> None:
+async def test_damaged_entry_is_repaired_by_adding_it_again(world: StorageWorld) -> None:
     await world.add(0)
     await world.store.checkpoint()
     world.ledgers.cut(world.log_path(), 30)
@@ -455,7 +455,7 @@ async def test_unreadable_sector_fails_its_entry_only(world: StorageWorld) -> No
     assert not world.store.fatal.done()
 
 
-async def test_unreadable_index_is_never_absence(world: StorageWorld) -> None:
+async def test_unreadable_index_never_means_absence(world: StorageWorld) -> None:
     await world.add(0)
     world.valve.fail(DiskError("corrupted block"), Operation.INDEX_READ)
     other = LedgerId(8)
@@ -517,7 +517,7 @@ async def test_entries_waiting_for_the_entry_logs_are_bounded() -> None:
     await world.store.close()
 
 
-async def test_fences_alone_are_flushed_and_their_journal_is_given_back() -> None:
+async def test_fences_without_adds_are_flushed_and_their_journal_is_trimmed() -> None:
     world = StorageWorld()
     await world.start(cache_bytes_max=5000, journal_file_bytes=500, ledgers_in_memory=10)
     for number in range(300):
@@ -532,7 +532,7 @@ async def test_fences_alone_are_flushed_and_their_journal_is_given_back() -> Non
 # Full disks
 
 
-async def test_full_journal_disk_is_read_only_until_there_is_space(world: StorageWorld) -> None:
+async def test_full_journal_disk_makes_the_store_read_only_until_there_is_space(world: StorageWorld) -> None:
     await world.add(0)
     world.valve.fail(DiskFullError("no space left"), *WRITES, directory=JOURNAL)
     assert (await world.add(1)).status is Status.READ_ONLY
@@ -552,7 +552,7 @@ async def test_full_journal_disk_is_read_only_until_there_is_space(world: Storag
     assert [await world.status_of(number) for number in range(3)] == [Status.OK, Status.OK, Status.NO_ENTRY]
 
 
-async def test_key_that_met_a_full_disk_binds_nobody(world: StorageWorld) -> None:
+async def test_key_refused_by_a_full_disk_is_not_kept(world: StorageWorld) -> None:
     world.valve.fail(DiskFullError("no space left"), *WRITES, directory=JOURNAL)
     assert (await world.add(0, key=b"first")).status is Status.READ_ONLY
     assert await world.status_of(0) is Status.NO_LEDGER
@@ -566,7 +566,7 @@ async def test_key_that_met_a_full_disk_binds_nobody(world: StorageWorld) -> Non
     assert (await world.add(1, key=b"second")).status is Status.OK
 
 
-async def test_fence_that_met_a_full_disk_is_tried_again_and_holds_meanwhile(world: StorageWorld) -> None:
+async def test_fence_refused_by_a_full_disk_is_retried_and_holds_until_then(world: StorageWorld) -> None:
     await world.add(0)
     world.valve.fail(DiskFullError("no space left"), *WRITES, directory=JOURNAL)
     assert (await world.store.fence(LEDGER, KEY)).status is Status.READ_ONLY
@@ -581,7 +581,9 @@ async def test_fence_that_met_a_full_disk_is_tried_again_and_holds_meanwhile(wor
 
 
 @pytest.mark.parametrize("operation", [Operation.CREATE, Operation.APPEND, Operation.SYNC, Operation.INDEX_WRITE])
-async def test_full_ledger_disk_loses_nothing_and_is_tried_again(world: StorageWorld, operation: Operation) -> None:
+async def test_full_ledger_disk_loses_nothing_and_the_flush_is_retried(
+    world: StorageWorld, operation: Operation
+) -> None:
     await world.add(0, 1)
     first = [Operation.INDEX_WRITE]  # this write announces the log to which the next write to the index refers
 
@@ -612,7 +614,7 @@ async def test_full_ledger_disk_loses_nothing_and_is_tried_again(world: StorageW
     assert (await world.add(3)).status is Status.FENCED
 
 
-async def test_a_ledger_collected_while_a_flush_waits_for_space_takes_no_entry_of_others_along() -> None:
+async def test_collecting_a_ledger_while_a_flush_waits_for_space_keeps_entries_of_others() -> None:
     world, other = StorageWorld(), LedgerId(LEDGER + 1)
     await world.start(flush_page_entries=1, flush_sync_entries=1)
     await world.add(0, 1)
@@ -638,7 +640,7 @@ async def test_a_ledger_collected_while_a_flush_waits_for_space_takes_no_entry_o
     await world.store.close()
 
 
-async def test_a_flush_on_a_full_disk_goes_on_where_it_ended() -> None:
+async def test_a_flush_on_a_full_disk_resumes_where_it_stopped() -> None:
     world, record = StorageWorld(), len(entry(0)) + RECORD_HEADER_SIZE
     await world.start(flush_page_entries=1, flush_sync_entries=1)
     await world.add(*range(8))
@@ -653,7 +655,7 @@ async def test_a_flush_on_a_full_disk_goes_on_where_it_ended() -> None:
     await world.store.close()
 
 
-async def test_damage_in_an_entry_log_that_a_full_disk_cut_off_costs_no_entry_behind_it() -> None:
+async def test_damage_in_an_entry_log_cut_off_by_a_full_disk_spares_later_entries() -> None:
     world = StorageWorld()
     world.clock = ManualClock(turns=1)
     await world.start(flush_page_entries=1, flush_sync_entries=1)
@@ -707,7 +709,7 @@ async def test_a_new_entry_log_has_no_dead_bytes_of_a_removed_one() -> None:
     await world.store.close()
 
 
-async def test_a_new_entry_log_is_not_removed_while_it_is_written_for_the_dead_bytes_of_a_removed_one() -> None:
+async def test_dead_bytes_of_a_removed_entry_log_do_not_remove_a_new_one_being_written() -> None:
     world = await world_with_dead_bytes_of_a_removed_log()
     await world.add(*range(3), is_recovery=True)
     appends = 0
@@ -729,7 +731,7 @@ async def test_a_new_entry_log_is_not_removed_while_it_is_written_for_the_dead_b
     await world.store.close()
 
 
-async def test_store_with_a_journal_to_replay_opens_on_a_full_disk_for_reading(world: StorageWorld) -> None:
+async def test_store_with_a_journal_to_replay_opens_read_only_on_a_full_disk(world: StorageWorld) -> None:
     await world.add(0)
     await world.store.fence(LEDGER, KEY)
     world.valve.fail(DiskFullError("no space left"), *WRITES)
@@ -747,7 +749,7 @@ async def test_store_with_a_journal_to_replay_opens_on_a_full_disk_for_reading(w
     assert [await world.status_of(number) for number in range(2)] == [Status.OK] * 2
 
 
-async def test_store_with_more_journal_than_a_cache_opens_on_a_full_disk(world: StorageWorld) -> None:
+async def test_store_whose_journal_exceeds_a_cache_opens_on_a_full_disk(world: StorageWorld) -> None:
     await world.add(*range(20))
     world.valve.fail(DiskFullError("no space left"), *WRITES)
     await world.restart(cache_bytes_max=1000)
@@ -809,7 +811,7 @@ async def test_failing_background_flush_is_fatal_too() -> None:
     await world.store.abort()
 
 
-async def test_our_own_mistake_in_the_background_is_fatal_too() -> None:
+async def test_internal_error_in_the_background_is_fatal_too() -> None:
     world = StorageWorld()
     await world.start(cache_bytes_max=1000)
 

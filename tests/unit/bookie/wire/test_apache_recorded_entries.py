@@ -47,7 +47,7 @@ def test_a_changed_bit_is_noticed(row: dict[str, Any]) -> None:
         unpack(digest, bytes(stored), LedgerId(row["ledger"]), EntryId(2))
 
 
-def test_another_password_does_not_read_an_hmac_ledger() -> None:
+def test_a_wrong_password_cannot_read_an_hmac_ledger() -> None:
     row = next(row for row in rows("entries") if row["digest"] == "MAC")
     digest = digest_for(DigestType.HMAC, b"guess")
     with pytest.raises(DamagedEntry):

@@ -58,7 +58,7 @@ def test_each_response_of_version_3_answers_a_request() -> None:
         assert (header.operation, header.txnId) in [(one.operation, one.txnId) for one in asked]
 
 
-def test_the_recording_holds_every_operation_of_version_3_asked_and_answered_in_its_own_part() -> None:
+def test_the_recording_contains_requests_and_responses_of_every_version_3_operation() -> None:
     for is_request, kind, ending in ((True, pb.Request, "Request"), (False, pb.Response, "Response")):
         messages = [kind.FromString(body) for body in bodies(is_v2_wire=False, is_request=is_request)]
         assert {message.header.operation for message in messages} == set(pb.OperationType.values())
@@ -75,7 +75,7 @@ def test_frames_of_version_2_are_read_and_written_again_byte_for_byte() -> None:
         assert v2.encode_response(response) == body
 
 
-def test_the_recording_holds_every_operation_of_version_2() -> None:
+def test_the_recording_contains_every_operation_of_version_2() -> None:
     asked = [v2.decode_request(body) for body in bodies(is_v2_wire=True, is_request=True)]
     assert {type(request) for request in asked} == {v2.AddV2, v2.ReadV2, v2.BatchReadV2, v2.AuthV2}
     answered = [v2.decode_response(body) for body in bodies(is_v2_wire=True, is_request=False)]
@@ -83,7 +83,7 @@ def test_the_recording_holds_every_operation_of_version_2() -> None:
     assert any(isinstance(request, v2.ReadV2) and request.is_fencing for request in asked)
 
 
-def test_added_entries_of_both_versions_carry_the_key_of_their_password() -> None:
+def test_adds_of_both_versions_contain_the_key_of_their_password() -> None:
     digest = digest_for(DigestType.CRC32C, PASSWORD)
     for body in bodies(is_v2_wire=True, is_request=True, operation="add"):
         request = v2.decode_request(body)
@@ -128,7 +128,7 @@ def answered_as_recorded(challenge: bytes, response: bytes) -> tuple[DigestMd5Lo
     return ours, parse_challenge(answer)
 
 
-def test_a_real_bookie_took_what_our_login_answers_and_ours_believes_its_proof() -> None:
+def test_a_real_bookie_accepted_our_login_and_we_accept_its_proof() -> None:
     said = logins("our login", is_v2_wire=False)
     assert {plugin for plugin, _ in said} == {"sasl"}
     first, challenge, response, proof = [token for _, token in said]
@@ -139,7 +139,7 @@ def test_a_real_bookie_took_what_our_login_answers_and_ours_believes_its_proof()
 
 
 @pytest.mark.parametrize("is_v2_wire", [False, True], ids=["version 3", "version 2"])
-def test_apaches_client_answers_the_same_but_for_whom_it_acts(is_v2_wire: bool) -> None:
+def test_the_login_of_apaches_client_differs_only_in_its_authorization_id(is_v2_wire: bool) -> None:
     """Apache's client also sends an authorization identity, which is signed.
 
     After the login it sends one more, empty token. The bookie answers it as if it requested no login.
@@ -170,13 +170,13 @@ def signed(prefix: str, directives: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("is_v2_wire", [False, True], ids=["version 3", "version 2"])
-def test_a_bookie_that_asks_for_no_login_says_so_by_the_name_of_its_plugin(is_v2_wire: bool) -> None:
+def test_a_bookie_that_requires_no_login_names_the_disabled_plugin(is_v2_wire: bool) -> None:
     asked, answered = logins("login where none is asked for", is_v2_wire=is_v2_wire)
     assert asked == ("sasl", b"")
     assert answered == ("AuthDisabledPlugin", b"")
 
 
-def test_tls_is_asked_for_in_version_3_and_agreed_to_or_refused_at_the_top_of_the_answer() -> None:
+def test_tls_is_requested_in_version_3_and_accepted_or_refused_in_the_outer_status() -> None:
     for operation, code in (("TLS", pb.EOK), ("TLS where there is none", pb.EBADREQ)):
         asked = bodies(is_v2_wire=False, is_request=True, operation=operation)
         assert {pb.Request.FromString(body).header.operation for body in asked} == {pb.START_TLS}
@@ -186,7 +186,7 @@ def test_tls_is_asked_for_in_version_3_and_agreed_to_or_refused_at_the_top_of_th
         assert {pb.Response.FromString(body).status for body in answered} == {code}
 
 
-def test_who_does_not_log_in_is_refused_at_the_top_of_the_answer_alone() -> None:
+def test_a_client_that_does_not_log_in_is_refused_only_in_the_outer_status() -> None:
     """This distinguishes the refusal of a client from a wrong password of a ledger."""
     for operation, asked in (("no login", pb.ADD_ENTRY), ("our login", pb.GET_BOOKIE_INFO)):
         answers = [
@@ -197,7 +197,7 @@ def test_who_does_not_log_in_is_refused_at_the_top_of_the_answer_alone() -> None
         assert [field.name for field, _ in refused.ListFields()] == ["header", "status"]
 
 
-def test_frames_are_cut_out_of_a_stream_in_any_pieces() -> None:
+def test_frames_are_extracted_from_a_stream_in_any_pieces() -> None:
     sent = [bytes.fromhex(row["body"]) for row in RECORDED]
     stream = b"".join(framed(body) for body in sent)
     for size in (1, 7, 1000, len(stream)):

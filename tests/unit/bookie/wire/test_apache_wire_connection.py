@@ -57,7 +57,7 @@ bodies = st.lists(st.one_of(plausible, st.binary(min_size=1, max_size=60)), max_
 
 
 @given(bodies)
-def test_each_request_is_told_once_and_only_of_what_it_asked(bodies: list[bytes]) -> None:
+def test_each_request_is_answered_once_and_only_with_its_own_entry(bodies: list[bytes]) -> None:
     connection, told = Connection(), {}
     for entry_id in range(1, 4):
         waiter = Told()
@@ -83,7 +83,7 @@ class Sink(asyncio.Transport):
 
 
 @pytest.mark.parametrize("is_as_expected", [True, False])
-async def test_nothing_is_kept_of_adds_that_were_answered_in_any_bytes(is_as_expected: bool) -> None:
+async def test_answered_adds_leave_no_state_whatever_the_bytes_of_the_answer(is_as_expected: bool) -> None:
     connection = Connection()
     connection.connection_made(Sink())
     adding = AddWaiter(batch(1, 2, 3))
@@ -96,7 +96,7 @@ async def test_nothing_is_kept_of_adds_that_were_answered_in_any_bytes(is_as_exp
     assert connection._stored == {}
 
 
-async def test_requests_beyond_the_bound_wait_for_answers() -> None:
+async def test_requests_beyond_the_limit_wait_for_answers() -> None:
     connection = Connection(in_flight_max=2)
     txn_ids = [connection.prepare(pb.Request(), Expected(pb.ADD_ENTRY, 7, n, Told()))[0] for n in range(2)]
     waiting = asyncio.create_task(connection.ready())
@@ -106,7 +106,7 @@ async def test_requests_beyond_the_bound_wait_for_answers() -> None:
     await waiting
 
 
-async def test_a_full_socket_holds_requests_back() -> None:
+async def test_requests_wait_while_the_socket_is_full() -> None:
     connection = Connection()
     connection.pause_writing()
     waiting = asyncio.create_task(connection.ready())
@@ -116,7 +116,7 @@ async def test_a_full_socket_holds_requests_back() -> None:
     await waiting
 
 
-async def test_whoever_waits_for_room_learns_of_the_end() -> None:
+async def test_a_caller_waiting_for_room_gets_the_error_when_the_connection_ends() -> None:
     connection = Connection(in_flight_max=0)
     waiting = asyncio.create_task(connection.ready())
     await asyncio.sleep(0)

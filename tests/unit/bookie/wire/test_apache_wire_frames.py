@@ -30,7 +30,7 @@ Source: docs/formats.md#version-3.
 """
 
 
-def test_a_fence_read_is_the_documented_bytes() -> None:
+def test_a_fencing_read_is_encoded_as_documented() -> None:
     [body] = FrameSplitter().feed(FENCE_READ)
     request = pb.Request.FromString(body)
     assert (request.header.version, request.header.operation, request.header.txnId) == (3, pb.READ_ENTRY, 1)
@@ -44,7 +44,7 @@ bodies = st.lists(st.binary(min_size=1, max_size=300), max_size=10)
 
 
 @given(bodies=bodies, cuts=st.lists(st.integers(0, 3000), max_size=30))
-def test_frames_come_out_whole_however_the_stream_is_cut(bodies: list[bytes], cuts: list[int]) -> None:
+def test_frames_are_complete_however_the_stream_is_split(bodies: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(map(framed, bodies))
     ends = sorted({min(cut, len(stream)) for cut in cuts} | {len(stream)})
     found: list[bytes] = []
@@ -63,13 +63,13 @@ def test_random_bytes_are_frames_or_refused(data: bytes) -> None:
         assert all(0 < len(body) <= 196 for body in splitter.feed(data))
 
 
-def test_a_rest_of_a_frame_is_not_between_frames() -> None:
+def test_an_incomplete_frame_is_not_between_frames() -> None:
     splitter = FrameSplitter()
     assert list(splitter.feed(framed(b"whole") + b"\0")) == [b"whole"]
     assert not splitter.is_between_frames
 
 
-def test_the_limit_counts_the_length_field_and_what_came_before_is_delivered() -> None:
+def test_the_limit_includes_the_length_field_and_earlier_frames_are_delivered() -> None:
     fits, too_long = bytes(FRAME_BYTES_MAX - 4), bytes(FRAME_BYTES_MAX - 3)
     assert list(FrameSplitter().feed(framed(fits))) == [fits]
     found = FrameSplitter().feed(framed(b"before") + framed(too_long))
@@ -79,9 +79,7 @@ def test_the_limit_counts_the_length_field_and_what_came_before_is_delivered() -
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=8), st.data())
-def test_long_frames_are_passed_over_in_their_turn_however_the_stream_is_cut(
-    bodies: list[bytes], data: st.DataObject
-) -> None:
+def test_long_frames_are_skipped_in_order_however_the_stream_is_split(bodies: list[bytes], data: st.DataObject) -> None:
     seen: list[bytes] = []
     told: list[int] = []
 
@@ -99,20 +97,20 @@ def test_long_frames_are_passed_over_in_their_turn_however_the_stream_is_cut(
     assert splitter.is_between_frames
 
 
-def test_the_middle_of_a_frame_that_is_passed_over_is_not_between_frames() -> None:
+def test_the_middle_of_a_skipped_frame_is_not_between_frames() -> None:
     splitter = FrameSplitter(100, lambda head, frame_bytes: None)
     assert not list(splitter.feed(framed(bytes(200))[:-1]))
     assert not splitter.is_between_frames
 
 
-def test_an_absurd_length_is_not_passed_over() -> None:
+def test_an_absurd_length_is_not_skipped() -> None:
     splitter = FrameSplitter(100, lambda head, frame_bytes: None)
     with pytest.raises(FrameTooLargeError):
         list(splitter.feed((FRAME_BYTES_LIMIT - 3).to_bytes(4, "big") + bytes(HEAD_BYTES)))
 
 
 @pytest.mark.parametrize("length", [0, -1, -(1 << 31)])
-def test_empty_and_negative_lengths_mean_nothing(length: int) -> None:
+def test_zero_and_negative_lengths_are_malformed(length: int) -> None:
     with pytest.raises(MalformedFrameError):
         list(FrameSplitter().feed(length.to_bytes(4, "big", signed=True)))
 
@@ -130,7 +128,7 @@ SPOKEN_BY_BOTH = (
 )
 
 
-def test_what_both_sides_have_a_word_for_survives_the_way() -> None:
+def test_a_status_that_both_protocols_have_survives_the_round_trip() -> None:
     for status in SPOKEN_BY_BOTH:
         assert statuses.status_of_code(statuses.code_of_status(status)) is status
     assert statuses.status_of_code(statuses.code_of_status(Status.LIMBO)) is Status.LIMBO
@@ -151,17 +149,17 @@ def test_version_2_has_the_documented_numbers() -> None:
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status not in SPOKEN_BY_BOTH])
-def test_what_apache_has_no_word_for_is_an_io_error_and_never_absent(status: Status) -> None:
+def test_a_status_that_apache_lacks_is_an_io_error_and_never_absent(status: Status) -> None:
     code = statuses.code_of_status(status)
     assert code == (pb.EUNKNOWNLEDGERSTATE if status is Status.LIMBO else pb.EIO)
     assert statuses.v2_of_status(status) == statuses.EIO_V2
 
 
 @given(st.integers(-(1 << 31), (1 << 31) - 1))
-def test_only_the_two_no_such_codes_are_absent(code: int) -> None:
+def test_only_no_such_ledger_and_no_such_entry_mean_absent(code: int) -> None:
     assert statuses.status_of_code(code).is_absent == (code in (402, 403))
 
 
-def test_codes_that_nobody_knows_are_io_errors() -> None:
+def test_unknown_codes_are_io_errors() -> None:
     assert statuses.status_of_code(599) is Status.IO_ERROR
     assert statuses.status_of_code(pb.EBADVERSION) is Status.BAD_REQUEST

@@ -37,14 +37,14 @@ def digest_login(service: str = "imap", cnonce: str = "c") -> DigestMd5Login:
     return DigestMd5Login(SaslCredentials("chris", PASSWORD), lambda: cnonce, service, "elwood.innosoft.com")
 
 
-def test_at_a_bookie_the_service_and_the_host_are_fixed_words() -> None:
+def test_the_service_and_host_for_a_bookie_are_constants() -> None:
     answer = DigestMd5Login(SaslCredentials("chris", PASSWORD), lambda: "c").answer(challenge())
     assert answer is not None
     assert parse_challenge(answer)["digest-uri"] == "bookkeeper/bookkeeper"
 
 
 @pytest.mark.parametrize("service", RFC_2831_EXAMPLES)
-def test_the_examples_of_the_rfc(service: str) -> None:
+def test_the_examples_of_the_rfc_are_answered_correctly(service: str) -> None:
     nonce, cnonce, response, proof = RFC_2831_EXAMPLES[service]
     chris = digest_login(service, cnonce)
     assert chris.first() == b""
@@ -67,20 +67,20 @@ def test_the_examples_of_the_rfc(service: str) -> None:
     assert chris.is_complete
 
 
-def test_apaches_bookies_sign_fixed_words() -> None:
+def test_apaches_bookies_sign_constant_names() -> None:
     answer = login(SaslCredentials("u", PASSWORD)).answer(b'nonce="n",algorithm=md5-sess')
     assert answer is not None
     directives = parse_challenge(answer)
     assert (directives["digest-uri"], directives["realm"]) == ("bookkeeper/bookkeeper", "bookkeeper")
 
 
-def test_every_login_has_a_nonce_of_its_own() -> None:
+def test_every_login_has_its_own_nonce() -> None:
     answers = {login(SaslCredentials("u", PASSWORD)).answer(challenge()) for _ in range(10)}
     assert len({parse_challenge(answer or b"")["cnonce"] for answer in answers}) == 10
 
 
 @pytest.mark.parametrize("token", [b"rspauth=" + b"0" * 32, b'rspauth=""', b"realm=x", 'rspauth="\xe9"'.encode()])
-def test_a_bookie_that_does_not_know_the_password_is_found_out(token: bytes) -> None:
+def test_a_bookie_without_the_password_is_detected(token: bytes) -> None:
     chris = digest_login()
     chris.answer(challenge())
     with pytest.raises(LoginError, match="did not prove") as failure:
@@ -104,12 +104,12 @@ def test_a_bookie_that_does_not_know_the_password_is_found_out(token: bytes) -> 
         b'nonce="' + b"n" * 3000 + b'",algorithm=md5-sess',
     ],
 )
-def test_challenges_that_cannot_be_met_are_refused(token: bytes) -> None:
+def test_unsupported_challenges_are_refused(token: bytes) -> None:
     with pytest.raises(LoginError):
         digest_login().answer(token)
 
 
-def test_a_login_that_is_over_is_over() -> None:
+def test_a_completed_login_refuses_further_challenges() -> None:
     nonce, cnonce, _, proof = RFC_2831_EXAMPLES["imap"]
     chris = digest_login("imap", cnonce)
     chris.answer(challenge(nonce))
@@ -119,7 +119,7 @@ def test_a_login_that_is_over_is_over() -> None:
 
 
 @given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=30))
-def test_names_with_any_characters_survive_the_way(username: str, password: str, realm: str) -> None:
+def test_names_with_any_characters_survive_the_round_trip(username: str, password: str, realm: str) -> None:
     mine = DigestMd5Login(SaslCredentials(username, password), lambda: "c")
     quoted = realm.replace("\\", "\\\\").replace('"', '\\"')
     answer = mine.answer(f'realm="{quoted}",nonce="n",algorithm=md5-sess,charset=utf-8'.encode())
@@ -127,7 +127,7 @@ def test_names_with_any_characters_survive_the_way(username: str, password: str,
     assert (parse_challenge(answer)["username"], parse_challenge(answer)["realm"]) == (username, realm)
 
 
-def test_what_latin_1_cannot_hold_needs_a_bookie_that_offers_utf_8() -> None:
+def test_names_outside_of_latin_1_need_a_bookie_that_offers_utf_8() -> None:
     mine = DigestMd5Login(SaslCredentials("\N{SNOWMAN}", PASSWORD), lambda: "c")
     with pytest.raises(LoginError, match="UTF-8"):
         mine.answer(challenge())
@@ -139,19 +139,19 @@ def test_random_tokens_are_directives_or_refused(token: bytes) -> None:
         assert parse_challenge(token)
 
 
-def test_plain_says_it_all_at_once() -> None:
+def test_plain_completes_in_one_message() -> None:
     tim = login(SaslCredentials("tim", "tanstaaftanstaaf", SaslMechanism.PLAIN))
     assert tim.first() == b"\0tim\0tanstaaftanstaaf"
     assert tim.answer(b"") is None
     assert tim.is_complete
 
 
-def test_plain_does_not_go_on() -> None:
+def test_plain_refuses_a_further_challenge() -> None:
     with pytest.raises(LoginError, match="another mechanism"):
         login(SaslCredentials("tim", PASSWORD, SaslMechanism.PLAIN)).answer(challenge())
 
 
-def test_passwords_stay_out_of_texts() -> None:
+def test_passwords_are_not_in_texts() -> None:
     for mechanism in SaslMechanism:
         credentials = SaslCredentials("tim", PASSWORD, mechanism)
         assert PASSWORD not in repr(credentials)

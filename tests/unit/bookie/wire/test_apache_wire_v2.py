@@ -25,18 +25,18 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize(("data", "request_"), REQUESTS.items())
-def test_requests_are_the_documented_bytes(data: str, request_: v2.RequestV2) -> None:
+def test_requests_are_encoded_as_documented(data: str, request_: v2.RequestV2) -> None:
     assert framed(v2.encode_request(request_)).hex() == data
     assert v2.decode_request(bytes.fromhex(data)[4:]) == request_
 
 
-def test_an_ok_answer_to_an_add_is_the_documented_bytes() -> None:
+def test_an_ok_answer_to_an_add_is_encoded_as_documented() -> None:
     data = bytes.fromhex("00000018020100000000000000000000000000070000000000000000")
     assert framed(v2.encode_response(v2.AddedV2(0, 7, 0))) == data
     assert v2.decode_response(data[4:]) == v2.AddedV2(0, 7, 0)
 
 
-def test_an_add_says_by_its_entry_what_it_adds() -> None:
+def test_an_add_takes_its_ids_from_its_entry() -> None:
     add = v2.AddV2(KEY, ENTRY, v2.RECOVERY_ADD)
     assert (add.ledger_id, add.entry_id, add.is_recovery) == (7, 0, True)
 
@@ -66,12 +66,12 @@ responses = st.one_of(
 
 
 @given(requests)
-def test_every_request_survives_the_way(request_: v2.RequestV2) -> None:
+def test_every_request_survives_the_round_trip(request_: v2.RequestV2) -> None:
     assert v2.decode_request(v2.encode_request(request_)) == request_
 
 
 @given(responses)
-def test_every_answer_survives_the_way(response: v2.ResponseV2) -> None:
+def test_every_answer_survives_the_round_trip(response: v2.ResponseV2) -> None:
     assert v2.decode_response(v2.encode_response(response)) == response
 
 
@@ -86,7 +86,7 @@ def test_random_bytes_are_messages_or_refused(head: bytes, rest: bytes) -> None:
 
 
 @given(requests, st.data())
-def test_a_cut_request_is_refused_or_another_request(request_: v2.RequestV2, data: st.DataObject) -> None:
+def test_a_truncated_request_is_refused_or_another_request(request_: v2.RequestV2, data: st.DataObject) -> None:
     whole = v2.encode_request(request_)
     cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
     with contextlib.suppress(MalformedFrameError):
@@ -107,7 +107,7 @@ def test_a_fencing_read_without_its_key_is_refused_from_version_two_on() -> None
     assert v2.decode_request(b"\1" + body[1:]) == v2.ReadV2(7, 0, b"", v2.DO_FENCING, version=1)
 
 
-def test_a_key_that_a_plain_read_carries_is_ignored() -> None:
+def test_the_key_of_a_plain_read_is_ignored() -> None:
     assert v2.decode_request(v2.encode_request(v2.ReadV2(7, 0, KEY))) == v2.ReadV2(7, 0)
 
 
@@ -118,7 +118,7 @@ def test_a_batch_whose_sizes_do_not_add_up_is_refused(size: int) -> None:
         v2.decode_response(body)
 
 
-def test_secrets_and_payloads_stay_out_of_texts() -> None:
+def test_secrets_and_payloads_are_not_in_texts() -> None:
     for message in (v2.AddV2(KEY, ENTRY), v2.ReadV2(7, 0, KEY, 1), v2.AuthV2("sasl", b"\0user\0secret")):
         assert "secret" not in repr(message)
         assert repr(KEY) not in repr(message)

@@ -26,7 +26,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_nothing_named_is_a_plain_connection() -> None:
+def test_without_settings_the_connection_is_plain() -> None:
     assert SecurityFiles().load() == BookieSecurity()
 
 
@@ -35,13 +35,13 @@ def test_the_first_line_of_the_file_is_the_password(file: Path) -> None:
     assert loaded.sasl == SaslCredentials("auditor", "pass word", SaslMechanism.DIGEST_MD5)
 
 
-def test_a_password_goes_over_no_connection_as_it_is(file: Path) -> None:
+def test_a_plain_text_password_needs_tls(file: Path) -> None:
     plain = SecurityFiles(sasl_username="auditor", sasl_password_file=file, sasl_mechanism=SaslMechanism.PLAIN)
     assert list(plain.problems()) == ["sasl_mechanism PLAIN sends the password as it is: it needs tls_ca"]
     assert not list(replace(plain, tls_ca=file).problems())
 
 
-def test_a_certificate_goes_with_its_key(file: Path) -> None:
+def test_a_certificate_is_loaded_with_its_key(file: Path) -> None:
     assert SecurityFiles(file, file, file).load().tls == TlsSettings(file, file, file)
 
 
@@ -52,7 +52,7 @@ def test_longer_frames_are_allowed_within_bounds() -> None:
             SecurityFiles(frame_bytes_max=size).load()
 
 
-def test_what_was_given_before_a_command_counts_where_it_says_nothing_itself(file: Path) -> None:
+def test_options_before_a_command_are_defaults_of_its_own_options(file: Path) -> None:
     before = SecurityFiles(tls_ca=file, frame_bytes_max=6_000_000)
     set_for_this_call(before)
     try:
@@ -66,7 +66,7 @@ def test_what_was_given_before_a_command_counts_where_it_says_nothing_itself(fil
         set_for_this_call(SecurityFiles())
 
 
-def test_a_password_is_shown_by_nothing(file: Path) -> None:
+def test_a_password_is_never_shown(file: Path) -> None:
     files = SecurityFiles(sasl_username="auditor", sasl_password_file=file)
     assert "pass word" not in repr(files.load())
     assert b"pass word" not in pickle.dumps(files)

@@ -99,7 +99,7 @@ async def test_an_open_circuit_fails_every_kind_of_request_at_once_and_never_as_
 
 
 @in_virtual_time
-async def test_a_bookie_without_an_address_has_not_answered() -> None:
+async def test_a_bookie_without_an_address_counts_as_not_answering() -> None:
     world = Gray()
     await world.open()
     world.inner.delay_s, world.inner.status = 0.0, Status.UNRESOLVED
@@ -110,7 +110,7 @@ async def test_a_bookie_without_an_address_has_not_answered() -> None:
 
 
 @in_virtual_time
-async def test_an_answer_between_two_silences_keeps_the_circuit_closed() -> None:
+async def test_an_answer_between_timeouts_keeps_the_circuit_closed() -> None:
     world = Gray()
     for _ in range(5):
         for _ in range(module.SILENCES_MAX - 1):
@@ -122,7 +122,7 @@ async def test_an_answer_between_two_silences_keeps_the_circuit_closed() -> None
 
 
 @pytest.mark.parametrize("status", [Status.UNREACHABLE, Status.UNRESOLVED, Status.TOO_MANY_REQUESTS, Status.CORRUPT])
-def test_a_bookie_that_refuses_at_once_is_not_silent(status: Status) -> None:
+def test_a_bookie_that_refuses_at_once_does_not_open_the_circuit(status: Status) -> None:
     @in_virtual_time
     async def run() -> None:
         world = Gray()
@@ -135,7 +135,7 @@ def test_a_bookie_that_refuses_at_once_is_not_silent(status: Status) -> None:
 
 
 @in_virtual_time
-async def test_connections_that_fail_after_a_wait_count_as_silence() -> None:
+async def test_connections_that_fail_after_a_wait_count_as_timeouts() -> None:
     world = Gray()
     world.inner.status, world.inner.delay_s = Status.UNREACHABLE, 10.0
     for _ in range(module.SILENCES_MAX):
@@ -144,7 +144,7 @@ async def test_connections_that_fail_after_a_wait_count_as_silence() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_began_to_answer_is_not_silent() -> None:
+async def test_a_partial_answer_does_not_open_the_circuit() -> None:
     world = Gray()
     world.inner.delay_s = 5.0
     world.inner.reply = ReadReply(Status.TIMEOUT, [EntryResult(EntryId(0), Status.OK, b"entry")])
@@ -154,7 +154,7 @@ async def test_a_bookie_that_began_to_answer_is_not_silent() -> None:
 
 
 @in_virtual_time
-async def test_probes_come_after_growing_pauses() -> None:
+async def test_probes_are_sent_at_growing_intervals() -> None:
     world = Gray()
     await world.open()
     probes_s: list[float] = []
@@ -173,7 +173,7 @@ async def test_probes_come_after_growing_pauses() -> None:
 
 
 @in_virtual_time
-async def test_only_one_probe_is_under_way_and_its_answer_closes_the_circuit() -> None:
+async def test_only_one_probe_runs_at_a_time_and_its_answer_closes_the_circuit() -> None:
     world = Gray()
     await world.open()
     await world.clock.sleep(module.PROBE_PAUSE_S)
@@ -188,7 +188,7 @@ async def test_only_one_probe_is_under_way_and_its_answer_closes_the_circuit() -
 
 
 @in_virtual_time
-async def test_a_denial_is_an_answer_and_passes_as_it_is() -> None:
+async def test_a_denial_is_an_answer_and_is_passed_on_unchanged() -> None:
     world = Gray()
     await world.open()
     await world.clock.sleep(module.PROBE_PAUSE_S)
@@ -198,7 +198,7 @@ async def test_a_denial_is_an_answer_and_passes_as_it_is() -> None:
 
 
 @in_virtual_time
-async def test_a_cancelled_probe_leaves_room_for_the_next() -> None:
+async def test_a_cancelled_probe_allows_the_next_one() -> None:
     world = Gray()
     await world.open()
     await world.clock.sleep(module.PROBE_PAUSE_S)
@@ -214,7 +214,7 @@ async def test_a_cancelled_probe_leaves_room_for_the_next() -> None:
 
 
 @in_virtual_time
-async def test_a_request_that_a_bookie_does_not_support_leaves_room_for_the_next() -> None:
+async def test_an_unsupported_request_allows_the_next_probe() -> None:
     """A repair asks for a list first, and then for each entry."""
     gray = Gray()
     await gray.open()
@@ -228,7 +228,7 @@ async def test_a_request_that_a_bookie_does_not_support_leaves_room_for_the_next
 
 
 @in_virtual_time
-async def test_bookies_that_are_not_registered_any_more_are_forgotten() -> None:
+async def test_circuits_of_unregistered_bookies_are_removed() -> None:
     world = Gray()
     await world.open()
     now_s = world.clock.monotonic_s()
@@ -262,7 +262,7 @@ def test_each_change_of_a_circuit_is_logged_once(caplog: pytest.LogCaptureFixtur
 
 
 @in_virtual_time
-async def test_requests_that_were_given_up_after_seconds_open_the_circuit() -> None:
+async def test_requests_cancelled_after_seconds_open_the_circuit() -> None:
     world = Gray()
     world.inner.delay_s = 1e9
     for _ in range(module.SILENCES_MAX):
@@ -274,7 +274,7 @@ async def test_requests_that_were_given_up_after_seconds_open_the_circuit() -> N
 
 
 @in_virtual_time
-async def test_requests_that_were_given_up_soon_prove_nothing() -> None:
+async def test_requests_cancelled_early_do_not_open_the_circuit() -> None:
     world = Gray()
     world.inner.delay_s = 1e9
     for _ in range(5):

@@ -13,7 +13,7 @@ from tests.fuzzing.targets import TARGETS, crash_of, describe
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_intact_hostile_and_damaged_inputs_crash_no_parser(name: str) -> None:
+def test_no_parser_crashes_on_intact_hostile_or_damaged_input(name: str) -> None:
     target = TARGETS[name]
     for data in target.corpus:
         target.parse(data)

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[4]
 
 
-def test_generated_code_is_fresh(tmp_path: Path) -> None:
+def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
     script = ROOT / ".ci" / "generate_protos.py"
     subprocess.run([sys.executable, str(script), "--out", str(tmp_path)], check=True, timeout=60)
     made = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

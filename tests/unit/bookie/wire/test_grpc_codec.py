@@ -73,19 +73,19 @@ def joined(messages: Sequence[pb.EntryBatch]) -> ReadReply:
     return ReadReply(status_from_wire(messages[-1].status), found, messages[-1].detail)
 
 
-def test_wire_statuses_are_the_ports_statuses_below_100() -> None:
+def test_wire_statuses_are_the_statuses_below_100() -> None:
     on_the_wire = {name.removeprefix("STATUS_"): number for name, number in pb.Status.items()}
     assert on_the_wire == {status.name: int(status) for status in WIRE_STATUSES}
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status >= 100])
-def test_what_only_a_client_can_find_out_does_not_travel(status: Status) -> None:
+def test_statuses_that_only_clients_use_are_not_sent(status: Status) -> None:
     with pytest.raises(KeyError):
         ack_to_wire(pb.AddBatch(), AddReply(status))
 
 
 @pytest.mark.parametrize("number", [-1, 13, 99, 100, 101, 102, 2**31 - 1])
-def test_unknown_status_numbers_say_that_something_failed(number: int) -> None:
+def test_unknown_status_numbers_mean_a_failure(number: int) -> None:
     assert status_from_wire(number) is Status.IO_ERROR
 
 
@@ -112,7 +112,7 @@ def test_read_answers_survive_the_wire(found: list[EntryResult], status: Status,
 
 
 @given(st.lists(st.sampled_from([0, 10, CHUNK_BYTES - 1, CHUNK_BYTES, ENTRY_BYTES_MAX]), max_size=6))
-def test_read_answers_are_cut_into_messages_that_fit(sizes: list[int]) -> None:
+def test_read_answers_are_split_into_messages_that_fit(sizes: list[int]) -> None:
     reply = ReadReply(Status.OK, tuple(EntryResult(EntryId(n), Status.OK, bytes(size)) for n, size in enumerate(sizes)))
     messages = list(read_to_wire(reply))
     assert joined(messages) == reply
@@ -124,7 +124,7 @@ def test_a_huge_last_entry_is_answered_in_one_message() -> None:
     assert joined([read_last_to_wire(reply)]) == reply
 
 
-def test_a_packet_beside_an_error_is_not_believed() -> None:
+def test_a_packet_with_an_error_status_is_ignored() -> None:
     message = pb.EntryBatch(entry_ids=[1], packets=[b"stale"])
     message.statuses.append(pb.STATUS_CORRUPT)
     assert entries_from_wire(message) == [EntryResult(EntryId(1), Status.CORRUPT, b"")]
@@ -138,7 +138,7 @@ def test_a_packet_beside_an_error_is_not_believed() -> None:
         pb.EntryBatch(entry_ids=[1, 2], packets=[b"x", b"y"], statuses=[pb.STATUS_OK]),
     ],
 )
-def test_lists_of_different_lengths_are_no_answer(message: pb.EntryBatch) -> None:
+def test_lists_of_different_lengths_are_malformed(message: pb.EntryBatch) -> None:
     with pytest.raises(MalformedAnswerError):
         entries_from_wire(message)
 
@@ -156,7 +156,7 @@ def test_fence_answers_survive_the_wire(status: Status, last: EntryResult | None
     st.one_of(st.none(), ids),
     st.text(max_size=50),
 )
-def test_answers_about_the_lac_survive_the_wire(
+def test_lac_answers_survive_the_round_trip(
     status: Status, explicit: bytes, last: EntryResult | None, beyond: int | None, detail: str
 ) -> None:
     entry = None if beyond is None else EntryResult(EntryId(beyond), Status.OK, b"packet")
@@ -166,19 +166,19 @@ def test_answers_about_the_lac_survive_the_wire(
 
 
 @pytest.mark.parametrize("expected", [None, EntryId(4), EntryId(6)])
-def test_another_entry_than_the_one_waited_for_is_no_answer(expected: EntryId | None) -> None:
+def test_another_entry_than_the_awaited_one_is_malformed(expected: EntryId | None) -> None:
     reply = LacReply(Status.OK, entry=EntryResult(EntryId(5), Status.OK, b"packet"))
     with pytest.raises(MalformedAnswerError):
         lac_from_wire(lac_to_wire(reply), expected)
 
 
-def test_an_entry_that_came_along_is_there_or_the_answer_is_none() -> None:
+def test_a_lac_answer_with_a_damaged_entry_is_malformed() -> None:
     reply = LacReply(Status.OK, entry=EntryResult(EntryId(5), Status.CORRUPT))
     with pytest.raises(MalformedAnswerError):
         lac_from_wire(lac_to_wire(reply), EntryId(5))
 
 
-def test_an_answer_about_the_lac_with_two_of_the_largest_entries_fits_in_one_message() -> None:
+def test_a_lac_answer_with_two_entries_of_the_largest_size_fits_in_one_message() -> None:
     largest = EntryResult(EntryId(5), Status.OK, bytes(ENTRY_BYTES_MAX))
     assert lac_to_wire(LacReply(Status.OK, bytes(64), largest, largest)).ByteSize() < MESSAGE_BYTES_MAX
 
@@ -190,7 +190,7 @@ def test_answers_to_an_explicit_lac_survive_the_wire(status: Status, detail: str
 
 
 @pytest.mark.parametrize("count", [0, 1, 100_000])
-def test_listings_survive_the_wire_whatever_their_size(count: int) -> None:
+def test_listings_of_any_size_survive_the_round_trip(count: int) -> None:
     reply = ListReply(Status.OK, EntryRuns(tuple((n * 3, n * 3 + 1) for n in range(count))), "detail")
     *pieces, last = list_to_wire(reply)
     assert finished(list_from_wire([piece.availability for piece in pieces], last)) == reply
@@ -206,12 +206,12 @@ def test_a_listing_that_is_not_ok_may_have_entries(status: Status, entries: Entr
 
 
 @given(st.lists(ids, unique=True, min_size=1, max_size=6).map(sorted), st.sampled_from(DigestType), st.binary())
-def test_a_request_to_copy_survives_the_wire(entry_ids: list[int], digest_type: DigestType, key: bytes) -> None:
+def test_a_copy_request_survives_the_round_trip(entry_ids: list[int], digest_type: DigestType, key: bytes) -> None:
     copy = Copy(LedgerId(7), [EntryId(n) for n in entry_ids], BookieId("b:1"), key, digest_type, key, "uuid")
     assert copy_from_wire(pb.CopyRequest.FromString(copy_to_wire(copy, "uuid").SerializeToString())) == copy
 
 
-def test_a_digest_of_a_later_version_is_none_that_verifies() -> None:
+def test_an_unknown_digest_type_is_read_as_dummy() -> None:
     message = copy_to_wire(Copy(LedgerId(7), [EntryId(0)], BookieId("b"), b"", DigestType.CRC32), "")
     message.digest = 99  # type: ignore[assignment]
     assert copy_from_wire(message).digest_type is DigestType.DUMMY
@@ -238,12 +238,12 @@ def test_the_answer_to_a_copy_survives_the_wire(source: Status) -> None:
     ],
     ids=["more than asked", "nothing", "not covered", "not asked", "refused and fine", "twice"],
 )
-def test_an_answer_that_is_none_to_the_copy_is_malformed(reply: CopyReply) -> None:
+def test_an_answer_that_does_not_match_the_copy_is_malformed(reply: CopyReply) -> None:
     with pytest.raises(MalformedAnswerError):
         copied_from_wire(copied_to_wire(reply), [EntryId(1), EntryId(2)])
 
 
-def test_a_silence_of_a_later_version_is_a_silence() -> None:
+def test_an_unknown_reason_of_an_unanswered_source_means_unreachable() -> None:
     message = copied_to_wire(CopyReply(Status.OK))
     message.source_silence = 99  # type: ignore[assignment]
     assert copied_from_wire(message, [EntryId(1)]).source is Status.UNREACHABLE

@@ -88,7 +88,7 @@ async def add(transport: MemoryTransport, payload: bytes = b"x", timeout_s: floa
     return (await transport.add(BOOKIE, AddBatch(LedgerId(1), b"", [payload]), timeout_s)).status
 
 
-async def test_the_incarnation_travels_with_the_request(transport: MemoryTransport, bookie: RecordingBookie) -> None:
+async def test_the_incarnation_is_sent_with_the_request(transport: MemoryTransport, bookie: RecordingBookie) -> None:
     assert await add(transport) is Status.OK
     assert bookie.incarnations == {"uuid"}
 
@@ -111,7 +111,7 @@ async def test_lost_replies_time_out_with_effect(transport: MemoryTransport, boo
     assert bookie.payloads == [b"x"]
 
 
-async def test_a_cut_breaks_what_is_in_flight_and_nothing_later(
+async def test_a_cut_fails_requests_in_flight_and_no_later_ones(
     transport: MemoryTransport, bookie: RecordingBookie
 ) -> None:
     bookie.may_answer.clear()
@@ -134,7 +134,7 @@ async def test_delays_overlap_and_keep_the_order(transport: MemoryTransport, boo
     assert bookie.payloads == payloads
 
 
-async def test_an_add_that_timed_out_on_its_way_does_not_hold_up_the_next(
+async def test_an_add_that_timed_out_in_flight_does_not_delay_the_next(
     transport: MemoryTransport, bookie: RecordingBookie
 ) -> None:
     transport.faults(BOOKIE).delay_s = 100.0
@@ -146,12 +146,12 @@ async def test_an_add_that_timed_out_on_its_way_does_not_hold_up_the_next(
     assert bookie.payloads == [b"next"]
 
 
-async def test_a_resolver_that_cannot_tell_is_an_answer(transport: MemoryTransport, directory: Directory) -> None:
+async def test_a_failing_resolver_gives_the_status_unresolved(transport: MemoryTransport, directory: Directory) -> None:
     directory.error = TransientError("the store is silent")
     assert await add(transport) is Status.UNRESOLVED
 
 
-async def test_a_pinned_incarnation_goes_before_the_registered_one(
+async def test_a_pinned_incarnation_takes_precedence_over_the_registered_one(
     transport: MemoryTransport, bookie: RecordingBookie
 ) -> None:
     await transport.add(BOOKIE, AddBatch(LedgerId(1), b"", [b"x"], incarnation="pinned"), STATE_S)
@@ -173,7 +173,7 @@ async def test_a_long_poll_ends_with_its_caller(transport: MemoryTransport, book
     assert reply.status is Status.OK
 
 
-async def test_what_was_given_up_while_it_waited_for_its_turn_lets_nobody_overtake(
+async def test_a_request_that_times_out_while_queued_does_not_change_the_order(
     transport: MemoryTransport, bookie: RecordingBookie
 ) -> None:
     transport.faults(BOOKIE).delay_s = 2 * SOON_S
@@ -187,7 +187,9 @@ async def test_what_was_given_up_while_it_waited_for_its_turn_lets_nobody_overta
     assert bookie.payloads == [b"first", b"last"]
 
 
-async def test_cut_calls_end_in_their_order(transport: MemoryTransport, bookie: RecordingBookie) -> None:
+async def test_cut_calls_end_in_the_order_of_their_requests(
+    transport: MemoryTransport, bookie: RecordingBookie
+) -> None:
     bookie.may_answer.clear()
     ended: list[bytes] = []
 

@@ -19,12 +19,12 @@ EACH = one_of_each(LedgerId(1), b"top secret", b"top secret")
 RESULT = EntryResult(EntryId(0), Status.OK, b"entry")
 
 
-def test_no_kind_is_forgotten() -> None:
+def test_every_kind_of_request_is_covered() -> None:
     assert set(get_args(AnyRequest)) == set(OPERATION_OF) == {type(request) for request in EACH} == KINDS
 
 
 @pytest.mark.parametrize("request_", EACH, ids=repr)
-def test_a_failed_reply_is_of_the_kind_that_the_request_promises(request_: Request[Reply]) -> None:
+def test_a_failed_reply_has_the_type_for_its_request(request_: Request[Reply]) -> None:
     [promised] = get_args(type(request_).__orig_bases__[0])  # type: ignore[attr-defined]
     reply = request_.failed(Status.TIMEOUT, detail="late")
     assert type(reply) is promised
@@ -45,7 +45,7 @@ def test_equal_requests_are_equal() -> None:
     assert WriteLac(LedgerId(1), b"k", b"lac") != WriteLac(LedgerId(2), b"k", b"lac")
 
 
-def test_a_read_that_failed_keeps_what_came_before() -> None:
+def test_a_failed_read_keeps_the_results_before_the_failure() -> None:
     failed = Read(LedgerId(1), [EntryId(0), EntryId(1)]).failed(Status.TIMEOUT, detail="late")
     assert with_results(failed, [RESULT]) == ReadReply(Status.TIMEOUT, (RESULT,), "late")
     whole = ReadReply(Status.OK, (RESULT, RESULT))

@@ -69,14 +69,14 @@ async def test_each_bookie_is_reached_over_the_protocol_that_it_speaks() -> None
     assert (await way.add(APACHES)).detail == "apache"
 
 
-async def test_a_way_that_was_found_is_not_looked_for_again() -> None:
+async def test_a_known_protocol_is_not_looked_up_again() -> None:
     way = Way(apache="bookie-rpc")
     await way.add(APACHES)
     way.addresses.gate.clear()
     assert (await way.add(APACHES)).detail == "apache"
 
 
-async def test_a_bookie_that_changes_its_protocol_is_found_again() -> None:
+async def test_a_changed_protocol_of_a_bookie_is_detected() -> None:
     way = Way(apache="bookie-rpc")
     await way.add(APACHES)
     way.addresses.protocols["apache"] = "bookie-grpc"
@@ -85,7 +85,7 @@ async def test_a_bookie_that_changes_its_protocol_is_found_again() -> None:
     assert (await way.add(APACHES)).detail == "grpc"
 
 
-async def test_adds_keep_their_order_while_the_way_is_looked_for() -> None:
+async def test_adds_keep_their_order_during_the_lookup() -> None:
     way = Way(apache="bookie-rpc")
     way.addresses.gate.clear()
     batches = [AddBatch(LEDGER, b"key", [b"%d" % number]) for number in range(10)]
@@ -119,7 +119,7 @@ async def test_a_bookie_without_an_address_is_unresolved_for_every_request(error
         await transport.close()
 
 
-async def test_a_closed_transport_answers_nobody() -> None:
+async def test_a_closed_transport_reaches_no_bookie() -> None:
     transport = open_transport(Addresses(apache="bookie-rpc", ours="bookie-grpc"))
     await transport.close()
     assert [(await transport.ask(bookie, Info(), 1)).status for bookie in (OURS, APACHES)] == [Status.UNREACHABLE] * 2

@@ -24,7 +24,7 @@ class _Registered:
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64])
 @pytest.mark.parametrize("protocol", [GRPC_PROTOCOL, APACHE_PROTOCOL])
-async def test_a_bookie_without_a_usable_name_is_unreachable(host: str, protocol: str) -> None:
+async def test_a_bookie_without_a_usable_host_name_is_unreachable(host: str, protocol: str) -> None:
     registered = _Registered(host, protocol)
     transport = (
         GrpcTransport(registered, is_plaintext=True) if protocol == GRPC_PROTOCOL else ApacheTransport(registered)

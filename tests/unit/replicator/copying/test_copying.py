@@ -132,7 +132,7 @@ async def scene(
 
 @pytest.mark.parametrize("digest_type", DigestType)
 @in_virtual_time
-async def test_the_target_gets_exactly_the_position_s_entries_byte_for_byte(digest_type: DigestType) -> None:
+async def test_the_target_receives_exactly_the_entries_of_its_position_byte_for_byte(digest_type: DigestType) -> None:
     async with scene(count=3000, digest_type=digest_type) as at:
         outcome = await at.copy()
         assert outcome.is_complete
@@ -142,7 +142,7 @@ async def test_the_target_gets_exactly_the_position_s_entries_byte_for_byte(dige
 
 
 @in_virtual_time
-async def test_only_what_the_target_does_not_hold_is_copied() -> None:
+async def test_only_entries_missing_on_the_target_are_copied() -> None:
     async with scene() as at:
         held = EntryRuns.of_runs([(-5, -2), (3, 3), (10, 39), (41, 41), (95, 120), (200, 300)])
         outcome = await at.copy(held)
@@ -153,7 +153,7 @@ async def test_only_what_the_target_does_not_hold_is_copied() -> None:
 
 
 @in_virtual_time
-async def test_what_is_held_costs_no_time_for_each_entry() -> None:
+async def test_entries_that_the_target_holds_take_no_time_each() -> None:
     async with scene() as at:
         everything_else = EntryRuns(((0, 1 << 50), ((1 << 50) + 3, 1 << 60)))
         at.step = replace(at.step, last=EntryId(1 << 60))
@@ -161,7 +161,7 @@ async def test_what_is_held_costs_no_time_for_each_entry() -> None:
 
 
 @in_virtual_time
-async def test_a_fenced_target_takes_copies() -> None:
+async def test_a_fenced_target_accepts_copies() -> None:
     async with scene() as at:
         await at.bookies.nodes[at.step.target].storage.fence(LEDGER, master_key(PASSWORD))
         assert (await at.copy()).is_complete
@@ -169,14 +169,14 @@ async def test_a_fenced_target_takes_copies() -> None:
 
 
 @in_virtual_time
-async def test_the_lost_bookie_is_never_asked() -> None:
+async def test_the_lost_bookie_is_never_read() -> None:
     async with scene() as at:
         await at.copy()
         assert at.bookies["b"].reads == []
 
 
 @in_virtual_time
-async def test_load_is_spread_over_the_holders() -> None:
+async def test_load_is_distributed_over_the_holders() -> None:
     async with scene(members="a b c", quorum=3, count=20_000) as at:
         assert (await at.copy()).is_complete
         read = {name: sum(map(len, at.bookies[name].reads)) for name in "ac"}
@@ -188,7 +188,7 @@ async def test_load_is_spread_over_the_holders() -> None:
     "status", [Status.NO_ENTRY, Status.CORRUPT, Status.LIMBO, Status.IO_ERROR, Status.TOO_MANY_REQUESTS]
 )
 @in_virtual_time
-async def test_the_next_holder_helps_out_when_one_cannot(status: Status) -> None:
+async def test_the_next_holder_is_read_when_one_fails(status: Status) -> None:
     async with scene() as at:
         for name in "ac":
             at.bookies[name].results = {EntryId(i): answers(status) for i in range(0, 100, 2 if name == "a" else 7)}
@@ -199,7 +199,7 @@ async def test_the_next_holder_helps_out_when_one_cannot(status: Status) -> None
 
 
 @in_virtual_time
-async def test_a_corrupt_copy_is_passed_over_and_reported() -> None:
+async def test_a_corrupt_copy_is_skipped_and_reported() -> None:
     async with scene(members="a b c", quorum=3) as at:
         for name in "ac":
             at.bookies[name].results[EntryId(0 if name == "a" else 50)] = flipped
@@ -212,7 +212,7 @@ async def test_a_corrupt_copy_is_passed_over_and_reported() -> None:
 
 
 @in_virtual_time
-async def test_another_entry_than_asked_for_is_corrupt() -> None:
+async def test_another_entry_than_requested_is_corrupt() -> None:
     async with scene(members="a b c", quorum=3) as at:
         for name in "ac":
             at.bookies[name].results[EntryId(5)] = lambda result: EntryResult(
@@ -226,7 +226,7 @@ async def test_another_entry_than_asked_for_is_corrupt() -> None:
 
 
 @in_virtual_time
-async def test_an_entry_that_no_holder_has_is_evidence_and_not_retried() -> None:
+async def test_an_entry_missing_on_every_holder_is_evidence_and_not_retried() -> None:
     async with scene() as at:
         for name in "acde":
             at.bookies[name].results[EntryId(5)] = answers(Status.NO_ENTRY if name != "c" else Status.CORRUPT)
@@ -243,7 +243,7 @@ async def test_an_entry_that_no_holder_has_is_evidence_and_not_retried() -> None
 
 
 @in_virtual_time
-async def test_silence_is_not_absence() -> None:
+async def test_no_answer_is_not_absence() -> None:
     async with scene(members="a b c", quorum=3) as at:
         at.bookies.hang_up("a")
         at.bookies["c"].results[EntryId(7)] = answers(Status.NO_ENTRY)
@@ -254,7 +254,7 @@ async def test_silence_is_not_absence() -> None:
 
 
 @in_virtual_time
-async def test_an_answer_without_any_result_is_not_absence() -> None:
+async def test_an_answer_without_results_is_not_absence() -> None:
     async with scene(members="a b c", quorum=3) as at:
         at.bookies["a"].read_status = Status.OK
         at.bookies["c"].results[EntryId(7)] = answers(Status.NO_ENTRY)
@@ -270,7 +270,7 @@ async def test_an_answer_without_any_result_is_not_absence() -> None:
 
 
 @in_virtual_time
-async def test_a_holder_that_was_unreachable_for_a_moment_is_asked_again() -> None:
+async def test_a_holder_that_was_briefly_unavailable_is_retried() -> None:
     async with scene(members="a b", quorum=2) as at:
         at.bookies["a"].read_status = Status.TOO_MANY_REQUESTS
 
@@ -287,7 +287,7 @@ async def test_a_holder_that_was_unreachable_for_a_moment_is_asked_again() -> No
 
 
 @in_virtual_time
-async def test_an_unreachable_holder_costs_one_deadline_and_not_one_per_chunk() -> None:
+async def test_an_unreachable_holder_costs_one_timeout_and_not_one_per_chunk() -> None:
     async with scene(members="a b c", quorum=3, count=30_000) as at:
         at.bookies.transport.faults(BookieId("a")).is_request_lost = True
         started_s = at.bookies.clock.monotonic_s()
@@ -305,7 +305,7 @@ def speculative(at: Scene, budget: ByteBudget) -> EntrySource:
 
 
 @in_virtual_time
-async def test_a_slow_holder_costs_seconds_and_not_its_deadline() -> None:
+async def test_a_slow_holder_costs_seconds_and_not_its_whole_deadline() -> None:
     async with scene(members="a b c", quorum=3, count=100) as at:
         at.bookies.transport.faults(BookieId("a")).delay_s = 14.0
         started_s = at.bookies.clock.monotonic_s()
@@ -317,7 +317,7 @@ async def test_a_slow_holder_costs_seconds_and_not_its_deadline() -> None:
 
 @pytest.mark.parametrize("has_room", [True, False])
 @in_virtual_time
-async def test_a_speculative_read_needs_room_in_the_budget(has_room: bool) -> None:
+async def test_a_speculative_read_needs_space_in_the_budget(has_room: bool) -> None:
     async with scene(members="a b c", quorum=3, count=10) as at:
         at.bookies.transport.faults(BookieId("a")).delay_s = 10.0
         source = speculative(at, ByteBudget(64 * MIB if has_room else 100))
@@ -328,7 +328,7 @@ async def test_a_speculative_read_needs_room_in_the_budget(has_room: bool) -> No
 
 
 @in_virtual_time
-async def test_a_damaged_copy_that_a_holder_shows_in_place_of_a_slow_one_is_reported() -> None:
+async def test_a_damaged_copy_found_by_a_speculative_read_is_reported() -> None:
     async with scene(members="a b c d", quorum=4, count=10) as at:
         at.bookies.transport.faults(BookieId("a")).delay_s = 10.0
         at.bookies["c"].results = {EntryId(3): flipped}
@@ -339,7 +339,7 @@ async def test_a_damaged_copy_that_a_holder_shows_in_place_of_a_slow_one_is_repo
 
 
 @in_virtual_time
-async def test_what_no_other_holder_serves_is_waited_for() -> None:
+async def test_the_copy_waits_for_entries_that_no_other_holder_serves() -> None:
     async with scene(members="a b c", quorum=3, count=10) as at:
         at.bookies.transport.faults(BookieId("a")).delay_s = 10.0
         at.bookies["c"].results = {EntryId(3): answers(Status.NO_ENTRY)}
@@ -354,7 +354,7 @@ async def test_what_no_other_holder_serves_is_waited_for() -> None:
     "replies", [[Status.TOO_MANY_REQUESTS] * 5, [Status.TIMEOUT], [Status.UNREACHABLE, Status.UNREACHABLE]]
 )
 @in_virtual_time
-async def test_a_busy_target_is_offered_the_batch_again(replies: list[Status]) -> None:
+async def test_a_batch_is_sent_to_a_busy_target_again(replies: list[Status]) -> None:
     async with scene() as at:
         at.bookies["t"].add_replies = list(replies)
         assert (await at.copy()).is_complete
@@ -381,7 +381,7 @@ async def test_an_unreachable_target_ends_the_copy() -> None:
 
 
 @in_virtual_time
-async def test_a_copy_that_may_not_continue_stops_between_chunks() -> None:
+async def test_a_copy_that_must_stop_does_so_between_chunks() -> None:
     async with scene(members="a b c", quorum=3, count=20_000) as at:
         asked = 0
 
@@ -448,7 +448,7 @@ async def test_a_copy_that_must_stop_while_it_waits_for_the_rate_sends_nothing_a
 
 
 @in_virtual_time
-async def test_an_error_of_the_store_comes_out_as_it_is() -> None:
+async def test_a_store_error_is_raised_unchanged() -> None:
     async with scene() as at:
 
         async def may_continue() -> bool:
@@ -460,7 +460,7 @@ async def test_an_error_of_the_store_comes_out_as_it_is() -> None:
 
 
 @in_virtual_time
-async def test_what_the_target_has_is_not_copied_again() -> None:
+async def test_entries_on_the_target_are_not_copied_again() -> None:
     async with scene() as at:
         mine = sorted(at.expected())
         await at.bookies.put("t", LEDGER, [at.packets[i] for i in mine[:40]])
@@ -471,7 +471,7 @@ async def test_what_the_target_has_is_not_copied_again() -> None:
 
 
 @in_virtual_time
-async def test_large_entries_travel_in_bounded_batches() -> None:
+async def test_large_entries_are_sent_in_bounded_batches() -> None:
     async with scene(members="a b c", quorum=3, count=40, payload_bytes=700_000, length=40) as at:
         assert (await at.copy()).is_complete  # the metadata's length may be too small after Apache's recovery
         assert await at.on_target() == at.packets
@@ -481,7 +481,7 @@ async def test_large_entries_travel_in_bounded_batches() -> None:
 
 @pytest.mark.parametrize("bad", [None, 0, 12, 39])
 @in_virtual_time
-async def test_large_entries_are_all_read_back(bad: int | None) -> None:
+async def test_all_large_entries_are_read_back(bad: int | None) -> None:
     async with scene(members="a b c", quorum=3, count=40, payload_bytes=700_000) as at:
         if bad is not None:
             at.bookies["a"].results[EntryId(bad)] = answers(Status.NO_ENTRY)
@@ -499,7 +499,7 @@ async def test_the_throttle_bounds_the_bytes_sent() -> None:
 
 
 @in_virtual_time
-async def test_nothing_is_left_of_the_budget_after_a_copy() -> None:
+async def test_the_whole_budget_is_released_after_a_copy() -> None:
     async with scene(count=3000) as at:
         await at.copy()
         assert at.copier.budget.held_bytes == 0
@@ -530,7 +530,7 @@ async def test_without_a_digest_the_majority_decides() -> None:
 
 
 @in_virtual_time
-async def test_without_a_digest_copies_that_differ_without_a_witness_count_for_nothing() -> None:
+async def test_without_a_digest_differing_copies_without_a_majority_are_not_used() -> None:
     outcome, stored, _ = await dummy_outcome({"a": None, "d": Status.NO_ENTRY})
     assert outcome.is_hopeless
     assert 3 not in stored
@@ -538,14 +538,14 @@ async def test_without_a_digest_copies_that_differ_without_a_witness_count_for_n
 
 
 @in_virtual_time
-async def test_without_a_digest_a_single_copy_is_taken() -> None:
+async def test_without_a_digest_a_single_copy_is_used() -> None:
     outcome, stored, at = await dummy_outcome({"a": Status.NO_ENTRY, "d": Status.NO_ENTRY})
     assert outcome.is_complete
     assert stored == at.packets
 
 
 @in_virtual_time
-async def test_without_a_digest_no_copy_is_taken_before_another_one_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_digest_no_copy_is_used_before_another_one_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second holder serves a few entries at a time, and the first one has an altered copy of a later entry."""
     async with scene(members="a b c d", quorum=4, count=10, digest_type=DigestType.DUMMY) as at:
         at.bookies["a"].results[EntryId(7)] = flipped
@@ -569,7 +569,7 @@ async def test_without_a_digest_no_copy_is_taken_before_another_one_was_read(mon
 
 
 @in_virtual_time
-async def test_copies_that_differ_in_the_lac_field_alone_are_the_same() -> None:
+async def test_copies_that_differ_only_in_the_lac_field_are_equal() -> None:
     def recovered(result: EntryResult) -> EntryResult:
         packet = bytearray(result.packet)
         packet[16:24] = (99).to_bytes(8, "big")
@@ -595,7 +595,7 @@ def test_the_text_of_an_unreadable_entry_contains_all_answers() -> None:
 
 
 @in_virtual_time
-async def test_the_rate_holds_for_batches_that_are_offered_again() -> None:
+async def test_repeated_batches_count_against_the_rate() -> None:
     async with scene(members="a b c", quorum=3, count=400, payload_bytes=1000, bytes_per_second=100_000) as at:
         at.bookies["t"].add_replies = [Status.TOO_MANY_REQUESTS] * 5
         started_s = at.bookies.clock.monotonic_s()
@@ -607,7 +607,7 @@ async def test_the_rate_holds_for_batches_that_are_offered_again() -> None:
 
 
 @in_virtual_time
-async def test_the_rate_holds_for_reads_that_lead_to_no_copy() -> None:
+async def test_reads_that_lead_to_no_copy_count_against_the_rate() -> None:
     async with scene(members="a b", quorum=2, count=400, payload_bytes=1000, bytes_per_second=100_000) as at:
         at.bookies["t"].add_replies = [Status.IO_ERROR] * 3
         started_s = at.bookies.clock.monotonic_s()
@@ -620,7 +620,7 @@ async def test_the_rate_holds_for_reads_that_lead_to_no_copy() -> None:
 
 
 @in_virtual_time
-async def test_a_target_that_stays_busy_ends_the_copy_after_a_minute() -> None:
+async def test_a_target_that_stays_busy_for_a_minute_ends_the_copy() -> None:
     async with scene(members="a b c", quorum=3, count=5000, payload_bytes=1000) as at:
         at.bookies["t"].add_replies = [Status.TOO_MANY_REQUESTS] * 1000
         started_s = at.bookies.clock.monotonic_s()
@@ -632,7 +632,7 @@ async def test_a_target_that_stays_busy_ends_the_copy_after_a_minute() -> None:
 
 
 @in_virtual_time
-async def test_a_copy_that_must_stop_does_not_wait_for_a_busy_target_and_does_not_blame_it() -> None:
+async def test_a_copy_that_must_stop_does_not_wait_for_a_busy_target_or_report_it_as_failed() -> None:
     async with scene(members="a b c", quorum=3) as at:
         at.bookies["t"].add_replies = [Status.TOO_MANY_REQUESTS] * 1000
         stop_s = at.bookies.clock.monotonic_s() + 3
@@ -665,7 +665,7 @@ async def test_progress_ends_before_the_first_entry_that_is_not_stored() -> None
         assert [end for end, _ in noted] == sorted(end for end, _ in noted)
 
 
-async def test_lanes_wait_for_a_chunk_that_keeps_the_progress_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lanes_wait_for_a_chunk_that_blocks_the_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiver, "AHEAD_BYTES_MAX", MIB)
     async with scene(members="a b c", quorum=3, count=9000, payload_bytes=1000) as at:
         silent = {EntryId(10): answers(Status.TIMEOUT)}
@@ -688,7 +688,7 @@ async def test_lanes_wait_for_a_chunk_that_keeps_the_progress_back(monkeypatch: 
 
 
 @in_virtual_time
-async def test_the_bound_of_an_answer_is_that_of_a_small_ledger() -> None:
+async def test_the_size_limit_of_an_answer_is_that_of_a_small_ledger() -> None:
     digest = digest_for(DigestType.CRC32C, b"")
     transport = Bookies().transport
     small, unknown = (EntrySource(transport, LedgerId(1), digest, length) for length in (1000, None))
@@ -697,7 +697,7 @@ async def test_the_bound_of_an_answer_is_that_of_a_small_ledger() -> None:
 
 
 @in_virtual_time
-async def test_reads_of_small_ledgers_may_share_a_call_and_no_others() -> None:
+async def test_only_reads_of_small_ledgers_may_share_a_call() -> None:
     asked: list[bool] = []
 
     class Recording(MemoryTransport):

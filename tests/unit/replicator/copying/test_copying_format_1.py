@@ -26,7 +26,7 @@ async def lost_a_bookie(world: RepairWorld, digest_type: DigestType) -> Mapping[
 
 
 @in_virtual_time
-async def test_copies_are_verified_by_the_digest_that_the_format_stands_for() -> None:
+async def test_copies_are_verified_by_the_digest_that_the_format_implies() -> None:
     async with a_world("a b c t") as world:
         packets = await lost_a_bookie(world, DigestType.CRC32)
         world.bookies["a"].results[EntryId(3)] = flipped
@@ -39,7 +39,7 @@ async def test_copies_are_verified_by_the_digest_that_the_format_stands_for() ->
 
 
 @in_virtual_time
-async def test_copies_of_another_digest_are_not_copied_and_accuse_no_bookie() -> None:
+async def test_copies_with_another_digest_are_not_copied_and_do_not_count_as_corrupt() -> None:
     async with a_world("a b c t") as world:
         await lost_a_bookie(world, DigestType.HMAC)
         before = await world.metadata(LEDGER)

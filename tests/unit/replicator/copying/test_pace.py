@@ -46,7 +46,7 @@ async def sent_in(pace: Pace, seconds: float, *bookies: BookieId, rank: int = OT
     return total
 
 
-def test_the_shares_of_all_workers_together_are_within_the_limits() -> None:
+def test_the_shares_of_all_workers_add_up_to_no_more_than_the_limits() -> None:
     for workers in (1, 3, 7, 400):
         share = share_of(LIMITS, workers)
         assert share.bytes_per_second * workers <= LIMITS.bytes_per_second
@@ -56,7 +56,7 @@ def test_the_shares_of_all_workers_together_are_within_the_limits() -> None:
         assert share.critical_bytes_per_second * workers <= LIMITS.critical_bytes_per_second
 
 
-def test_no_limit_stays_no_limit_and_a_small_one_never_stops_a_worker() -> None:
+def test_no_limit_stays_unlimited_and_a_small_one_never_stops_a_worker() -> None:
     assert share_of(CopyLimits(), 9) == UNLIMITED
     assert share_of(CopyLimits(bytes_per_second=5), 400).bytes_per_second == 1
 
@@ -71,7 +71,7 @@ def test_no_limit_stays_no_limit_and_a_small_one_never_stops_a_worker() -> None:
     ids=["bytes", "requests", "bytes to each of two bookies"],
 )
 @in_virtual_time
-async def test_each_limit_holds(rates: Rates, most_bytes: int) -> None:
+async def test_each_limit_is_enforced(rates: Rates, most_bytes: int) -> None:
     pace = Pace(VirtualClock())
     pace.set_share(rates)
     sent = await sent_in(pace, 20, A, B)
@@ -79,7 +79,7 @@ async def test_each_limit_holds(rates: Rates, most_bytes: int) -> None:
 
 
 @in_virtual_time
-async def test_reads_from_a_bookie_have_a_limit_of_their_own_and_count_by_their_true_size() -> None:
+async def test_reads_from_a_bookie_have_a_separate_limit_and_count_by_their_actual_size() -> None:
     pace, clock = Pace(VirtualClock()), VirtualClock()
     pace.set_share(Rates(bookie_out_bytes_per_second=2 * MIB))
     begun_s = clock.monotonic_s()
@@ -94,7 +94,7 @@ async def test_reads_from_a_bookie_have_a_limit_of_their_own_and_count_by_their_
 
 
 @in_virtual_time
-async def test_the_smaller_of_the_own_rate_and_the_share_holds() -> None:
+async def test_the_smaller_of_the_workers_own_rate_and_its_share_applies() -> None:
     pace = Pace(VirtualClock(), MIB)
     assert pace.bytes_per_second == MIB
     pace.set_share(Rates(bytes_per_second=4 * MIB))
@@ -106,7 +106,7 @@ async def test_the_smaller_of_the_own_rate_and_the_share_holds() -> None:
 
 
 @in_virtual_time
-async def test_critical_copies_have_a_floor_that_the_others_give_way_to() -> None:
+async def test_critical_copies_have_a_minimum_rate_before_others() -> None:
     pace = Pace(VirtualClock())
     pace.set_share(Rates(bytes_per_second=2 * MIB, critical_bytes_per_second=MIB))
     critical, others = await asyncio.gather(
@@ -119,7 +119,7 @@ async def test_critical_copies_have_a_floor_that_the_others_give_way_to() -> Non
 @pytest.mark.parametrize("lanes", [1, 16])
 @pytest.mark.parametrize(("general", "floor"), [(1, 10), (4, 4), (10, 1)])
 @in_virtual_time
-async def test_critical_copies_have_the_floor_whatever_the_other_limits_are(
+async def test_critical_copies_have_their_minimum_rate_whatever_the_other_limits_are(
     general: int, floor: int, lanes: int
 ) -> None:
     clock = VirtualClock()
@@ -145,7 +145,7 @@ async def test_critical_copies_have_the_floor_whatever_the_other_limits_are(
 
 
 @in_virtual_time
-async def test_nothing_passes_before_the_share_is_known() -> None:
+async def test_nothing_is_sent_before_the_share_is_known() -> None:
     pace = Pace(VirtualClock())
     pace.close()
     assert await sent_in(pace, 5, A) == 0
@@ -155,7 +155,7 @@ async def test_nothing_passes_before_the_share_is_known() -> None:
 
 @pytest.mark.parametrize("size_bytes", [MIB // 16, 5 * MIB])
 @in_virtual_time
-async def test_the_time_for_the_bytes_of_a_request_makes_no_bookie_slow(size_bytes: int) -> None:
+async def test_the_time_for_the_bytes_of_a_request_does_not_make_a_bookie_slow(size_bytes: int) -> None:
     clock = VirtualClock()
     pace = Pace(clock)
     pace.set_share(share_of(CopyLimits(profile=CopyProfile.CLIENT_FIRST), 1))
@@ -171,7 +171,7 @@ async def test_the_time_for_the_bytes_of_a_request_makes_no_bookie_slow(size_byt
 
 @pytest.mark.parametrize("profile", CopyProfile)
 @in_virtual_time
-async def test_a_slow_bookie_gets_less_as_the_profile_demands(profile: CopyProfile) -> None:
+async def test_a_slow_bookie_gets_less_depending_on_the_profile(profile: CopyProfile) -> None:
     pace = Pace(VirtualClock())
     pace.set_share(share_of(CopyLimits(profile=profile), 1))
     full = await sent_in(pace, 10, A, store_s=0.1)
@@ -183,7 +183,7 @@ async def test_a_slow_bookie_gets_less_as_the_profile_demands(profile: CopyProfi
 
 
 @in_virtual_time
-async def test_a_bookie_that_is_quick_again_gets_everything_again_and_others_never_got_less() -> None:
+async def test_a_bookie_that_is_fast_again_gets_the_full_rate_and_others_always_had_it() -> None:
     pace = Pace(VirtualClock())
     pace.set_share(share_of(CopyLimits(profile=CopyProfile.CLIENT_FIRST), 1))
     await sent_in(pace, 30, A, store_s=0.2)

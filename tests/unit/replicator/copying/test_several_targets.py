@@ -105,7 +105,7 @@ async def scene(
     ("members", "quorum"), [("a B C", 3), ("A b C D", 4), ("a B c D e", 3), ("a B C d e", 3), ("a B c D e f", 2)]
 )
 @in_virtual_time
-async def test_each_entry_is_read_once_and_each_target_gets_exactly_its_position(members: str, quorum: int) -> None:
+async def test_each_entry_is_read_once_and_each_target_receives_exactly_its_position(members: str, quorum: int) -> None:
     async with scene(members, quorum, count=3000) as at:
         outcomes = await at.copy()
         lacking = {entry_id for step in at.steps for entry_id in at.expected(step)}
@@ -118,7 +118,7 @@ async def test_each_entry_is_read_once_and_each_target_gets_exactly_its_position
 
 
 @in_virtual_time
-async def test_what_one_target_has_is_read_for_the_other_one_only() -> None:
+async def test_entries_on_one_target_are_read_for_the_other_target_only() -> None:
     async with scene("a B C", 3) as at:
         outcomes = await at.copy(bt=EntryRuns(((0, 59),)), ct=EntryRuns(((40, 79),)))
         assert set(at.reads()) == {*range(40), *range(60, 100)}
@@ -142,7 +142,7 @@ async def test_a_target_that_refuses_does_not_stop_the_other_one(status: Status)
 
 
 @in_virtual_time
-async def test_nothing_is_read_for_a_target_that_has_refused() -> None:
+async def test_nothing_more_is_read_for_a_target_that_has_refused() -> None:
     async with scene("A b C d e f", 2, count=30_000) as at:
         at.bookies["at"].add_replies = [Status.IO_ERROR] * 1000
         outcomes = await at.copy()
@@ -152,7 +152,7 @@ async def test_nothing_is_read_for_a_target_that_has_refused() -> None:
 
 
 @in_virtual_time
-async def test_a_target_that_stays_busy_costs_the_other_one_a_minute_at_most() -> None:
+async def test_a_target_that_stays_busy_delays_the_other_one_by_a_minute_at_most() -> None:
     async with scene("a B C", 3, count=9000, payload_bytes=1000) as at:
         at.bookies["bt"].add_replies = [Status.TOO_MANY_REQUESTS] * 1000
         started_s = at.bookies.clock.monotonic_s()
@@ -164,7 +164,7 @@ async def test_a_target_that_stays_busy_costs_the_other_one_a_minute_at_most() -
 
 
 @in_virtual_time
-async def test_an_entry_that_no_bookie_serves_ends_the_copies_that_need_it_and_no_other() -> None:
+async def test_an_entry_that_no_bookie_serves_ends_only_the_copies_that_need_it() -> None:
     async with scene("a B c D e", 3, count=3000) as at:
         lacked = next(i for i in at.expected(at.steps[0]) if i > 1500 and i not in set(at.expected(at.steps[1])))
         for name in "ace":
@@ -179,7 +179,7 @@ async def test_an_entry_that_no_bookie_serves_ends_the_copies_that_need_it_and_n
 
 
 @in_virtual_time
-async def test_an_entry_that_both_need_and_no_bookie_serves_is_evidence_for_both() -> None:
+async def test_an_entry_that_no_bookie_serves_is_evidence_for_both_targets_that_need_it() -> None:
     async with scene("a B C", 3) as at:
         at.bookies["a"].results[EntryId(50)] = answers(Status.CORRUPT)
         outcomes = await at.copy()
@@ -193,7 +193,7 @@ async def test_an_entry_that_both_need_and_no_bookie_serves_is_evidence_for_both
 
 
 @in_virtual_time
-async def test_a_missing_answer_is_waited_for_and_is_not_absence_for_any_target() -> None:
+async def test_a_missing_answer_is_retried_and_is_not_absence_for_any_target() -> None:
     async with scene("a B C", 3) as at:
         at.bookies["a"].results[EntryId(50)] = answers(Status.TOO_MANY_REQUESTS)
         outcomes = await at.copy()
@@ -203,7 +203,7 @@ async def test_a_missing_answer_is_waited_for_and_is_not_absence_for_any_target(
 
 
 @in_virtual_time
-async def test_a_member_that_is_filled_in_place_is_asked_last_for_what_it_needs_and_is_no_evidence_for_itself() -> None:
+async def test_a_member_filled_in_place_is_read_last_for_its_missing_entries_and_is_no_own_evidence() -> None:
     async with scene("a B C", 3) as at:
         in_place = replace(at.steps[0], cause=Cause.INCOMPLETE, target=BookieId("b"))
         at.steps = [in_place, replace(at.steps[1], sources=(*names("a b"), None))]
@@ -219,7 +219,7 @@ async def test_a_member_that_is_filled_in_place_is_asked_last_for_what_it_needs_
 
 
 @in_virtual_time
-async def test_a_damaged_copy_is_reported_once_for_all_targets_together() -> None:
+async def test_a_damaged_copy_is_reported_once_for_all_targets() -> None:
     async with scene("a b C D", 4) as at:
         for name in "ab":
             at.bookies[name].results[EntryId(3 if name == "a" else 4)] = flipped
@@ -232,7 +232,7 @@ async def test_a_damaged_copy_is_reported_once_for_all_targets_together() -> Non
 
 
 @in_virtual_time
-async def test_progress_of_a_target_ends_before_the_first_entry_that_it_does_not_have() -> None:
+async def test_progress_of_a_target_ends_before_the_first_entry_that_it_lacks() -> None:
     async with scene("a b C D", 4, count=9000, payload_bytes=1000) as at:
         at.bookies["ct"].add_replies = [Status.OK] * 3 + [Status.IO_ERROR] * 100
         noted: dict[str, list[tuple[int, int]]] = {"ct": [], "dt": []}
@@ -255,7 +255,7 @@ async def test_progress_of_a_target_ends_before_the_first_entry_that_it_does_not
 
 
 @in_virtual_time
-async def test_every_attempt_at_every_target_counts_against_the_rate() -> None:
+async def test_every_attempt_for_every_target_counts_against_the_rate() -> None:
     async with scene("a B C", 3, count=400, payload_bytes=1000, bytes_per_second=100_000) as at:
         at.bookies["bt"].add_replies = [Status.TOO_MANY_REQUESTS] * 5
         started_s = at.bookies.clock.monotonic_s()
@@ -267,7 +267,7 @@ async def test_every_attempt_at_every_target_counts_against_the_rate() -> None:
 
 
 @in_virtual_time
-async def test_memory_is_held_until_the_slower_target_has_acknowledged() -> None:
+async def test_memory_is_held_until_the_slower_target_has_answered() -> None:
     async with scene("a B C", 3, count=10, payload_bytes=1000) as at:
         at.bookies.transport.faults(BookieId("bt")).delay_s = 5.0
         copying = asyncio.ensure_future(at.copy())
@@ -289,7 +289,7 @@ async def test_large_entries_for_several_targets_stay_within_the_budget() -> Non
 
 
 @in_virtual_time
-async def test_a_copy_that_must_stop_stops_for_all_targets() -> None:
+async def test_a_copy_that_must_stop_does_so_for_all_targets() -> None:
     async with scene("a B C", 3, count=20_000) as at:
         asked = 0
 
@@ -319,7 +319,7 @@ def disturb(at: Scene, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 @in_virtual_time
-async def test_whatever_happens_each_outcome_is_true_and_no_progress_passes_a_gap(seed: int) -> None:
+async def test_under_random_faults_each_outcome_is_true_and_no_progress_passes_a_gap(seed: int) -> None:
     rng = random.Random(seed)
     size = rng.randint(3, 6)
     lost = rng.sample(range(size), rng.randint(2, size - 1))

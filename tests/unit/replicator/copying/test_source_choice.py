@@ -22,7 +22,7 @@ def first(turn: int = 0, **known: HolderView) -> str:
     return source_order(names("a b c"), {BookieId(name): view for name, view in known.items()}, turn)[0]
 
 
-def test_among_equals_the_first_holder_changes_from_chunk_to_chunk() -> None:
+def test_equal_holders_take_turns_as_the_first() -> None:
     assert [first(turn) for turn in range(4)] == ["a", "b", "c", "a"]
 
 
@@ -32,14 +32,14 @@ def test_a_bookie_in_the_rack_of_the_target_is_preferred() -> None:
     assert {first(turn, a=far, b=near, c=far) for turn in range(3)} == {"b"}
 
 
-def test_load_decides_before_the_rack_if_it_makes_a_difference() -> None:
+def test_load_decides_before_the_rack_if_it_differs_enough() -> None:
     quick, slow = HolderView(expected_s=0.02, distance=4), HolderView(expected_s=0.2)
     assert {first(turn, a=slow, b=quick, c=quick) for turn in range(3)} == {"b", "c"}
     hardly_slower = HolderView(expected_s=0.9 * QUICK_S)
     assert {first(turn, a=hardly_slower, b=quick, c=quick) for turn in range(3)} == {"a"}
 
 
-def test_a_bookie_that_does_not_answer_comes_last_however_near() -> None:
+def test_an_unresponsive_bookie_comes_last_however_near_it_is() -> None:
     unresponsive = HolderView(Standing.UNRESPONSIVE)
     slow = HolderView(expected_s=10.0, distance=4)
     assert source_order(names("a b"), {A: unresponsive, B: slow}, 0) == [B, A]
@@ -51,7 +51,7 @@ views = st.builds(HolderView, st.sampled_from(Standing), st.floats(0, 100), st.i
 @given(
     st.lists(st.sampled_from(names("a b c d e")), unique=True), st.lists(views, min_size=5, max_size=5), st.integers()
 )
-def test_the_order_has_each_holder_once_and_depends_on_nothing_else(
+def test_the_order_contains_each_holder_once_and_is_deterministic(
     holders: list[BookieId], seen: list[HolderView], turn: int
 ) -> None:
     known = dict(zip(names("a b c d e"), seen, strict=True))
@@ -62,7 +62,7 @@ def test_the_order_has_each_holder_once_and_depends_on_nothing_else(
     assert standings == sorted(standings)
 
 
-def test_the_distance_is_that_to_the_nearest_target() -> None:
+def test_the_distance_to_the_nearest_target_counts() -> None:
     topology = parse_topology('{"a": "/z1/r1", "b": "/z1/r2", "c": "/z2/r1", "t": "/z1/r1", "u": "/z2/r1"}')
     assert [distance(bookie, names("t"), topology.location_of) for bookie in names("a b c")] == [0, 2, 4]
     assert [distance(bookie, names("t u"), topology.location_of) for bookie in names("a b c")] == [0, 2, 0]
@@ -75,7 +75,7 @@ async def read(loads: BookieLoads, bookie: BookieId, seconds: float) -> None:
 
 
 @in_virtual_time
-async def test_the_expected_time_follows_the_last_reads() -> None:
+async def test_the_expected_time_depends_on_the_last_reads() -> None:
     loads = BookieLoads(VirtualClock())
     assert loads.expected_s(A) == ASSUMED_S
     await read(loads, A, 0.2)
@@ -86,7 +86,7 @@ async def test_the_expected_time_follows_the_last_reads() -> None:
 
 
 @in_virtual_time
-async def test_what_is_under_way_comes_first() -> None:
+async def test_reads_in_progress_count_towards_the_expected_time() -> None:
     loads = BookieLoads(VirtualClock())
     with loads.add(A), loads.read(A), loads.read(A):
         assert loads.expected_s(A) == 4 * loads.expected_s(B)
@@ -94,7 +94,7 @@ async def test_what_is_under_way_comes_first() -> None:
 
 
 @in_virtual_time
-async def test_a_read_that_hangs_counts_before_it_ends() -> None:
+async def test_a_hanging_read_counts_before_it_ends() -> None:
     loads = BookieLoads(VirtualClock())
     hanging = asyncio.ensure_future(read(loads, A, 10.0))
     await asyncio.sleep(2.0)
@@ -103,7 +103,7 @@ async def test_a_read_that_hangs_counts_before_it_ends() -> None:
 
 
 @in_virtual_time
-async def test_an_old_time_does_not_count() -> None:
+async def test_an_old_measurement_does_not_count() -> None:
     loads = BookieLoads(VirtualClock())
     await read(loads, A, 5.0)
     await asyncio.sleep(RECENT_S)
@@ -111,7 +111,7 @@ async def test_an_old_time_does_not_count() -> None:
 
 
 @in_virtual_time
-async def test_the_bookies_that_are_kept_have_a_bound() -> None:
+async def test_remembered_bookies_are_bounded() -> None:
     loads = BookieLoads(VirtualClock())
     for number in range(3000):
         await read(loads, BookieId(f"b{number}"), 0.001)

@@ -22,7 +22,7 @@ async def test_an_unlimited_throttle_never_waits() -> None:
     assert clock.now_s == 100.0
 
 
-async def test_the_rate_holds_over_a_long_copy() -> None:
+async def test_the_rate_is_kept_over_a_long_copy() -> None:
     clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, 10 * MIB)
     for _ in range(100):
@@ -30,7 +30,7 @@ async def test_the_rate_holds_over_a_long_copy() -> None:
     assert clock.now_s - 100.0 == pytest.approx(10.0, abs=0.5)
 
 
-async def test_a_request_larger_than_the_bucket_is_paid_for_by_the_next() -> None:
+async def test_a_request_larger_than_the_bucket_delays_the_next_one() -> None:
     clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, MIB)
     await throttle.take(5 * MIB)
@@ -39,7 +39,7 @@ async def test_a_request_larger_than_the_bucket_is_paid_for_by_the_next() -> Non
     assert clock.now_s - 100.0 == pytest.approx(5.0 - BURST_S)
 
 
-async def test_unused_time_is_not_saved_up() -> None:
+async def test_unused_time_is_not_accumulated() -> None:
     clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, MIB)
     await clock.sleep(3600)
@@ -48,7 +48,7 @@ async def test_unused_time_is_not_saved_up() -> None:
     assert clock.now_s - 3700.0 == pytest.approx(9.0 - BURST_S)
 
 
-async def test_a_new_rate_is_felt_by_whoever_waits() -> None:
+async def test_a_new_rate_applies_to_waiters_at_once() -> None:
     clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, 1)
     await throttle.take(MIB)
@@ -61,7 +61,7 @@ async def test_a_new_rate_is_felt_by_whoever_waits() -> None:
 
 
 @pytest.mark.parametrize("rate", [0, 100 * MIB])
-async def test_all_who_wait_under_a_low_rate_go_on_soon_after_it_was_raised(rate: int) -> None:
+async def test_all_waiters_under_a_low_rate_continue_soon_after_it_is_raised(rate: int) -> None:
     clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, 1)
     await throttle.take(MIB)  # a debt of twelve days
@@ -76,7 +76,7 @@ async def test_all_who_wait_under_a_low_rate_go_on_soon_after_it_was_raised(rate
     assert clock.now_s <= raised_s + 1.0
 
 
-async def test_a_rate_after_an_unlimited_time_begins_without_the_old_debt() -> None:
+async def test_a_rate_set_after_an_unlimited_time_starts_without_the_old_debt() -> None:
     clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, 1)
     await throttle.take(MIB)
@@ -90,7 +90,7 @@ async def test_a_rate_after_an_unlimited_time_begins_without_the_old_debt() -> N
     assert clock.now_s == begun_s
 
 
-async def test_a_lower_rate_holds_at_once() -> None:
+async def test_a_lower_rate_applies_at_once() -> None:
     clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, 100 * MIB)
     await throttle.take(MIB)
@@ -125,7 +125,7 @@ def test_a_negative_rate_is_refused() -> None:
     rate=st.integers(MIB // 4, 10 * MIB),
     requests=st.lists(st.tuples(st.integers(1, 2 * MIB), st.floats(0, 3)), min_size=1, max_size=40),
 )
-def test_no_span_of_time_sees_more_than_its_share(rate: int, requests: list[tuple[int, float]]) -> None:
+def test_no_interval_exceeds_the_rate(rate: int, requests: list[tuple[int, float]]) -> None:
     async def run() -> list[tuple[float, int]]:
         clock = ManualClock(100.0, turns=1)
         throttle = Throttle(clock, rate)
@@ -165,7 +165,7 @@ async def test_a_budget_admits_in_order_and_never_more_than_its_limit() -> None:
     assert budget.held_bytes == 0
 
 
-async def test_a_request_above_the_whole_budget_passes_alone() -> None:
+async def test_a_request_above_the_whole_budget_is_admitted_alone() -> None:
     budget = ByteBudget(10)
     async with budget.hold(1000):
         assert budget.held_bytes == 10
@@ -184,7 +184,7 @@ async def test_a_budget_waiter_that_is_cancelled_holds_nothing() -> None:
 
 
 @pytest.mark.parametrize("ranks", [[2, 3, 1, 2, 1]])
-async def test_the_smallest_rank_passes_first(ranks: list[int]) -> None:
+async def test_the_smallest_rank_is_admitted_first(ranks: list[int]) -> None:
     clock = ManualClock(100.0, turns=1)
     throttle, budget = Throttle(clock, MIB), ByteBudget(10)
     await throttle.take(MIB)
@@ -209,7 +209,7 @@ async def test_the_smallest_rank_passes_first(ranks: list[int]) -> None:
     assert [rank for what, rank in passed if what == "memory"] == [0, *sorted(ranks)]
 
 
-async def test_a_waiter_that_is_cancelled_as_its_turn_comes_hands_it_on() -> None:
+async def test_a_waiter_cancelled_when_its_turn_comes_passes_it_on() -> None:
     budget = ByteBudget(10)
     whole, *holds = (budget.hold(size) for size in (10, 5, 5, 5))
     await whole.__aenter__()
@@ -230,7 +230,7 @@ async def test_a_waiter_that_is_cancelled_as_its_turn_comes_hands_it_on() -> Non
         await hold.__aexit__(None, None, None)
 
 
-async def test_a_correction_is_a_debt_of_those_who_come_later() -> None:
+async def test_a_correction_is_charged_to_later_callers() -> None:
     clock = ManualClock(100.0, turns=1)
     throttle = Throttle(clock, MIB)
     await throttle.take(1)

@@ -14,7 +14,7 @@ T, U = names("t u")
 
 
 @in_virtual_time
-async def test_no_bookie_gets_more_than_its_slots() -> None:
+async def test_no_bookie_uses_more_than_its_slots() -> None:
     slots = TransferSlots(3)
     under_way = most = 0
 
@@ -47,7 +47,7 @@ async def test_the_smallest_rank_gets_the_next_slot() -> None:
 
 
 @in_virtual_time
-async def test_a_slot_is_free_when_its_own_target_has_the_chunk() -> None:
+async def test_a_slot_is_released_when_its_own_target_has_the_chunk() -> None:
     slots = TransferSlots(1)
 
     async def chunk() -> None:
@@ -70,7 +70,7 @@ async def test_a_slot_is_free_when_its_own_target_has_the_chunk() -> None:
 
 
 @in_virtual_time
-async def test_chunks_for_several_targets_do_not_wait_for_each_other_for_ever() -> None:
+async def test_chunks_for_several_targets_do_not_deadlock() -> None:
     slots = TransferSlots(1)
 
     async def chunk(*targets: str) -> None:
@@ -83,7 +83,7 @@ async def test_chunks_for_several_targets_do_not_wait_for_each_other_for_ever() 
 
 
 @in_virtual_time
-async def test_a_chunk_that_is_cancelled_while_it_waits_takes_no_slot() -> None:
+async def test_a_chunk_cancelled_while_it_waits_takes_no_slot() -> None:
     slots = TransferSlots(1)
     async with slots.hold([T], 0):
         waiting = asyncio.ensure_future(slots.hold([T, U], 0).__aenter__())

@@ -22,7 +22,7 @@ def test_a_long_reason_is_shortened() -> None:
     assert text == f"a=UNREACHABLE ({'x' * (DETAIL_MAX - 1)}…)"
 
 
-def test_the_text_of_a_fenced_copy_contains_the_cause_and_what_ends_it() -> None:
+def test_the_text_of_a_fenced_copy_contains_the_cause_and_the_remedy() -> None:
     cause = (
         "an Apache bookie refuses a ledger that its collector deleted, until it is restarted or is not asked for 7 days"
     )

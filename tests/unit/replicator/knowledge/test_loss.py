@@ -20,17 +20,17 @@ from tests.worlds.ledgers import make_metadata
         ([0, 3], True),
     ],
 )
-def test_a_member_that_lacks_a_beginning_or_has_a_hole_lost_entries(held: list[int], is_lost: bool) -> None:
+def test_a_member_that_lacks_the_beginning_or_has_a_gap_lost_entries(held: list[int], is_lost: bool) -> None:
     sample = [EntryId(each) for each in range(4)]
     assert shows_loss(sample, EntryRuns.of(held)) is is_lost
 
 
-def test_without_acknowledged_entries_nothing_is_shown() -> None:
+def test_without_acknowledged_entries_no_loss_is_shown() -> None:
     assert not shows_loss([], EntryRuns.of([]))
 
 
 @pytest.mark.parametrize("confirmed", [-1, 0, 5, 99, 10**6])
-def test_a_sample_is_small_and_holds_acknowledged_entries_of_the_member_alone(confirmed: int) -> None:
+def test_a_sample_is_small_and_contains_only_acknowledged_entries_of_the_member(confirmed: int) -> None:
     metadata = make_metadata(*((100 * each, "a b c") for each in range(9)), quorum=(2, 2), last=None)
     sample = acknowledged_sample(metadata, BookieId("b"), EntryId(confirmed))
     assert len(sample) <= 64

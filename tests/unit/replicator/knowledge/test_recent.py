@@ -40,14 +40,14 @@ async def results(reads: Reads, callers: int) -> list[int | BaseException]:
 
 
 @in_virtual_time
-async def test_callers_that_wait_together_share_one_read_begun_after_their_calls() -> None:
+async def test_concurrent_callers_share_one_read_that_starts_after_their_calls() -> None:
     reads = Reads()
     assert await results(reads, 4) == [1, 2, 2, 2]
     assert reads.begun == 2
 
 
 @in_virtual_time
-async def test_no_caller_gets_a_value_from_before_its_call_if_the_read_after_it_fails() -> None:
+async def test_a_failed_read_does_not_return_an_earlier_value_to_any_caller() -> None:
     first, second, *others = await results(Reads(2), 4)
     assert first == 1
     assert isinstance(second, StoreUnavailableError)

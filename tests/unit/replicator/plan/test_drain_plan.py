@@ -40,7 +40,7 @@ def reasons(result: Plan) -> list[tuple[int, int, ParkReason]]:
     return [(b.fragment_index, b.position, b.reason) for b in result.blocked]
 
 
-def test_a_drained_member_is_a_source_and_its_position_goes_to_a_bookie_outside() -> None:
+def test_a_drained_member_is_a_source_and_its_position_moves_to_another_bookie() -> None:
     result = plan(ledger((0, "a b c"), last=9), bookies("a c d", "b"))
     a, b, c, d = names("a b c d")
     (step,) = result.steps
@@ -65,32 +65,32 @@ def test_the_only_copy_is_read_from_the_drained_bookie() -> None:
     assert step.holders(0) == names("a")
 
 
-def test_a_draining_bookie_is_no_target() -> None:
+def test_a_draining_bookie_is_not_a_target() -> None:
     result = plan(ledger((0, "a b"), last=9), bookies("a", "b c"))
     assert reasons(result) == [(0, 1, ParkReason.NO_CANDIDATE_BOOKIE)]
 
 
-def test_a_drained_bookie_that_is_not_registered_is_replaced_as_lost() -> None:
+def test_an_unregistered_drained_bookie_is_replaced_as_lost() -> None:
     gone = Bookies(name_set("a c"), frozenset()).with_draining(name_set("b"))
     (step,) = plan(ledger((0, "a b"), last=9), gone).steps
     assert isinstance(step, CopyPosition)
     assert (step.cause, step.sources) == (Cause.UNREGISTERED, (BookieId("a"), None))
 
 
-def test_a_fragment_without_entries_changes_in_metadata_alone() -> None:
+def test_only_metadata_is_changed_for_a_fragment_without_entries() -> None:
     (step,) = plan(ledger((0, "a b"), last=-1), bookies("a c", "b")).steps
     b, c = names("b c")
     assert step == SwapMember(fragment_index=0, position=1, old=b, target=c)
 
 
-def test_what_a_writer_may_still_write_to_is_left_to_it() -> None:
+def test_fragments_that_a_writer_may_still_write_to_are_not_moved() -> None:
     of = ledger((0, "a b"), (10, "a b"), (20, "a b"))
     result = plan(of, bookies("a c", "b"))
     assert [step.fragment_index for step in result.steps] == [0]
     assert reasons(result) == [(1, 1, ParkReason.OPEN_LEDGER), (2, 1, ParkReason.OPEN_LEDGER)]
 
 
-def test_the_fragment_before_the_last_moves_once_the_tail_is_written() -> None:
+def test_the_fragment_before_the_last_is_moved_once_the_tail_is_written() -> None:
     of = ledger((0, "a b"), (10, "a c"))
     registered = bookies("a c d", "b")
     assert needs_tail_evidence(of.metadata, registered)
@@ -111,7 +111,7 @@ def test_a_recovery_that_was_begun_is_finished_for_a_drain() -> None:
     st.sets(st.sampled_from("abcdefg")),
     st.booleans(),
 )
-def test_only_lost_and_draining_members_are_replaced_and_never_by_a_draining_bookie(
+def test_only_lost_and_draining_members_are_replaced_and_never_by_draining_bookies(
     orders: list[list[str]], size: int, registered: set[str], drained: set[str], is_closed: bool
 ) -> None:
     parts = tuple(Fragment(EntryId(10 * i), tuple(map(BookieId, order[:size]))) for i, order in enumerate(orders))

@@ -54,7 +54,7 @@ def after(plan: Plan, index: int = 0) -> tuple[BookieId, ...]:
     return tuple(members)
 
 
-def test_one_of_two_members_in_a_rack_is_replaced_in_its_position_and_is_a_source() -> None:
+def test_one_of_two_members_in_a_rack_is_replaced_and_is_a_source() -> None:
     (step,) = plan_moves(closed("a1 a2", 2), writable("a1 a2 a3 b1"), placement()).steps
     assert isinstance(step, CopyPosition)
     assert (step.target, step.cause, step.sources) == ("b1", Cause.MISPLACED, names("a1 a2"))
@@ -63,7 +63,7 @@ def test_one_of_two_members_in_a_rack_is_replaced_in_its_position_and_is_a_sourc
     assert not step.is_of_lost_bookie
 
 
-def test_a_move_that_makes_its_fragment_worse_without_the_others_is_not_installed() -> None:
+def test_a_move_that_makes_its_fragment_worse_without_other_moves_is_not_installed() -> None:
     """R57: some of the members that are moved together may not have been copied."""
     metadata, judge = closed("a1 a2 b1", 3).metadata, placement().judge()
     to_b = CopiedStep(
@@ -79,7 +79,7 @@ def test_a_move_that_makes_its_fragment_worse_without_the_others_is_not_installe
     assert without_worse_moves(metadata, [lost], judge) == [lost], "a lost copy is replaced in any case"
 
 
-def test_a_plan_with_enough_steps_is_partial_and_the_next_one_continues() -> None:
+def test_a_plan_at_its_step_limit_is_partial_and_the_next_one_continues() -> None:
     fragments = [(number, "a1 a2") for number in range(4)]
     ledger = versioned(make_metadata(*fragments, quorum=(2, 2), last=9))
     bookies = writable("a1 a2 b1")
@@ -91,11 +91,11 @@ def test_a_plan_with_enough_steps_is_partial_and_the_next_one_continues() -> Non
     assert (rest.is_partial, [step.fragment_index for step in rest.steps]) == (False, [3])
 
 
-def test_nothing_is_planned_for_an_ensemble_that_adheres() -> None:
+def test_nothing_is_planned_for_an_ensemble_that_meets_the_policy() -> None:
     assert plan_moves(closed("a1 b1", 2), writable("a1 b1 c1"), placement()).is_nothing_missing
 
 
-def test_a_policy_beyond_the_topology_is_met_by_all_its_racks_unless_it_is_strict() -> None:
+def test_a_policy_with_more_racks_than_exist_is_met_by_all_racks_unless_it_is_strict() -> None:
     ledger, bookies = closed("a1 a2 b1", 3), writable("a1 a2 b1 b2")
     racks = {"a1": "/a", "a2": "/a", "b1": "/b", "b2": "/b"}
     assert plan_moves(ledger, bookies, placement(PlacementPolicy(min_racks=3), racks)).is_nothing_missing
@@ -103,14 +103,14 @@ def test_a_policy_beyond_the_topology_is_met_by_all_its_racks_unless_it_is_stric
     assert blocked.reason is ParkReason.MISPLACED
 
 
-def test_a_strict_policy_is_brought_nearer_although_it_cannot_be_met() -> None:
+def test_a_strict_policy_is_approached_even_if_it_cannot_be_met() -> None:
     policy = PlacementPolicy(min_racks=3, is_strict=True)
     plan = plan_moves(closed("a1 a2 a3", 3), writable("a1 a2 a3 b1"), placement(policy))
     assert [step.target for step in plan.steps] == ["b1"]
     assert [block.reason for block in plan.blocked] == [ParkReason.MISPLACED]
 
 
-def test_a_position_without_entries_changes_in_metadata_alone() -> None:
+def test_only_metadata_is_changed_for_a_position_without_entries() -> None:
     ledger = versioned(make_metadata((0, "a1 b1 b2"), quorum=(2, 2), last=0))
     plan = plan_moves(ledger, Bookies(name_set("c1"), name_set("a1 b1 b2")), placement())
     assert len(plan.steps) == 1
@@ -119,14 +119,14 @@ def test_a_position_without_entries_changes_in_metadata_alone() -> None:
         assert step.cause is Cause.MISPLACED
 
 
-def test_an_empty_fragment_is_passed_over() -> None:
+def test_an_empty_fragment_is_skipped() -> None:
     assert plan_moves(closed("a1 a2", 2, last=-1), writable("a1 a2 b1"), placement()).is_nothing_missing
     beyond = versioned(make_metadata((0, "a1 b1"), (10, "a1 a2"), quorum=(2, 2), last=9))
     assert plan_moves(beyond, writable("a1 a2 b1"), placement()).is_nothing_missing
     assert is_adhering(beyond.metadata, placement().judge())
 
 
-def test_read_only_draining_failed_and_unlocated_bookies_are_no_targets() -> None:
+def test_read_only_draining_failed_and_unlocated_bookies_are_not_targets() -> None:
     bookies = Bookies(name_set("a1 a2 b2 b3 q"), name_set("b1"))
     where = placement()
     where.draining = name_set("b2")
@@ -134,13 +134,13 @@ def test_read_only_draining_failed_and_unlocated_bookies_are_no_targets() -> Non
     assert (plan.steps, [block.reason for block in plan.blocked]) == ((), [ParkReason.MISPLACED])
 
 
-def test_a_member_that_is_awaited_is_not_replaced() -> None:
+def test_a_member_that_may_return_is_not_replaced() -> None:
     bookies = replace(writable("a2 b1"), awaited=name_set("a1"))
     (step,) = plan_moves(closed("a1 a2", 2), bookies, placement()).steps
     assert step.old == "a2"
 
 
-def test_a_bookie_that_does_not_answer_is_chosen_only_if_no_other_is_as_good() -> None:
+def test_an_unresponsive_bookie_is_chosen_only_if_no_other_is_as_good() -> None:
     known = Knowledge(avoided=name_set("b1"))
     for ledger_id in range(5):
         ledger = versioned(closed("a1 a2", 2).metadata, ledger_id)
@@ -152,20 +152,20 @@ def test_a_bookie_that_does_not_answer_is_chosen_only_if_no_other_is_as_good() -
 
 @pytest.mark.parametrize("position", [0, 1])
 @pytest.mark.parametrize("target", ["b1", "b2", "c1"])
-def test_a_begun_copy_is_continued(position: int, target: str) -> None:
+def test_a_copy_that_was_started_is_continued(position: int, target: str) -> None:
     begun = {(EntryId(0), position): BookieId(target)}
     (step,) = plan_moves(closed("a1 a2", 2), writable("a1 a2 b1 b2 c1"), placement(), begun=begun).steps
     assert (step.position, step.target) == (position, target)
 
 
-def test_entries_that_no_bookie_serves_are_the_reason_if_nothing_else_can_be_moved() -> None:
+def test_unreadable_entries_are_the_reason_if_nothing_else_can_be_moved() -> None:
     keys = [PositionKey(EntryId(0), at, name) for at, name in enumerate(names("a1 a2"))]
     known = Knowledge(unreadable=tuple((key, "entry 5 is denied") for key in keys))
     (blocked,) = plan_moves(closed("a1 a2", 2), writable("a1 a2 b1"), placement(), known).blocked
     assert blocked.reason is ParkReason.UNREADABLE_ENTRIES
 
 
-def test_the_growing_fragments_of_an_open_ledger_are_left_to_the_writer() -> None:
+def test_the_growing_fragments_of_an_open_ledger_are_not_moved() -> None:
     ledger = versioned(make_metadata((0, "a1 a2"), (5, "a1 a2"), (9, "a1 a2"), quorum=(2, 2)))
     plan = plan_moves(ledger, writable("a1 a2 b1"), placement())
     assert [step.fragment_index for step in plan.steps] == [0]
@@ -204,7 +204,7 @@ def test_a_member_outside_the_ledgers_group_is_replaced_by_one_of_the_group_in_a
     assert "b2 outside the bookie groups red" in blocked.detail
 
 
-def test_a_group_smaller_than_the_ensemble_permits_bookies_in_no_group_and_none_of_other_groups() -> None:
+def test_a_too_small_group_allows_bookies_without_a_group_but_not_of_other_groups() -> None:
     groups = {"red": {"a1": {"rack": "/a"}}, "blue": GROUPS["blue"], "b9": "/b"}
     where = Placement(POLICY, parse_topology(json.dumps(groups)))
     bookies = writable("a1 b2 c2 b9").with_groups(where.topology.groups)
@@ -226,7 +226,7 @@ def of_first_or_second(members: str, ledger_id: int = 7) -> Versioned:
 
 
 @pytest.mark.parametrize("ledger_id", range(20))
-def test_a_bookie_that_is_no_fault_is_chosen_among_many_that_are(ledger_id: int) -> None:
+def test_a_bookie_that_meets_the_policy_is_chosen_among_many_that_do_not(ledger_id: int) -> None:
     """Too few bookies of both groups are registered, so bookies without a group are allowed.
 
     They still count as faults.
@@ -245,7 +245,7 @@ def test_a_bookie_that_is_no_fault_is_chosen_among_many_that_are(ledger_id: int)
     assert [step.target for step in plan.steps] == ["s1"]
 
 
-def test_one_bookie_of_a_secondary_group_is_better_than_two_others_if_the_primary_ones_are_in_the_wrong_rack() -> None:
+def test_one_secondary_bookie_is_better_than_two_if_primary_ones_are_in_the_wrong_rack() -> None:
     groups = {
         "first": {"p1": {"rack": "/a"}, "p2": {"rack": "/a"}},
         "second": {"s1": {"rack": "/b"}, "s2": {"rack": "/b"}, "s3": {"rack": "/c"}},
@@ -263,7 +263,7 @@ def test_one_bookie_of_a_secondary_group_is_better_than_two_others_if_the_primar
     min_racks=st.integers(2, 3),
     up=st.sets(st.sampled_from(sorted(RACKS))),
 )
-def test_no_ensemble_with_as_few_replacements_is_better(
+def test_no_ensemble_with_the_same_number_of_replacements_is_better(
     members: tuple[BookieId, ...], size: int, write_quorum: int, min_racks: int, up: set[str]
 ) -> None:
     """The plan is compared with every possible choice of up to three replacements."""
@@ -295,7 +295,7 @@ def _best(
     return min(costs, default=(1 << 30, 0))
 
 
-def test_equal_rules_have_equal_fingerprints_and_others_have_not() -> None:
+def test_fingerprints_are_equal_only_for_equal_rules() -> None:
     one, same = placement().judge(), placement().judge()
     assert one.fingerprint == same.fingerprint
     others = [
@@ -307,7 +307,7 @@ def test_equal_rules_have_equal_fingerprints_and_others_have_not() -> None:
     assert len({one.fingerprint, *(other.judge().fingerprint for other in others)}) == 5
 
 
-def test_the_judge_follows_the_topology() -> None:
+def test_the_judge_uses_the_current_topology() -> None:
     where = placement()
     before = where.judge()
     assert where.judge() is before

@@ -25,7 +25,7 @@ def plan(ledger_id: int, members: str, writable: str, policy: PlacementPolicy) -
     return plan_repair(ledger, Bookies(name_set(writable), frozenset()), choose)
 
 
-def test_a_begun_target_in_the_wrong_rack_is_not_preferred() -> None:
+def test_a_started_target_in_the_wrong_rack_is_not_preferred() -> None:
     key = PositionKey(EntryId(0), 1, BookieId("b"))
     for begun, chosen in (("x1", "x2"), ("x2", "x2"), ("x3", "x3")):
         placement = Placement(PlacementPolicy(), TOPOLOGY)
@@ -34,18 +34,18 @@ def test_a_begun_target_in_the_wrong_rack_is_not_preferred() -> None:
 
 
 @pytest.mark.parametrize("ledger_id", range(10))
-def test_lost_positions_get_bookies_of_the_racks_that_are_missing(ledger_id: int) -> None:
+def test_lost_positions_get_bookies_in_the_missing_racks(ledger_id: int) -> None:
     result = plan(ledger_id, "a b c", "a x1 y1 x2 x3", PlacementPolicy(min_racks=3))
     assert sorted(step.target for step in result.steps) == ["x2", "x3"]
 
 
-def test_the_targets_count_for_the_positions_after_them() -> None:
+def test_chosen_targets_count_for_later_positions() -> None:
     for ledger_id in range(10):
         result = plan(ledger_id, "b x2 a", "a x3 y1 c x1", PlacementPolicy(min_racks=2))
         assert {step.target for step in result.steps} & {"x3", "c"}
 
 
-def test_best_effort_repairs_into_the_same_rack_rather_than_not_at_all() -> None:
+def test_best_effort_repairs_in_the_same_rack_rather_than_not_at_all() -> None:
     (step,) = plan(1, "a b", "a x1", PlacementPolicy()).steps
     assert step.target == "x1"
 

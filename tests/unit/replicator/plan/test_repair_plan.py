@@ -54,7 +54,7 @@ def test_nothing_is_planned_while_every_member_is_registered() -> None:
     assert plan(ledger((0, "a b c"), last=9), bookies("a c", "b")).is_nothing_missing
 
 
-def test_a_lost_position_is_copied_from_the_registered_members_to_a_bookie_outside() -> None:
+def test_a_lost_position_is_copied_from_registered_members_to_another_bookie() -> None:
     result = plan(ledger((0, "a b c"), last=9), bookies("a d", "c"))
     a, b, c, d = names("a b c d")
     (step,) = result.steps
@@ -72,16 +72,16 @@ def test_a_lost_position_is_copied_from_the_registered_members_to_a_bookie_outsi
     assert result.blocked == ()
 
 
-def test_read_only_bookies_are_no_targets() -> None:
+def test_read_only_bookies_are_not_targets() -> None:
     assert reasons(plan(ledger((0, "a b c"), last=9), bookies("a c", "d"))) == [(0, 1, ParkReason.NO_CANDIDATE_BOOKIE)]
 
 
-def test_each_lost_position_of_a_fragment_gets_a_target_of_its_own() -> None:
+def test_each_lost_position_of_a_fragment_gets_its_own_target() -> None:
     result = plan(ledger((0, "a b c d"), quorum=(3, 2), last=9), bookies("a d e f"))
     assert [(step.position, step.target) for step in result.steps] == [(1, "e"), (2, "f")]
 
 
-def test_a_plan_with_enough_steps_is_partial_unless_the_ledger_is_unclosed() -> None:
+def test_a_plan_at_its_step_limit_is_partial_unless_the_ledger_is_unclosed() -> None:
     fragments = [(10 * number, "a b c") for number in range(4)]
     seen = bookies("a d e")
 
@@ -94,30 +94,30 @@ def test_a_plan_with_enough_steps_is_partial_unless_the_ledger_is_unclosed() -> 
     assert planned(1, None) == ([0, 0, 1, 1], False)
 
 
-def test_what_has_a_target_is_repaired_and_the_rest_is_blocked() -> None:
+def test_positions_with_a_target_are_repaired_and_the_rest_is_blocked() -> None:
     result = plan(ledger((0, "a b c d"), quorum=(3, 2), last=9), bookies("a d e"))
     assert [step.position for step in result.steps] == [1]
     assert reasons(result) == [(0, 2, ParkReason.NO_CANDIDATE_BOOKIE)]
 
 
-def test_a_position_with_an_entry_that_no_other_bookie_holds_is_blocked_and_its_neighbours_are_not() -> None:
+def test_a_position_with_an_entry_without_a_live_copy_is_blocked_and_its_neighbours_are_not() -> None:
     result = plan(ledger((0, "a b c d e"), last=99), bookies("c e x y z"))
     assert reasons(result) == [(0, 0, ParkReason.NO_LIVE_COPY), (0, 1, ParkReason.NO_LIVE_COPY)]
     assert [step.position for step in result.steps] == [3]
 
 
-def test_only_entries_that_exist_count_as_lost() -> None:
+def test_only_existing_entries_count_as_lost() -> None:
     only_entry_2 = plan(ledger((2, "a b c d e"), last=2), bookies("c e x y z"))
     assert reasons(only_entry_2) == []
     assert [type(step) for step in only_entry_2.steps] == [SwapMember, SwapMember, CopyPosition]
 
 
-def test_an_empty_last_fragment_is_a_matter_of_metadata() -> None:
+def test_only_metadata_is_changed_for_an_empty_last_fragment() -> None:
     result = plan(ledger((0, "a c"), (5, "a b"), last=4), bookies("a c d"))
     assert result.steps == (SwapMember(fragment_index=1, position=1, old=BookieId("b"), target=BookieId("c")),)
 
 
-def test_an_empty_ledger_without_any_live_member_is_repaired_all_the_same() -> None:
+def test_an_empty_ledger_without_a_live_member_is_repaired_anyway() -> None:
     result = plan(ledger((0, "a b"), last=-1), bookies("c d"))
     assert [type(step) for step in result.steps] == [SwapMember, SwapMember]
 
@@ -167,7 +167,7 @@ def test_an_open_ledger_without_a_password_is_not_written_to() -> None:
     assert "not closed" in result.blocked[0].detail
 
 
-def test_what_is_known_to_be_unreadable_is_blocked_with_its_evidence() -> None:
+def test_positions_with_unreadable_entries_are_blocked_with_the_evidence() -> None:
     key = PositionKey(EntryId(0), 1, BookieId("b"))
     result = plan(ledger((0, "a b"), last=9), bookies("a c"), Knowledge(unreadable=((key, "entry 3: a=NO_ENTRY"),)))
     assert result.blocked == (
@@ -186,14 +186,14 @@ def test_targets_that_refused_are_not_chosen_again() -> None:
     assert [step.target for step in plan(ledger((0, "a b"), last=9), bookies("a c d"), known).steps] == ["d"]
 
 
-def test_bookies_that_do_not_answer_are_chosen_only_if_no_other_can_be() -> None:
+def test_unresponsive_bookies_are_chosen_only_without_an_alternative() -> None:
     known = Knowledge(avoided=frozenset(names("c")))
     of = ledger((0, "a b"), last=9)
     assert [step.target for step in plan(of, bookies("a c d"), known).steps] == ["d"]
     assert [step.target for step in plan(of, bookies("a c"), known).steps] == ["c"]
 
 
-def test_a_bookie_with_damaged_copies_keeps_its_place_if_it_takes_good_ones() -> None:
+def test_a_bookie_with_damaged_copies_keeps_its_position_if_it_accepts_good_ones() -> None:
     damaged = {PositionKey(EntryId(0), 1, BookieId("b")): EntryId(4)}
     of, (a, b, c) = ledger((0, "a b"), last=9), names("a b c")
     in_place = CopyPosition(
@@ -250,7 +250,7 @@ def test_no_damaged_copy_is_replaced_in_place_while_a_position_waits_for_a_recov
     assert (result.steps, reasons(result)) == ((), [(0, 2, ParkReason.NEEDS_RECOVERY)])
 
 
-def test_an_incomplete_bookie_is_filled_up_in_place_if_it_can_be() -> None:
+def test_an_incomplete_bookie_is_filled_in_place_if_possible() -> None:
     whole = ledger((0, "a b"), last=9)
     known = Knowledge(incomplete=frozenset({PositionKey(EntryId(0), 1, BookieId("b"))}))
     in_place = plan(whole, bookies("a b c"), known).steps[0]
@@ -261,7 +261,7 @@ def test_an_incomplete_bookie_is_filled_up_in_place_if_it_can_be() -> None:
     assert replaced.target == "c"
 
 
-def test_the_same_position_gets_the_same_target_from_every_worker() -> None:
+def test_every_worker_chooses_the_same_target_for_a_position() -> None:
     choose = target_chooser(LEDGER)
     key = PositionKey(EntryId(0), 1, BookieId("b"))
     chosen = {choose(key, names("a b"), names("c d e f")) for _ in range(10)}
@@ -303,7 +303,7 @@ def closed_range(metadata: LedgerMetadata, index: int, is_tail_written: bool) ->
 
 
 @given(situations(), st.integers())
-def test_a_plan_keeps_every_rule(situation: tuple[Versioned, Bookies, Knowledge], seed: int) -> None:
+def test_a_plan_follows_every_rule(situation: tuple[Versioned, Bookies, Knowledge], seed: int) -> None:
     of, registered, knowledge = situation
     rng = random.Random(seed)
     result = plan_repair(of, registered, lambda key, members, candidates: rng.choice(candidates), knowledge)

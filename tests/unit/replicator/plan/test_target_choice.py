@@ -36,25 +36,25 @@ def test_bookies_with_more_free_space_get_more_copies() -> None:
     assert counts["t"] > 1.5 * counts["u"] > 4 * counts["v"]
 
 
-def test_a_bookie_without_free_space_gets_copies_only_if_there_is_no_other() -> None:
+def test_a_bookie_without_free_space_gets_copies_only_without_an_alternative() -> None:
     placement = Placement(free_bytes=dict(zip(names("t u v"), (GIB, GIB, 0), strict=True)))
     assert shares(placement)["v"] < 10
     assert chosen(1, "v", placement) == "v"
 
 
-def test_a_bookie_that_publishes_no_free_space_counts_as_the_median() -> None:
+def test_a_bookie_without_published_free_space_counts_as_the_median() -> None:
     counts = shares(Placement(free_bytes=dict(zip(names("t u"), (GIB, GIB), strict=True))))
     assert min(counts[name] for name in "tuv") > 120
 
 
-def test_a_bookie_that_gets_fewer_copies_is_preferred() -> None:
+def test_a_bookie_that_is_receiving_fewer_copies_is_preferred() -> None:
     for ledger_id in range(50):
         assert chosen(ledger_id, "t u", t=5) == "u"
         assert chosen(ledger_id, "t u", t=5, u=4) == "u"
         assert chosen(ledger_id, "t", t=5) == "t"
 
 
-def test_a_choice_beside_others_spreads_the_copies() -> None:
+def test_choices_that_count_others_spread_the_copies() -> None:
     counts: Counter[BookieId] = Counter()
     for ledger_id in range(300):
         choose = target_chooser(LedgerId(ledger_id), 2, Placement(), {}, counts)
@@ -64,12 +64,12 @@ def test_a_choice_beside_others_spreads_the_copies() -> None:
     assert max(counts.values()) - min(counts.values()) <= 6
 
 
-def test_equal_counts_leave_the_choice_as_it_is() -> None:
+def test_equal_counts_do_not_change_the_choice() -> None:
     for ledger_id in range(50):
         assert chosen(ledger_id, "t u v", t=3, u=3, v=3) == chosen(ledger_id, "t u v")
 
 
-def test_a_begun_copy_goes_on_at_its_target_however_busy_that_is() -> None:
+def test_a_started_copy_continues_at_its_target_however_busy_it_is() -> None:
     for ledger_id in range(50):
         assert chosen(ledger_id, "t u v", begun={(EntryId(0), 1): BookieId("t")}, t=100) == "t"
 
@@ -82,7 +82,7 @@ def test_a_less_busy_bookie_in_the_wrong_rack_is_not_preferred(is_strict: bool) 
         assert chosen(ledger_id, "t u", placement, t=100) == "t"
 
 
-def test_positions_count_while_a_round_lasts_and_choices_until_the_ledger_is_repaired() -> None:
+def test_positions_count_during_a_round_and_choices_until_the_ledger_is_repaired() -> None:
     use = TargetUse()
     targets = {(EntryId(0), 1): BookieId("t"), (EntryId(0), 2): BookieId("u"), (EntryId(9), 1): BookieId("t")}
     with use.copying(LEDGER, targets):
@@ -95,7 +95,7 @@ def test_positions_count_while_a_round_lasts_and_choices_until_the_ledger_is_rep
     assert use.chosen(LEDGER) == {}
 
 
-def test_the_choices_that_are_kept_have_a_bound() -> None:
+def test_remembered_choices_are_bounded() -> None:
     use = TargetUse()
     for number in range(LEDGERS_MAX + 10):
         with use.copying(LedgerId(number), {(EntryId(0), 1): BookieId("t")}):

@@ -19,7 +19,7 @@ def key(name: str) -> PositionKey:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.sets(st.sampled_from("abc"))), max_size=20))
-def test_a_ledger_is_due_once_one_position_was_missing_in_every_look_for_the_whole_period(
+def test_a_ledger_is_due_once_one_position_was_missing_in_every_check_of_the_period(
     looks: list[tuple[int, set[str]]],
 ) -> None:
     clock = ManualClock(100.0)
@@ -33,7 +33,7 @@ def test_a_ledger_is_due_once_one_position_was_missing_in_every_look_for_the_who
             assert grace_periods.due_in_s(LEDGER) == min(since.values()) + 30.0 - clock.now_s
 
 
-def test_a_listing_does_not_forget_what_only_a_closer_look_shows() -> None:
+def test_a_listing_does_not_forget_what_only_a_closer_check_finds() -> None:
     clock = ManualClock(100.0)
     grace_periods = GracePeriods(clock, 30.0)
     assert grace_periods.remaining_s(LEDGER, [], [key("b")]) == 30.0
@@ -43,7 +43,7 @@ def test_a_listing_does_not_forget_what_only_a_closer_look_shows() -> None:
     assert grace_periods.remaining_s(LEDGER, [key("a")], []) == 30.0
 
 
-def test_what_has_no_task_any_more_is_forgotten() -> None:
+def test_ledgers_without_a_task_are_forgotten() -> None:
     clock = ManualClock(100.0)
     grace_periods = GracePeriods(clock, 30.0)
     grace_periods.observe(LEDGER, [key("b")])
@@ -52,7 +52,7 @@ def test_what_has_no_task_any_more_is_forgotten() -> None:
     assert grace_periods.remaining_s(LEDGER, [key("b")], []) == 30.0
 
 
-def test_a_recovery_that_failed_is_worth_another_try_when_a_bookie_comes() -> None:
+def test_a_failed_recovery_is_retried_when_a_new_bookie_registers() -> None:
     grace_periods = GracePeriods(ManualClock(), 30.0)
     a, b = BookieId("a"), BookieId("b")
     few, more = Bookies(frozenset({a}), frozenset()), Bookies(frozenset({a}), frozenset({b}))

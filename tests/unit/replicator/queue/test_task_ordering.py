@@ -61,7 +61,7 @@ def test_older_tasks_come_first_among_equals() -> None:
     ]
 
 
-def test_a_boost_comes_before_everything_of_its_rank_and_before_nothing_more_severe() -> None:
+def test_a_boost_comes_first_within_its_rank_and_after_more_severe_ranks() -> None:
     tasks = [
         candidate(1, 2, -1),
         candidate(2, 2, 3 * HOUR_MS, is_boosted=True),
@@ -87,7 +87,7 @@ def test_system_topics_come_first_within_their_rank_and_after_boosts() -> None:
     ("name", "expected"),
     [(b"t/n/persistent/__change_events", True), (b"t/n/persistent/orders", False), (b"damage", False)],
 )
-def test_system_topics_are_known_from_the_metadata_that_is_read_anyway(name: bytes, expected: bool) -> None:
+def test_system_topics_are_recognised_from_the_metadata_without_another_read(name: bytes, expected: bool) -> None:
     custom = (("application", b"pulsar"), ("component", b"managed-ledger"), ("pulsar/managed-ledger", name))
     metadata = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), names("a b")),), custom=custom)
     assert is_of_system_topic(Versioned(LedgerId(1), metadata, 0)) is expected
@@ -95,12 +95,12 @@ def test_system_topics_are_known_from_the_metadata_that_is_read_anyway(name: byt
     assert not is_of_system_topic(None)
 
 
-def test_what_cannot_be_repaired_comes_after_everything_that_can() -> None:
+def test_ledgers_that_cannot_be_repaired_come_after_all_that_can() -> None:
     tasks = [candidate(1, NO_COPY_LEFT), candidate(2, 1, is_recheck=True), candidate(3, NOTHING_LOST), candidate(4, 2)]
     assert order(*tasks) == [4, 3, 1, 2]
 
 
-def test_workers_with_the_same_list_do_not_reach_for_the_same_task() -> None:
+def test_workers_with_the_same_list_do_not_start_with_the_same_task() -> None:
     marked_together = [candidate(i, ctime_ms=HOUR_MS + i % AGE_STEP_MS) for i in range(50)]
     firsts = {order(*marked_together, seed=seed)[0] for seed in range(20)}
     assert len(firsts) > 10
@@ -120,7 +120,7 @@ def test_workers_with_the_same_list_do_not_reach_for_the_same_task() -> None:
         ("a c d e", "b c", "c", 2),
     ],
 )
-def test_copies_are_those_of_the_repairable_entry_that_has_the_fewest(
+def test_the_rank_is_that_of_the_repairable_entry_with_the_fewest_copies(
     registered: str, named: str, draining: str, expected: int
 ) -> None:
     fragments = (Fragment(EntryId(0), names("a b c d e")),)
@@ -142,7 +142,7 @@ def test_copies_are_those_of_the_repairable_entry_that_has_the_fewest(
         ("c a a a d b e", 2),  # the entries that are only on a lack no position
     ],
 )
-def test_a_bookie_that_a_fragment_names_twice_has_one_copy(members: str, expected: int) -> None:
+def test_a_bookie_listed_twice_in_a_fragment_counts_as_one_copy(members: str, expected: int) -> None:
     ensemble = names(members)
     metadata = LedgerMetadata(len(ensemble), 3, 2, (Fragment(EntryId(0), ensemble),)).closed(EntryId(99), 100)
     bookies = Bookies(name_set("a c d e"), frozenset())
@@ -156,7 +156,7 @@ def test_a_ledger_with_a_repairable_fragment_is_ranked_by_that_fragment() -> Non
     assert rank(Versioned(LedgerId(1), metadata, 0), names("a b d"), bookies) == 1
 
 
-def test_ledgers_without_readable_metadata_have_lost_nothing_that_is_known() -> None:
+def test_ledgers_without_readable_metadata_count_as_nothing_lost() -> None:
     bookies = Bookies(frozenset(), frozenset())
     assert rank(None, (), bookies) == NOTHING_LOST
     assert rank(Unreadable(LedgerId(1), "cut"), (), bookies) == NOTHING_LOST

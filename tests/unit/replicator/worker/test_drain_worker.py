@@ -37,7 +37,7 @@ async def is_done(world: RepairWorld) -> bool:
 
 
 @in_virtual_time
-async def test_everything_of_a_drained_bookie_moves_and_it_stays_where_it_is_needed() -> None:
+async def test_every_copy_on_a_drained_bookie_is_moved() -> None:
     async with a_world("a b c t") as world:
         striped = await world.ledger(1, make_metadata((0, "a b c"), quorum=(2, 2), last=99), 100)
         single = await world.ledger(2, make_metadata((0, "b"), quorum=(1, 1), last=9), 10)
@@ -54,7 +54,7 @@ async def test_everything_of_a_drained_bookie_moves_and_it_stays_where_it_is_nee
 
 
 @in_virtual_time
-async def test_a_drain_replaces_both_positions_of_a_bookie_that_a_fragment_names_twice() -> None:
+async def test_a_drain_replaces_both_positions_of_a_bookie_listed_twice_in_a_fragment() -> None:
     """The lint gives this advice (``DUPLICATE_MEMBER``)."""
     async with a_world("a b s t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "b a b"), quorum=(2, 2), last=9), 10)
@@ -66,7 +66,7 @@ async def test_a_drain_replaces_both_positions_of_a_bookie_that_a_fragment_names
 
 
 @in_virtual_time
-async def test_a_withdrawn_drain_changes_nothing_any_more() -> None:
+async def test_a_withdrawn_drain_changes_nothing() -> None:
     async with a_world("a b c t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=9), 10)
         await drain(world, "b", LEDGER)
@@ -77,7 +77,7 @@ async def test_a_withdrawn_drain_changes_nothing_any_more() -> None:
 
 
 @in_virtual_time
-async def test_a_drain_that_is_withdrawn_while_copies_are_made_leaves_the_member() -> None:
+async def test_a_drain_withdrawn_during_the_copy_keeps_the_member() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=9), 10)
         await drain(world, "b", LEDGER)
@@ -112,7 +112,7 @@ async def test_a_drain_that_begins_while_a_task_is_judged_is_not_forgotten() -> 
 
 
 @in_virtual_time
-async def test_a_drained_bookie_that_dies_half_way_is_a_lost_one() -> None:
+async def test_a_drained_bookie_that_dies_during_the_drain_counts_as_lost() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=9), 10)
         await drain(world, "b", LEDGER)
@@ -127,7 +127,7 @@ async def test_a_drained_bookie_that_dies_half_way_is_a_lost_one() -> None:
 
 
 @in_virtual_time
-async def test_a_drained_bookie_with_bad_copies_leaves_by_those_of_others() -> None:
+async def test_a_drained_bookie_without_its_copies_is_replaced_by_copies_of_others() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=9), 10)
         await world.add_bookies("b", incarnation="2")  # its disks were replaced, so it has no entries
@@ -138,7 +138,7 @@ async def test_a_drained_bookie_with_bad_copies_leaves_by_those_of_others() -> N
 
 
 @in_virtual_time
-async def test_an_open_ledger_waits_for_its_writer_and_is_never_fenced() -> None:
+async def test_an_open_ledger_waits_for_its_writer_and_is_not_fenced() -> None:
     async with a_world("a b c t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await drain(world, "b", LEDGER)
@@ -149,7 +149,7 @@ async def test_an_open_ledger_waits_for_its_writer_and_is_never_fenced() -> None
 
 
 @in_virtual_time
-async def test_an_open_ledger_is_moved_as_soon_as_its_writer_has_left_or_closed_it() -> None:
+async def test_an_open_ledger_is_moved_once_its_writer_has_left_or_closed_it() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await drain(world, "b", LEDGER)

@@ -37,7 +37,9 @@ async def test_a_placement_mark_stays_and_is_counted_and_logged_once(caplog: pyt
 
 
 @in_virtual_time
-async def test_a_bookie_lost_from_such_a_ledger_is_replaced_and_the_mark_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_bookie_of_a_ledger_with_a_placement_mark_is_replaced_and_the_mark_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(absence, "SETTLE_S", 0.0)
     async with a_world("a b c t") as world:
         await with_cookies(world, "a b t", 0)
@@ -54,7 +56,7 @@ async def test_a_bookie_lost_from_such_a_ledger_is_replaced_and_the_mark_stays(m
 
 
 @in_virtual_time
-async def test_the_mark_of_a_deleted_ledger_goes() -> None:
+async def test_the_mark_of_a_deleted_ledger_is_removed() -> None:
     async with a_world("a b c") as world:
         await world.tasks.marking.mark(LEDGER, ())
         with pytest.raises(NoNodeError):

@@ -35,7 +35,7 @@ def no_traceback(caplog: pytest.LogCaptureFixture) -> bool:
     return not any(record.exc_info for record in caplog.records)
 
 
-def test_a_growing_pause_doubles_up_to_its_bound_and_begins_again() -> None:
+def test_a_growing_pause_doubles_up_to_its_limit_and_can_be_reset() -> None:
     pause = GrowingPause(1.0, 5.0)
     assert [pause.next_s() for _ in range(5)] == [1, 2, 4, 5, 5]
     pause.reset()
@@ -43,7 +43,7 @@ def test_a_growing_pause_doubles_up_to_its_bound_and_begins_again() -> None:
 
 
 @in_virtual_time
-async def test_a_worker_that_may_not_list_bookies_any_more_waits_longer_and_longer_and_repairs_once_it_may(
+async def test_a_worker_without_access_to_the_list_of_bookies_waits_and_repairs_once_it_has_access(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with a_world("a b c t") as world:
@@ -98,7 +98,7 @@ def test_an_idle_worker_reports_a_refusal_until_it_ends(is_disabled: bool) -> No
 
 
 @in_virtual_time
-async def test_a_worker_that_should_end_ends_with_what_the_store_refuses() -> None:
+async def test_a_run_with_once_ends_with_the_refusal_of_the_store() -> None:
     async with a_world("a b c t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("c"))
@@ -109,7 +109,7 @@ async def test_a_worker_that_should_end_ends_with_what_the_store_refuses() -> No
 
 @pytest.mark.parametrize("what", ["votes", "cookies", "first-seen-down"])
 @in_virtual_time
-async def test_an_auditor_that_is_refused_says_why_and_asks_less_and_less_often(
+async def test_a_refused_auditor_reports_the_reason_and_retries_less_and_less_often(
     caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     world = await ServiceWorld.create()

@@ -21,7 +21,7 @@ from tests.worlds.virtual_time import in_virtual_time, until
 
 
 @in_virtual_time
-async def test_a_striped_ledger_is_healed_with_exactly_its_entries() -> None:
+async def test_a_striped_ledger_is_repaired_with_exactly_its_entries() -> None:
     async with a_world("a b c d e t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c d e"), quorum=(3, 2), last=2999), 3000)
         await world.lose("c")
@@ -45,7 +45,7 @@ async def test_two_lost_bookies_are_replaced_by_two_others() -> None:
 
 
 @in_virtual_time
-async def test_every_fragment_is_repaired_and_everything_else_in_the_metadata_stays() -> None:
+async def test_every_fragment_is_repaired_and_other_metadata_is_unchanged() -> None:
     async with a_world("a b c t") as world:
         before = make_metadata((0, "a b"), (10, "b c"), (20, "b a"), quorum=(2, 2), last=29, length=300)
         packets = await world.ledger(LEDGER, before, 30)
@@ -88,7 +88,7 @@ async def test_a_last_fragment_beyond_the_steps_of_a_round_is_repaired_before_th
 
 
 @in_virtual_time
-async def test_a_named_bookie_that_did_not_answer_at_first_is_asked_again_before_the_task_ends() -> None:
+async def test_a_marked_bookie_that_did_not_answer_at_first_is_checked_again_before_the_task_ends() -> None:
     """Entry 1 is on b and c: b lacks it, so b cannot be its source while the copies of a are made."""
     async with a_world("a b c d t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c d"), quorum=(2, 2), last=11), 12)
@@ -106,7 +106,7 @@ async def test_a_named_bookie_that_did_not_answer_at_first_is_asked_again_before
 
 
 @in_virtual_time
-async def test_rounds_that_repair_are_not_limited_as_those_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rounds_that_repair_have_a_separate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "STEPS_MAX", 2)
     monkeypatch.setattr(ledger_repair, "ROUNDS_MAX", 3)
     async with a_world("a b c d t u") as world:
@@ -143,7 +143,7 @@ async def test_rounds_end_at_their_bounds(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @in_virtual_time
-async def test_an_empty_ledger_needs_no_copying() -> None:
+async def test_an_empty_ledger_needs_no_copies() -> None:
     async with a_world("a b t u") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=-1), 0)
         await world.lose("a", "b")
@@ -154,7 +154,7 @@ async def test_an_empty_ledger_needs_no_copying() -> None:
 
 
 @in_virtual_time
-async def test_a_read_only_bookie_is_a_source_and_not_replaced() -> None:
+async def test_a_read_only_bookie_is_a_source_and_is_not_replaced() -> None:
     async with a_world("a b t r") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.register("a", is_read_only=True)
@@ -167,7 +167,7 @@ async def test_a_read_only_bookie_is_a_source_and_not_replaced() -> None:
 
 
 @in_virtual_time
-async def test_a_task_without_anything_missing_is_completed() -> None:
+async def test_a_task_with_nothing_missing_is_completed() -> None:
     async with a_world("a b") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("z"))
@@ -178,7 +178,7 @@ async def test_a_task_without_anything_missing_is_completed() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_came_back_with_its_copies_needs_nothing() -> None:
+async def test_a_bookie_that_came_back_with_its_copies_needs_no_repair() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))
@@ -189,7 +189,7 @@ async def test_a_bookie_that_came_back_with_its_copies_needs_nothing() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_comes_back_during_the_copy_keeps_its_place() -> None:
+async def test_a_bookie_that_comes_back_during_the_copy_keeps_its_position() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -200,7 +200,7 @@ async def test_a_bookie_that_comes_back_during_the_copy_keeps_its_place() -> Non
 
 
 @in_virtual_time
-async def test_a_bookie_that_came_back_with_empty_disks_is_filled_up_in_place() -> None:
+async def test_a_bookie_that_came_back_with_empty_disks_is_filled_in_place() -> None:
     async with a_world("a b") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("b")
@@ -271,7 +271,7 @@ async def test_a_corrupt_source_is_reported_and_the_next_one_used() -> None:
 
 
 @in_virtual_time
-async def test_a_target_that_dies_during_the_copy_is_replaced_and_nothing_is_half_changed() -> None:
+async def test_a_target_that_dies_during_the_copy_is_replaced_and_no_partial_change_is_left() -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=99), 100)
         await world.lose("b")
@@ -290,7 +290,7 @@ async def test_a_target_that_dies_during_the_copy_is_replaced_and_nothing_is_hal
 
 
 @in_virtual_time
-async def test_a_target_that_acknowledges_what_it_does_not_list_is_not_named() -> None:
+async def test_a_target_that_acknowledges_but_does_not_list_entries_is_not_installed() -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -310,7 +310,7 @@ def at_the_next_list(tampering: Tampering, act: Callable[[], Coroutine[Any, Any,
 
 
 @in_virtual_time
-async def test_a_target_with_other_disks_than_those_that_were_copied_to_is_not_named_for_them() -> None:
+async def test_a_target_whose_disks_changed_after_the_copy_is_not_installed() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -329,7 +329,7 @@ async def test_a_target_with_other_disks_than_those_that_were_copied_to_is_not_n
 
 
 @in_virtual_time
-async def test_a_target_that_becomes_read_only_during_the_copy_is_not_named() -> None:
+async def test_a_target_that_becomes_read_only_during_the_copy_is_not_installed() -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -349,7 +349,7 @@ async def test_a_target_that_becomes_read_only_during_the_copy_is_not_named() ->
 
 
 @in_virtual_time
-async def test_new_tasks_are_noticed_and_the_most_urgent_come_first() -> None:
+async def test_new_tasks_are_found_and_the_most_urgent_come_first() -> None:
     async with a_world("a b c d t") as world:
         await world.ledger(1, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.ledger(2, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)

@@ -32,7 +32,7 @@ async def with_cookies(world: RepairWorld, bookies: str, delay_s: int = DELAY_S)
 
 @pytest.mark.parametrize("delay_s", [0, DELAY_S])
 @in_virtual_time
-async def test_a_bookie_that_restarts_during_a_repair_costs_no_copy(delay_s: int) -> None:
+async def test_a_bookie_that_restarts_during_a_repair_causes_no_copies(delay_s: int) -> None:
     async with a_world("a b c d e f g") as world:
         await with_cookies(world, "a b c d e f g", delay_s)
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
@@ -49,7 +49,7 @@ async def test_a_bookie_that_restarts_during_a_repair_costs_no_copy(delay_s: int
 
 
 @in_virtual_time
-async def test_a_bookie_that_restarts_costs_no_recovery_of_an_unclosed_ledger() -> None:
+async def test_a_bookie_that_restarts_causes_no_recovery_of_an_unclosed_ledger() -> None:
     async with a_world("a b c d e") as world:
         await with_cookies(world, "a b c d e")
         await world.ledger(LEDGER, make_metadata((0, "d b"), (50, "a b"), quorum=(2, 2), last=None), 100)
@@ -78,7 +78,7 @@ async def test_a_member_is_replaced_once_its_delay_is_over() -> None:
 
 
 @in_virtual_time
-async def test_a_critical_ledger_is_repaired_within_the_delay_and_only_of_what_its_task_names() -> None:
+async def test_within_the_delay_only_the_marked_bookies_of_a_critical_ledger_are_replaced() -> None:
     """R70: the auditor names the bookies; the delay of the cluster applies to all other members."""
     async with a_world("a b c d e f g") as world:
         down = await with_cookies(world, "a b c d e f g")
@@ -98,7 +98,7 @@ async def test_a_critical_ledger_is_repaired_within_the_delay_and_only_of_what_i
 
 @pytest.mark.parametrize("is_named", [False, True])
 @in_virtual_time
-async def test_a_maintenance_window_keeps_the_position_of_a_member_unless_its_task_names_it(is_named: bool) -> None:
+async def test_a_maintenance_window_protects_the_position_of_a_member_unless_its_task_names_it(is_named: bool) -> None:
     """R71."""
     async with a_world("a b c d e f g") as world:
         down = await with_cookies(world, "a b c d e f g")
@@ -119,7 +119,7 @@ async def test_a_maintenance_window_keeps_the_position_of_a_member_unless_its_ta
 
 
 @in_virtual_time
-async def test_a_member_that_auditors_hold_back_is_awaited_although_its_delay_is_over() -> None:
+async def test_a_member_held_back_by_auditors_is_not_replaced_even_after_its_delay() -> None:
     """R72: workers use the record, and do not need the topology."""
     async with a_world("a b c d e f g") as world:
         down = await with_cookies(world, "a b c d e f g")
@@ -152,7 +152,7 @@ async def test_a_member_that_auditors_hold_back_is_awaited_although_its_delay_is
     ids=["normal", "just after the start", "mass loss", "a cookie is lost", "all cookies are lost"],
 )
 @in_virtual_time
-async def test_a_bookie_without_a_cookie_never_returns_unless_cookies_may_be_lost(
+async def test_a_bookie_without_a_cookie_is_replaced_unless_cookies_may_be_lost(
     cookies: str, killed: str, waited_s: float, is_replaced: bool
 ) -> None:
     async with a_world("a b c d e f g h") as world:
@@ -171,7 +171,7 @@ async def test_a_bookie_without_a_cookie_never_returns_unless_cookies_may_be_los
 
 
 @in_virtual_time
-async def test_nothing_is_concluded_while_most_bookies_are_missing() -> None:
+async def test_no_bookie_counts_as_lost_while_most_bookies_are_missing() -> None:
     async with a_world("a b c d e f g") as world:
         down = await with_cookies(world, "a b c d e f g")
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
@@ -188,7 +188,7 @@ async def test_nothing_is_concluded_while_most_bookies_are_missing() -> None:
 
 
 @in_virtual_time
-async def test_a_rolling_restart_during_the_repair_of_many_ledgers_copies_only_what_was_lost() -> None:
+async def test_a_rolling_restart_during_many_repairs_copies_only_lost_entries() -> None:
     async with a_world("a b c d e f g") as world:
         await with_cookies(world, "a b c d e f g")
         rng = random.Random(0)

@@ -85,7 +85,7 @@ async def endings_with(world: RepairWorld, first_path: str, act: Callable[[], Aw
 
 
 @in_virtual_time
-async def test_a_task_marked_again_right_before_the_only_transaction_stays() -> None:
+async def test_a_task_marked_again_right_before_the_single_transaction_stays() -> None:
     """R13: the new copies are installed nevertheless, and the worker checks the ledger again."""
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
@@ -102,7 +102,7 @@ async def test_a_task_marked_again_right_before_the_only_transaction_stays() -> 
 
 
 @in_virtual_time
-async def test_a_target_that_disappears_right_before_the_only_transaction_is_not_named() -> None:
+async def test_a_target_that_disappears_right_before_the_single_transaction_is_not_installed() -> None:
     """No later check would find it, and an auditor that saw it disappear earlier has not marked the ledger."""
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
@@ -120,7 +120,7 @@ async def test_a_target_that_disappears_right_before_the_only_transaction_is_not
 
 
 @in_virtual_time
-async def test_a_lost_answer_to_the_only_transaction_changes_nothing() -> None:
+async def test_a_lost_reply_to_the_single_transaction_is_harmless() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.lose("c")
@@ -142,7 +142,7 @@ async def test_a_lost_answer_to_the_only_transaction_changes_nothing() -> None:
 
 
 @in_virtual_time
-async def test_a_lock_deleted_right_before_the_only_transaction_completes_nothing() -> None:
+async def test_a_lock_deleted_right_before_the_single_transaction_prevents_it() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.lose("c")
@@ -157,7 +157,7 @@ async def test_a_lock_deleted_right_before_the_only_transaction_completes_nothin
 
 
 @in_virtual_time
-async def test_a_member_that_joined_after_the_last_list_of_bookies_is_not_replaced() -> None:
+async def test_a_member_that_registered_after_the_last_list_of_bookies_is_not_replaced() -> None:
     """R2: a list that is used for many turns must not be used for a ledger with a bookie that is not in it."""
     async with a_world("a b c t") as world:
         for ledger_id in (1, 2):

@@ -55,7 +55,7 @@ async def test_a_damaged_copy_is_replaced_in_place_in_the_same_turn() -> None:
 
 
 @in_virtual_time
-async def test_every_damaged_copy_that_a_striped_ledger_shows_is_replaced() -> None:
+async def test_every_damaged_copy_found_in_a_striped_ledger_is_replaced() -> None:
     async with a_world("a b c d t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c d"), quorum=(2, 2), last=39), 40)
         for entry_id in (EntryId(0), EntryId(1), EntryId(8)):
@@ -91,7 +91,7 @@ async def test_a_bookie_that_serves_damaged_bytes_after_a_good_add_is_replaced()
 
 @pytest.mark.parametrize("is_apache", [False, True])
 @in_virtual_time
-async def test_an_apache_bookie_with_wrong_bytes_loses_its_position(is_apache: bool) -> None:
+async def test_an_apache_bookie_with_wrong_bytes_is_replaced(is_apache: bool) -> None:
     """After an add of the right bytes, the bookie may serve the wrong ones again."""
     async with a_world("b t u v") as world:
         await world.add_bookies("a c", incarnation="" if is_apache else "1")
@@ -124,7 +124,7 @@ async def test_a_read_only_bookie_with_a_damaged_copy_is_replaced() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_without_room_keeps_its_place_until_another_takes_it() -> None:
+async def test_a_bookie_without_space_keeps_its_position_until_another_one_replaces_it() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         for bookie, entry_id in OTHERS:
@@ -192,7 +192,7 @@ async def test_a_member_of_an_open_ledger_that_lacks_entries_and_has_a_damaged_o
 
 @pytest.mark.parametrize("last", [None, 29], ids=["open", "closed"])
 @in_virtual_time
-async def test_damage_of_a_member_that_gets_its_missing_entries_in_the_same_round_is_replaced(last: int | None) -> None:
+async def test_damage_on_a_member_that_gets_missing_entries_in_the_same_round_is_replaced(last: int | None) -> None:
     """The task names b and c. The copy of b reveals the damaged entry of c, which is asked first."""
     async with a_world("a b c") as world:
         await world.ledgers.create(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=last))
@@ -208,7 +208,7 @@ async def test_damage_of_a_member_that_gets_its_missing_entries_in_the_same_roun
 
 
 @in_virtual_time
-async def test_damage_found_in_a_turn_that_fails_is_repaired_by_a_later_turn() -> None:
+async def test_damage_found_in_a_failed_turn_is_repaired_in_a_later_turn() -> None:
     async with a_world("a b c d t") as world:
         metadata = make_metadata((0, "a b c"), (10, "b d a"), quorum=(3, 2), last=19)
         packets = await world.ledger(LEDGER, metadata, 20)
@@ -231,7 +231,7 @@ async def test_damage_found_in_a_turn_that_fails_is_repaired_by_a_later_turn() -
 
 @pytest.mark.parametrize("fail", [lost_session, stopped, dead])
 @in_virtual_time
-async def test_damage_met_by_an_interrupted_copy_is_replaced_before_the_task_ends(fail: Fail) -> None:
+async def test_damage_found_by_an_interrupted_copy_is_replaced_before_the_task_ends(fail: Fail) -> None:
     """The entries read before the interruption are not read again, neither by this process nor by another one."""
     count, damaged = 8000, range(0, 2000, 100)
     async with a_world("a b c t") as world:
@@ -260,7 +260,7 @@ async def test_damage_met_by_an_interrupted_copy_is_replaced_before_the_task_end
 
 
 @in_virtual_time
-async def test_a_bookie_with_too_many_damaged_copies_is_replaced_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bookie_with_too_many_damaged_copies_is_replaced_completely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(damage, "LEDGER_COPIES_MAX", 3)
     async with a_world("a b c t u v") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
@@ -275,7 +275,7 @@ async def test_a_bookie_with_too_many_damaged_copies_is_replaced_as_a_whole(monk
         assert not any(world.bookies[name].adds for name in "ac")
 
 
-def test_entries_are_taken_out_of_a_list() -> None:
+def test_entries_are_removed_from_a_list() -> None:
     held = EntryRuns(((0, 5), (8, 9)))
     assert without(held, [EntryId(i) for i in (5, 0, 2, 3, 7, 8)]) == EntryRuns(((1, 1), (4, 4), (9, 9)))
     assert without(held, []) == held

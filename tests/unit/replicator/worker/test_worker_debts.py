@@ -43,7 +43,7 @@ async def in_one_rack(world: RepairWorld, ledger_id: LedgerId = LEDGER) -> dict[
 
 
 @in_virtual_time
-async def test_a_copy_in_a_bad_place_is_a_debt_and_is_moved_when_a_better_place_registers() -> None:
+async def test_a_misplaced_copy_is_a_debt_and_is_moved_when_a_better_bookie_registers() -> None:
     async with a_world("a b x") as world:
         packets = await in_one_rack(world)
         assert (await heal(world)).endings() == [Ending.REPAIRED]
@@ -75,7 +75,7 @@ async def test_a_debt_is_paid_after_a_change_of_the_topology() -> None:
 
 
 @in_virtual_time
-async def test_no_debt_is_recorded_for_a_good_place_nor_without_a_topology() -> None:
+async def test_no_debt_is_recorded_for_a_good_placement_or_without_a_topology() -> None:
     async with a_world("a b x y") as world:
         await in_one_rack(world)
         await heal(world)
@@ -91,7 +91,7 @@ async def test_no_debt_is_recorded_for_a_good_place_nor_without_a_topology() -> 
 
 @pytest.mark.parametrize("end", ["deleted", "moved by others"])
 @in_virtual_time
-async def test_a_debt_ends_with_its_ledger_or_when_the_ledger_adheres(end: str) -> None:
+async def test_a_debt_ends_with_its_ledger_or_when_the_ledger_meets_the_policy(end: str) -> None:
     async with a_world("a b x") as world:
         await in_one_rack(world)
         await heal(world)
@@ -106,7 +106,7 @@ async def test_a_debt_ends_with_its_ledger_or_when_the_ledger_adheres(end: str) 
 
 
 @in_virtual_time
-async def test_the_debt_stands_before_the_metadata_names_the_bookie() -> None:
+async def test_the_debt_is_recorded_before_the_bookie_is_in_the_metadata() -> None:
     async with a_world("a b x") as world:
         await in_one_rack(world)
         running = world.worker()
@@ -175,7 +175,7 @@ async def test_a_running_worker_pays_a_debt_soon_after_a_bookie_registers() -> N
 
 
 @in_virtual_time
-async def test_repairs_do_not_wait_for_a_look_at_many_debts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repairs_do_not_wait_for_a_scan_of_many_debts(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_world("a b t") as world:
         looks = 0
 
@@ -258,7 +258,7 @@ def test_a_run_with_once_repairs_although_no_debt_can_be_read(is_denied: bool) -
 
 
 @pytest.mark.parametrize("is_denied", [False, True])
-def test_a_worker_that_cannot_read_debts_repairs_and_pays_them_when_it_can(
+def test_a_worker_that_cannot_read_debts_repairs_and_pays_them_later(
     caplog: pytest.LogCaptureFixture, is_denied: bool
 ) -> None:
     @in_virtual_time
@@ -302,7 +302,7 @@ def test_a_worker_that_cannot_read_debts_repairs_and_pays_them_when_it_can(
 
 
 @in_virtual_time
-async def test_looks_are_rare_however_often_bookies_come_and_go() -> None:
+async def test_debts_are_scanned_rarely_however_often_bookies_come_and_go() -> None:
     async with a_world("a b c x") as world:
         await write_topology(world)
         for ledger_id in range(20):
@@ -339,7 +339,7 @@ async def test_looks_are_rare_however_often_bookies_come_and_go() -> None:
 
 
 @in_virtual_time
-async def test_a_damaged_record_is_a_debt_of_its_ledger() -> None:
+async def test_a_damaged_record_counts_as_a_debt_of_its_ledger() -> None:
     async with a_world("a b x") as world:
         await in_one_rack(world)
         await heal(world)

@@ -34,14 +34,14 @@ async def repair_all(*, has_circuits: bool) -> float:
         return took_s
 
 
-def test_a_bookie_that_does_not_answer_costs_the_process_and_not_each_ledger() -> None:
+def test_an_unresponsive_bookie_costs_the_process_one_timeout_and_not_one_per_ledger() -> None:
     before_s = run_virtual(repair_all(has_circuits=False))
     after_s = run_virtual(repair_all(has_circuits=True))
     assert after_s < 30 < 60 < before_s
 
 
 @in_virtual_time
-async def test_a_bookie_that_answers_again_is_used_again() -> None:
+async def test_a_bookie_that_responds_again_is_used_again() -> None:
     async with a_world("a b s") as world:
         running = world.worker(once=False)
         faults = world.bookies.transport.faults(BookieId("s"))
@@ -59,7 +59,7 @@ async def test_a_bookie_that_answers_again_is_used_again() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_is_not_registered_any_more_is_not_counted() -> None:
+async def test_a_bookie_that_is_no_longer_registered_is_not_counted() -> None:
     async with a_world("a b s") as world:
         running = world.worker(once=False)
         world.bookies.transport.faults(BookieId("s")).is_request_lost = True

@@ -83,7 +83,7 @@ async def cost_of(fleet: Fleet, event: Callable[[], Awaitable[None]]) -> int:
 
 @pytest.mark.parametrize("workers", [20, 400])
 @in_virtual_time
-async def test_the_first_task_costs_the_same_for_any_number_of_idle_workers(workers: int) -> None:
+async def test_the_cost_of_the_first_task_does_not_depend_on_the_number_of_idle_workers(workers: int) -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(7, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.kill("c")
@@ -99,7 +99,7 @@ async def test_the_first_task_costs_the_same_for_any_number_of_idle_workers(work
 
 @pytest.mark.parametrize("workers", [20, 400])
 @in_virtual_time
-async def test_a_bookie_that_goes_costs_the_same_for_any_number_of_idle_workers(workers: int) -> None:
+async def test_the_cost_of_a_lost_bookie_does_not_depend_on_the_number_of_idle_workers(workers: int) -> None:
     async with a_world("a b c t") as world, a_fleet(world, workers) as fleet:
 
         async def leave() -> None:
@@ -110,7 +110,7 @@ async def test_a_bookie_that_goes_costs_the_same_for_any_number_of_idle_workers(
 
 @pytest.mark.parametrize("workers", [20, 400])
 @in_virtual_time
-async def test_the_end_of_a_watching_worker_costs_the_same_for_any_number_of_standby_workers(workers: int) -> None:
+async def test_the_cost_of_the_end_of_watching_workers_does_not_depend_on_those_on_standby(workers: int) -> None:
     async with a_world("a b c t") as world, a_fleet(world, workers) as fleet:
 
         async def end() -> None:
@@ -129,7 +129,7 @@ async def test_the_requests_of_standby_workers_are_bounded() -> None:
 
 
 @in_virtual_time
-async def test_many_tasks_are_shared_by_workers_that_are_called() -> None:
+async def test_workers_on_standby_are_called_to_share_many_tasks() -> None:
     async with a_world("a b c t u v") as world:
         for ledger_id in range(256):
             await world.ledger(ledger_id, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
@@ -157,7 +157,7 @@ async def slow_down(world: RepairWorld, name: str) -> None:
 
 
 @in_virtual_time
-async def test_a_standby_worker_without_a_call_repairs_after_a_while() -> None:
+async def test_a_standby_worker_that_is_not_called_repairs_after_a_delay() -> None:
     """The watching workers are registered but do nothing: the task waits for minutes, but not for ever."""
     async with a_world("a b c t") as world:
         packets = await world.ledger(7, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
@@ -172,7 +172,7 @@ async def test_a_standby_worker_without_a_call_repairs_after_a_while() -> None:
 
 
 @in_virtual_time
-async def test_a_worker_alone_starts_at_once() -> None:
+async def test_a_single_worker_starts_at_once() -> None:
     async with a_world("a b c t") as world:
         await world.ledger(7, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.kill("c")

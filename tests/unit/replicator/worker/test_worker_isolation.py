@@ -46,7 +46,7 @@ async def heal(world: RepairWorld) -> Recorder:
 
 
 @pytest.mark.parametrize("ledger_id", [7, 8, 9])
-async def test_a_lost_copy_stays_in_the_group_though_another_rack_would_be_better(ledger_id: int) -> None:
+async def test_a_lost_copy_stays_in_the_group_even_if_another_rack_would_be_better(ledger_id: int) -> None:
     async with a_world("a b c x y") as world:
         await world.store.create(f"/{PULSAR_NODE}", json.dumps(GROUPS).encode())
         metadata = replace(make_metadata((0, "a b"), quorum=(2, 2), last=9), custom=CUSTOM)
@@ -61,7 +61,7 @@ async def test_a_lost_copy_stays_in_the_group_though_another_rack_would_be_bette
         assert await world.task(marked) is None
 
 
-async def test_a_ledger_whose_group_is_too_small_is_parked_until_a_bookie_of_it_comes() -> None:
+async def test_a_ledger_whose_group_is_too_small_is_parked_until_a_bookie_of_the_group_joins() -> None:
     async with a_world("a b x y") as world:
         await world.store.create(f"/{PULSAR_NODE}", json.dumps(GROUPS).encode())
         metadata = replace(make_metadata((0, "a b"), quorum=(2, 2), last=9), custom=CUSTOM)

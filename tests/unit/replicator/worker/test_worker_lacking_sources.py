@@ -65,7 +65,7 @@ async def test_missing_copies_of_a_source_are_stored_there_before_the_task_ends(
 
 @pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
 @in_virtual_time
-async def test_copies_that_a_source_cannot_read_are_stored_there_again(metadata: LedgerMetadata) -> None:
+async def test_copies_that_a_source_cannot_read_are_stored_again(metadata: LedgerMetadata) -> None:
     async with a_world(WORLD) as world:
         without_lists(world)
         packets = await world.ledger(LEDGER, metadata, COUNT)
@@ -83,7 +83,7 @@ async def test_copies_that_a_source_cannot_read_are_stored_there_again(metadata:
 
 @pytest.mark.parametrize("fault", ["busy source", "lost session", "disabled repair", "source away"])
 @in_virtual_time
-async def test_missing_copies_of_a_source_are_not_forgotten_if_its_entries_cannot_be_asked_for(fault: str) -> None:
+async def test_missing_copies_of_a_source_are_not_forgotten_if_its_entries_cannot_be_listed(fault: str) -> None:
     async with a_world(WORLD) as world:
         packets = await a_ledger_without(world, UNSTRIPED, set(range(40, 120)))
         await world.lose("c")
@@ -130,7 +130,7 @@ async def heal_with_one_mark_unanswered(world: RepairWorld) -> None:
 
 
 @in_virtual_time
-async def test_missing_copies_of_a_source_are_not_forgotten_if_the_store_does_not_answer_to_their_mark() -> None:
+async def test_missing_copies_of_a_source_are_not_forgotten_if_their_mark_gets_no_answer() -> None:
     """The next round of the same turn copies the same entries again."""
     async with a_world(WORLD) as world:
         packets = await a_ledger_without(world, UNSTRIPED, set(range(40, 120)))
@@ -141,7 +141,7 @@ async def test_missing_copies_of_a_source_are_not_forgotten_if_the_store_does_no
 
 
 @in_virtual_time
-async def test_missing_copies_of_a_source_are_not_forgotten_if_their_copies_in_place_are_listed_already() -> None:
+async def test_missing_copies_of_a_source_are_not_forgotten_if_the_target_already_lists_its_copies() -> None:
     """The next round does not read these entries, because their target lists them."""
     async with a_world(WORLD) as world:
         packets = await a_ledger_without(world, UNSTRIPED, set(range(40, 120)))
@@ -154,7 +154,7 @@ async def test_missing_copies_of_a_source_are_not_forgotten_if_their_copies_in_p
 
 
 @in_virtual_time
-async def test_a_missing_copy_of_a_source_is_not_forgotten_if_it_was_stored_alone_first() -> None:
+async def test_a_missing_copy_of_a_source_is_not_forgotten_if_it_was_stored_separately_first() -> None:
     """A damaged entry of a bookie is stored there before the others, and no later copy reads it."""
     async with a_world(WORLD) as world:
         packets = await a_ledger_without(world, UNSTRIPED, {COUNT - 1})

@@ -100,7 +100,9 @@ def sent_to(world: RepairWorld, targets: Iterable[str]) -> int:
     [("a b c", (3, 2), "b c"), ("a b c d e", (3, 2), "b d"), ("a b c d", (4, 2), "b c d")],
 )
 @in_virtual_time
-async def test_what_several_lost_positions_store_is_read_once(members: str, quorum: tuple[int, int], lost: str) -> None:
+async def test_entries_that_several_lost_positions_store_are_read_once(
+    members: str, quorum: tuple[int, int], lost: str
+) -> None:
     async with a_world(f"{members} t u v") as world:
         metadata = make_metadata((0, members), quorum=quorum, last=1999)
         packets = await world.ledger(LEDGER, metadata, 2000, payload_bytes=1000)
@@ -118,7 +120,7 @@ async def test_what_several_lost_positions_store_is_read_once(members: str, quor
 
 
 @in_virtual_time
-async def test_one_position_is_copied_in_ranges_from_several_sources_and_installed_by_one_write() -> None:
+async def test_one_position_is_copied_in_ranges_from_several_sources_and_installed_in_one_write() -> None:
     async with a_world("a b c t") as world:
         metadata = make_metadata((0, "a b c"), quorum=(3, 2), last=7999)
         packets = await world.ledger(LEDGER, metadata, 8000, payload_bytes=1000)
@@ -134,7 +136,7 @@ async def test_one_position_is_copied_in_ranges_from_several_sources_and_install
 
 
 @in_virtual_time
-async def test_fragments_of_one_ledger_are_copied_side_by_side_within_the_bounds() -> None:
+async def test_fragments_of_one_ledger_are_copied_concurrently_within_the_limits() -> None:
     async with a_world("a b c d t") as world:
         starts = range(0, 6000, 600)
         parts = [(start, "a b c" if index % 2 else "a c d") for index, start in enumerate(starts)]
@@ -182,7 +184,7 @@ async def test_a_large_ledger_is_installed_in_parts_while_other_fragments_are_co
 
 
 @in_virtual_time
-async def test_one_bookie_gets_no_more_chunks_at_a_time_than_the_setting_permits() -> None:
+async def test_one_bookie_receives_no_more_concurrent_chunks_than_configured() -> None:
     async with a_world("a b c t") as world:
         for number in range(1, 9):
             metadata = make_metadata((0, "a b c"), quorum=(3, 2), last=1499)
@@ -197,7 +199,7 @@ async def test_one_bookie_gets_no_more_chunks_at_a_time_than_the_setting_permits
 
 
 @in_virtual_time
-async def test_copies_wait_for_their_target_and_never_choose_another_one_for_that() -> None:
+async def test_copies_wait_for_their_target_rather_than_choose_another_one() -> None:
     """The less urgent ledger waits for its target, although another bookie is idle."""
     async with a_world("a b c t u") as world:
         targets = {}
@@ -215,7 +217,7 @@ async def test_copies_wait_for_their_target_and_never_choose_another_one_for_tha
 
 
 @in_virtual_time
-async def test_a_ledger_with_one_copy_left_passes_others_at_a_target_that_is_full() -> None:
+async def test_a_ledger_with_one_copy_left_overtakes_others_at_a_busy_target() -> None:
     async with a_world("a b c t") as world:
         for number in range(1, 9):
             await world.ledger(number, make_metadata((0, "a b c"), quorum=(3, 2), last=1199), 1200, payload_bytes=1000)
@@ -238,7 +240,7 @@ async def _has_sent(watching: Watching, count: int) -> bool:
 
 
 @in_virtual_time
-async def test_a_worker_that_dies_in_the_copy_of_two_positions_costs_a_part_of_each() -> None:
+async def test_a_worker_that_dies_while_copying_two_positions_loses_only_a_part_of_each() -> None:
     async with a_world("a b c t u") as world:
         count = 600
         metadata = make_metadata((0, "a b c"), quorum=(3, 2), last=count - 1, length=count * 50_000)
@@ -282,7 +284,7 @@ async def test_a_target_that_refuses_is_replaced_and_the_other_one_keeps_its_cop
 
 
 @in_virtual_time
-async def test_an_entry_without_a_copy_parks_its_positions_and_the_other_ones_are_repaired() -> None:
+async def test_an_entry_without_a_copy_parks_its_positions_and_the_others_are_repaired() -> None:
     async with a_world("a b c d e t u") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c d e"), quorum=(3, 2), last=99), 100)
         for name in "acde":  # entry 4 is on e, a and b

@@ -52,7 +52,7 @@ async def has_begun(world: RepairWorld, *running: Running) -> None:
 
 
 @in_virtual_time
-async def test_all_workers_together_keep_a_limit_and_share_it() -> None:
+async def test_all_workers_together_stay_within_a_limit_and_share_it() -> None:
     async with a_world("a b c t u v") as world:
         await lost_ledgers(world)
         await limits_of(world).set(CopyLimits(bytes_per_second=2 * MIB))
@@ -87,7 +87,7 @@ async def test_a_change_takes_effect_within_seconds_without_a_restart() -> None:
 
 
 @in_virtual_time
-async def test_a_limit_that_is_set_during_a_repair_slows_it_down() -> None:
+async def test_a_limit_set_during_a_repair_slows_it_down() -> None:
     async with a_world("a b c t u v") as world:
         await lost_ledgers(world)
         running = world.worker(once=False, bytes_per_second=2 * MIB)
@@ -101,7 +101,7 @@ async def test_a_limit_that_is_set_during_a_repair_slows_it_down() -> None:
 
 
 @in_virtual_time
-async def test_a_worker_that_has_ended_or_has_nothing_to_copy_leaves_its_share_to_the_others() -> None:
+async def test_a_worker_that_ended_or_has_nothing_to_copy_leaves_its_share_to_others() -> None:
     async with a_world("a b c t u v") as world:
         await lost_ledgers(world)
         await limits_of(world).set(CopyLimits(bytes_per_second=MIB))
@@ -118,7 +118,7 @@ async def test_a_worker_that_has_ended_or_has_nothing_to_copy_leaves_its_share_t
 
 
 @in_virtual_time
-async def test_limits_that_cannot_be_decoded_are_not_taken_for_none() -> None:
+async def test_undecodable_limits_do_not_count_as_no_limits() -> None:
     async with a_world("a b c t u v") as world:
         await lost_ledgers(world)
         await put(world.store, own_path("copy-limits", ROOT), b'{"format": 99}')
@@ -129,7 +129,7 @@ async def test_limits_that_cannot_be_decoded_are_not_taken_for_none() -> None:
 
 
 @in_virtual_time
-async def test_workers_cost_no_request_while_there_are_limits_and_nothing_to_copy() -> None:
+async def test_idle_workers_send_no_requests_while_there_are_limits() -> None:
     async with a_world("a b c t") as world:
         await limits_of(world).set(CopyLimits(bytes_per_second=MIB))
         running = world.worker(once=False)

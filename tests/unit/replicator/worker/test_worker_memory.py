@@ -97,12 +97,14 @@ async def most_held(sizes: list[int], members: str, quorum: int, ledgers: int) -
     ids=["large", "skewed", "striped"],
 )
 @in_virtual_time
-async def test_copies_hold_no_more_than_the_budget(sizes: list[int], members: str, quorum: int, ledgers: int) -> None:
+async def test_copies_use_no_more_memory_than_the_budget(
+    sizes: list[int], members: str, quorum: int, ledgers: int
+) -> None:
     held = await most_held(sizes, members, quorum, ledgers)
     assert held <= IN_FLIGHT_BYTES
 
 
 @in_virtual_time
-async def test_an_entry_above_the_whole_budget_is_copied_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_entry_larger_than_the_budget_is_copied_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "IN_FLIGHT_BYTES", MIB)
     assert await most_held([3 * MIB] * 2, "a b c", 3, 3) == 3 * MIB + 52

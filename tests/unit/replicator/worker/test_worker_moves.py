@@ -57,7 +57,7 @@ def copied(world: RepairWorld) -> dict[str, int]:
 
 
 @in_virtual_time
-async def test_one_copy_is_moved_so_that_the_ledger_spans_two_racks_and_the_task_ends() -> None:
+async def test_one_copy_is_moved_so_that_the_ledger_spans_two_racks_and_the_task_is_completed() -> None:
     async with a_world("a b x y") as world:
         await write_topology(world)
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
@@ -89,7 +89,7 @@ async def test_the_replaced_member_is_read_if_no_other_bookie_serves_an_entry() 
 
 
 @in_virtual_time
-async def test_a_ledger_that_adheres_keeps_its_bookies_and_loses_its_mark() -> None:
+async def test_a_ledger_that_meets_the_policy_keeps_its_bookies_and_loses_its_mark() -> None:
     async with a_world("a b x y") as world:
         await write_topology(world)
         await world.ledger(LEDGER, make_metadata((0, "a x"), quorum=(2, 2), last=9), 10)
@@ -100,7 +100,7 @@ async def test_a_ledger_that_adheres_keeps_its_bookies_and_loses_its_mark() -> N
 
 
 @in_virtual_time
-async def test_a_mark_without_a_better_bookie_waits_for_one_or_for_another_topology() -> None:
+async def test_a_mark_without_a_better_bookie_waits_for_a_bookie_or_another_topology() -> None:
     async with a_world("a b c") as world:
         await write_topology(world)
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
@@ -119,7 +119,7 @@ async def test_a_mark_without_a_better_bookie_waits_for_one_or_for_another_topol
 
 
 @in_virtual_time
-async def test_a_parked_mark_is_tried_again_with_another_topology() -> None:
+async def test_a_parked_mark_is_retried_after_a_change_of_the_topology() -> None:
     async with a_world("a b c") as world:
         await write_topology(world)
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
@@ -131,7 +131,7 @@ async def test_a_parked_mark_is_tried_again_with_another_topology() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_whose_location_is_not_known_is_not_judged_and_not_chosen() -> None:
+async def test_a_bookie_without_a_known_location_is_neither_judged_nor_chosen() -> None:
     async with a_world("a b q x") as world:
         await write_topology(world)
         await world.ledger(LEDGER, make_metadata((0, "a q"), quorum=(2, 2), last=9), 10)
@@ -146,7 +146,7 @@ async def test_a_bookie_whose_location_is_not_known_is_not_judged_and_not_chosen
 
 
 @in_virtual_time
-async def test_closed_fragments_of_an_open_ledger_are_moved_and_the_last_one_is_left_to_its_writer() -> None:
+async def test_closed_fragments_of_an_open_ledger_are_moved_but_not_the_last_one() -> None:
     async with a_world("a b x y") as world:
         await write_topology(world)
         metadata = make_metadata((0, "a b"), (10, "a x"), (20, "a b"), quorum=(2, 2))
@@ -162,7 +162,7 @@ async def test_closed_fragments_of_an_open_ledger_are_moved_and_the_last_one_is_
 
 
 @in_virtual_time
-async def test_programs_with_different_policies_do_not_move_a_ledger_to_and_fro_for_ever() -> None:
+async def test_processes_with_different_policies_do_not_move_a_ledger_back_and_forth_forever() -> None:
     async with a_world("a b x y") as world:
         await write_topology(world)
         metadata = make_metadata((0, "a b"), quorum=(2, 2), last=9)
@@ -209,7 +209,7 @@ async def test_nothing_is_moved_while_too_many_bookies_are_missing() -> None:
 
 
 @in_virtual_time
-async def test_lost_copies_come_first_and_the_move_has_a_turn_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lost_copies_come_first_and_the_move_has_a_separate_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(absence, "SETTLE_S", 0.0)
     async with a_world("a b c d x y") as world:
         await with_cookies(world, "a b c x y", 0)
@@ -244,7 +244,7 @@ async def test_a_target_that_refuses_is_replaced_by_another_one() -> None:
 
 
 @in_virtual_time
-async def test_a_move_that_restarts_of_the_worker_interrupt_is_no_move_back_and_forth(
+async def test_a_move_interrupted_by_restarts_does_not_count_as_a_move_back_and_forth(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(execution, "INSTALL_BYTES", 1)  # as if each fragment had 64 MiB

@@ -31,7 +31,7 @@ async def ledgers_on(world: RepairWorld, members: str, ledger_ids: range, *, cou
 
 
 @in_virtual_time
-async def test_a_critical_ledger_that_failed_waits_for_its_delay_and_for_no_other_ledger() -> None:
+async def test_a_critical_ledger_that_failed_waits_only_for_its_delay() -> None:
     async with a_world("a b c d e s t") as world:
         await ledgers_on(world, "a b c", range(1, MANY))
         await ledgers_on(world, "s d", range(99, 100))
@@ -52,7 +52,7 @@ async def test_a_critical_ledger_that_failed_waits_for_its_delay_and_for_no_othe
 
 
 @in_virtual_time
-async def test_a_wiped_bookie_that_is_registered_leaves_its_ledgers_as_urgent_as_a_lost_one() -> None:
+async def test_ledgers_of_a_wiped_registered_bookie_are_as_urgent_as_those_of_a_lost_one() -> None:
     async with a_world("a b c d e t") as world:
         await ledgers_on(world, "a b c", range(1, MANY))
         await ledgers_on(world, "a d", range(99, 100))
@@ -66,7 +66,7 @@ async def test_a_wiped_bookie_that_is_registered_leaves_its_ledgers_as_urgent_as
 
 
 @in_virtual_time
-async def test_ledgers_without_a_copy_come_last_when_they_are_marked_and_when_they_are_tried_again() -> None:
+async def test_ledgers_without_a_copy_come_last_when_marked_and_when_retried() -> None:
     async with a_world("a b c d e t") as world:
         await ledgers_on(world, "d e", range(1, 10))
         await ledgers_on(world, "a b c", range(10, 20))
@@ -82,7 +82,7 @@ async def test_ledgers_without_a_copy_come_last_when_they_are_marked_and_when_th
 
 
 @in_virtual_time
-async def test_a_ledger_that_becomes_critical_does_not_wait_for_a_place() -> None:
+async def test_a_ledger_that_becomes_critical_does_not_wait_for_a_slot() -> None:
     async with a_world("a b c d t") as world:
         await ledgers_on(world, "a b c", range(1, 7), count=400)
         await ledgers_on(world, "b d", range(9, 10))
@@ -102,7 +102,7 @@ async def test_a_ledger_that_becomes_critical_does_not_wait_for_a_place() -> Non
 
 
 @in_virtual_time
-async def test_a_boosted_ledger_comes_before_the_others_with_as_many_copies_and_after_those_with_fewer() -> None:
+async def test_a_boosted_ledger_comes_first_among_those_with_as_many_copies() -> None:
     async with a_world("a b c d e s t") as world:
         await ledgers_on(world, "a b c", range(1, MANY))
         await ledgers_on(world, "s d", range(99, 100))
@@ -140,7 +140,7 @@ async def most_in_flight(entries: int) -> int:
 
 
 @in_virtual_time
-async def test_large_ledgers_are_repaired_side_by_side_in_smaller_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_ledgers_are_repaired_concurrently_in_smaller_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordering, "SMALL_ENTRIES", 4)
     assert await most_in_flight(4) == 40
     assert await most_in_flight(5) == LARGE_IN_FLIGHT_MAX

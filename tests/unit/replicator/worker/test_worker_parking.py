@@ -44,7 +44,7 @@ async def test_an_entry_that_no_bookie_serves_parks_the_ledger_with_evidence() -
 
 @in_virtual_time
 @pytest.mark.parametrize("is_draining", [False, True])
-async def test_the_only_holder_of_an_entry_is_used_as_soon_as_it_registers_also_if_it_takes_no_copies(
+async def test_the_only_holder_of_an_entry_is_used_once_it_registers_even_if_it_accepts_no_copies(
     is_draining: bool,
 ) -> None:
     """R93."""
@@ -80,7 +80,7 @@ async def test_the_readable_fragments_of_a_partly_unreadable_ledger_are_repaired
 
 
 @in_virtual_time
-async def test_an_unreachable_source_fails_the_turn_and_does_not_park_the_task() -> None:
+async def test_an_unreachable_source_fails_the_attempt_and_does_not_park_the_task() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.lose("b")
@@ -97,7 +97,7 @@ async def test_an_unreachable_source_fails_the_turn_and_does_not_park_the_task()
 
 
 @in_virtual_time
-async def test_a_bookie_that_lost_entries_without_another_copy_is_not_asked_repeatedly() -> None:
+async def test_a_bookie_that_lost_entries_without_another_copy_is_not_contacted_repeatedly() -> None:
     async with a_world("a b") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("b")
@@ -111,7 +111,7 @@ async def test_a_bookie_that_lost_entries_without_another_copy_is_not_asked_repe
 
 
 @in_virtual_time
-async def test_targets_that_go_on_refusing_are_a_reason_to_park() -> None:
+async def test_targets_that_keep_refusing_park_the_ledger() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -138,7 +138,7 @@ async def wait_parked(world: RepairWorld) -> None:
 
 @in_virtual_time
 @pytest.mark.parametrize("help_by", ["restart", "another bookie", "retry", "eight days"])
-async def test_a_bookie_whose_collector_deleted_the_ledger_is_not_asked_again_before_that_can_help(
+async def test_a_bookie_whose_collector_deleted_the_ledger_is_not_retried_before_that_can_help(
     help_by: str,
 ) -> None:
     async with a_world("a b t") as world:
@@ -177,7 +177,7 @@ async def test_a_bookie_whose_collector_deleted_the_ledger_is_not_asked_again_be
 
 
 @in_virtual_time
-async def test_a_bookie_that_refuses_for_another_reason_is_asked_again_beside_one_that_goes_on_refusing() -> None:
+async def test_a_bookie_that_refuses_for_another_reason_is_retried_next_to_one_that_keeps_refusing() -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -213,7 +213,7 @@ async def test_changes_of_another_bookie_do_not_delay_the_next_attempt() -> None
 
 
 @in_virtual_time
-async def test_where_every_target_finds_an_entry_too_large_the_ledger_is_parked_until_a_bookie_joins() -> None:
+async def test_if_an_entry_is_too_large_for_every_target_the_ledger_is_parked_until_a_bookie_joins() -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -255,7 +255,7 @@ UNREADABLE_RECORDS = (
 
 @in_virtual_time
 @pytest.mark.parametrize("record", UNREADABLE_RECORDS)
-async def test_an_unreadable_record_counts_as_not_parked_and_goes_with_the_task(record: bytes) -> None:
+async def test_an_unreadable_record_counts_as_not_parked_and_is_removed_with_the_task(record: bytes) -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -269,7 +269,7 @@ async def test_an_unreadable_record_counts_as_not_parked_and_goes_with_the_task(
 @in_virtual_time
 @pytest.mark.parametrize("ledger_id", [LEDGER, 9])
 @pytest.mark.parametrize("kind", ["parked", "failures", "doubts", "parked-bookies"])
-async def test_a_record_that_cannot_be_deleted_stops_no_repair_and_is_logged_once(
+async def test_a_record_that_cannot_be_deleted_prevents_no_repair_and_is_logged_once(
     kind: str, ledger_id: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with a_world("a b t u v") as world:
@@ -373,7 +373,7 @@ async def test_without_a_live_copy_the_ledger_is_parked_until_a_holder_returns()
 
 
 @in_virtual_time
-async def test_a_parked_task_is_tried_again_when_it_is_marked_again() -> None:
+async def test_a_parked_task_is_retried_when_it_is_marked_again() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.lose("b")
@@ -384,7 +384,7 @@ async def test_a_parked_task_is_tried_again_when_it_is_marked_again() -> None:
 
 
 @in_virtual_time
-async def test_an_unreadable_entry_is_tried_again_when_another_bookie_joins() -> None:
+async def test_an_unreadable_entry_is_retried_when_another_bookie_joins() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -398,7 +398,7 @@ async def test_an_unreadable_entry_is_tried_again_when_another_bookie_joins() ->
 
 
 @in_virtual_time
-async def test_nothing_is_done_in_a_hot_loop_while_everything_is_parked() -> None:
+async def test_there_is_no_hot_loop_while_everything_is_parked() -> None:
     async with a_world("a b") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -430,7 +430,7 @@ async def test_unreadable_metadata_is_parked() -> None:
 
 
 @in_virtual_time
-async def test_one_failing_ledger_does_not_keep_the_others_waiting() -> None:
+async def test_one_failing_ledger_does_not_delay_the_others() -> None:
     async with a_world("a b c t") as world:
         packets = {}
         for ledger_id in range(6):

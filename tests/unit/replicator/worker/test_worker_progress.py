@@ -135,7 +135,7 @@ async def test_an_interrupted_copy_is_continued(fail: Fail, when: float) -> None
 
 
 @in_virtual_time
-async def test_progress_is_recorded_once_in_a_window() -> None:
+async def test_progress_is_recorded_once_per_window() -> None:
     async with a_world("a b t u v") as world:
         await a_lost_position(world)
         running = world.worker(bytes_per_second=2 * RATE)
@@ -175,7 +175,7 @@ def copied_to(world: RepairWorld, name: str) -> int:
 
 @pytest.mark.parametrize("has_no_lists", [False, True])
 @in_virtual_time
-async def test_what_the_recorded_target_has_is_not_copied_again(has_no_lists: bool) -> None:
+async def test_entries_of_the_recorded_target_are_not_copied_again(has_no_lists: bool) -> None:
     async with a_world("a b t u v") as world:
         packets = await a_recorded_copy(world, end=60)
         await world.bookies.put("u", LEDGER, [packets[EntryId(i)] for i in range(60)])
@@ -188,7 +188,7 @@ async def test_what_the_recorded_target_has_is_not_copied_again(has_no_lists: bo
 
 
 @in_virtual_time
-async def test_entries_that_the_target_does_not_list_are_copied_whatever_the_record_contains() -> None:
+async def test_entries_that_the_target_does_not_list_are_copied_regardless_of_the_record() -> None:
     async with a_world("a b t u v") as world:
         packets = await a_recorded_copy(world, end=60)
         await world.bookies.put("u", LEDGER, [packets[EntryId(i)] for i in range(60) if i % 10])
@@ -207,7 +207,7 @@ async def test_entries_beyond_the_record_are_copied_although_the_target_lists_th
 
 
 @in_virtual_time
-async def test_the_progress_of_other_disks_counts_for_nothing() -> None:
+async def test_progress_recorded_for_other_disks_does_not_count() -> None:
     async with a_world("a b t u v") as world:
         packets = await a_recorded_copy(world, end=60, incarnation="0")
         await world.bookies.put("u", LEDGER, [packets[EntryId(i)] for i in range(60)])
@@ -236,7 +236,7 @@ async def a_target_of_another_position(world: RepairWorld, *, has: int = 60) -> 
 
 @pytest.mark.parametrize("has_no_lists", [False, True])
 @in_virtual_time
-async def test_a_target_that_changes_its_position_keeps_what_both_positions_store(has_no_lists: bool) -> None:
+async def test_a_target_whose_position_changes_keeps_entries_that_both_positions_store(has_no_lists: bool) -> None:
     async with a_world("a b c u") as world:
         packets = await a_target_of_another_position(world)
         world.bookies["u"].has_no_lists = has_no_lists
@@ -247,7 +247,7 @@ async def test_a_target_that_changes_its_position_keeps_what_both_positions_stor
 
 
 @in_virtual_time
-async def test_a_target_that_lost_some_of_another_position_gets_everything() -> None:
+async def test_a_target_that_lost_entries_of_another_position_gets_everything() -> None:
     async with a_world("a b c u") as world:
         packets = await a_target_of_another_position(world, has=57)
         await world.heal()
@@ -256,7 +256,7 @@ async def test_a_target_that_lost_some_of_another_position_gets_everything() -> 
 
 
 @in_virtual_time
-async def test_a_second_interruption_does_not_cost_what_another_position_gave() -> None:
+async def test_a_second_interruption_does_not_lose_entries_from_another_position() -> None:
     async with a_world("a b c u") as world:
         packets = await a_target_of_another_position(world)
 
@@ -277,7 +277,7 @@ async def test_a_second_interruption_does_not_cost_what_another_position_gave() 
 
 
 @in_virtual_time
-async def test_a_target_without_lists_that_does_not_serve_what_is_recorded_is_not_named() -> None:
+async def test_a_target_without_lists_that_does_not_serve_recorded_entries_is_not_installed() -> None:
     async with a_world("a b t u") as world:
         packets = await a_recorded_copy(world, end=60)
         world.bookies["u"].has_no_lists = True
@@ -289,7 +289,7 @@ async def test_a_target_without_lists_that_does_not_serve_what_is_recorded_is_no
 
 
 @in_virtual_time
-async def test_the_only_target_without_lists_gets_everything_if_it_does_not_serve_what_is_recorded() -> None:
+async def test_the_only_target_without_lists_gets_everything_if_it_does_not_serve_recorded_entries() -> None:
     async with a_world("a b u") as world:
         packets = await a_recorded_copy(world, end=60)
         world.bookies["u"].has_no_lists = True
@@ -320,7 +320,7 @@ async def test_a_reservation_without_a_task_is_deleted() -> None:
             await until(world.is_clean, seconds=900, every_s=1)
 
 
-def test_a_begun_target_is_preferred_if_the_policy_rates_it_no_worse() -> None:
+def test_a_started_target_is_preferred_if_the_policy_does_not_rate_it_worse() -> None:
     key = PositionKey(EntryId(0), 1, BookieId("b"))
     members, candidates = names("a b"), names("t u v")
     for begun in candidates:

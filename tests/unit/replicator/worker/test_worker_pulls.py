@@ -91,7 +91,7 @@ async def scene(
 
 @pytest.mark.parametrize("digest_type", [DigestType.CRC32, DigestType.CRC32C, DigestType.HMAC])
 @in_virtual_time
-async def test_a_ledger_is_repaired_by_pulls_and_no_entry_passes_the_worker(digest_type: DigestType) -> None:
+async def test_a_ledger_is_repaired_by_pulls_and_no_entry_passes_through_the_worker(digest_type: DigestType) -> None:
     async with scene(digest_type=digest_type) as at:
         healed = await at.heal()
         await at.assert_repaired(healed)
@@ -104,7 +104,7 @@ async def test_a_ledger_is_repaired_by_pulls_and_no_entry_passes_the_worker(dige
 
 
 @in_virtual_time
-async def test_a_striped_ledger_is_pulled_from_all_who_hold_a_part_of_it() -> None:
+async def test_a_striped_ledger_is_pulled_from_all_holders_of_a_part() -> None:
     world = RepairWorld()
     world.copying = {TARGET}
     await world.start("a b c d e t")
@@ -120,7 +120,7 @@ async def test_a_striped_ledger_is_pulled_from_all_who_hold_a_part_of_it() -> No
 
 
 @in_virtual_time
-async def test_a_worker_without_pulling_carries_every_copy_itself() -> None:
+async def test_a_worker_without_pulls_transfers_every_copy_itself() -> None:
     async with scene() as at:
         running = at.world.worker()
         await running.worker.run()
@@ -131,7 +131,7 @@ async def test_a_worker_without_pulling_carries_every_copy_itself() -> None:
 
 
 @in_virtual_time
-async def test_a_target_that_does_not_offer_it_is_never_asked_to_copy() -> None:
+async def test_a_target_that_does_not_support_pulls_is_never_requested_to_copy() -> None:
     async with scene(copying="a b c") as at:
         healed = await at.heal()
         await at.assert_repaired(healed)
@@ -140,7 +140,7 @@ async def test_a_target_that_does_not_offer_it_is_never_asked_to_copy() -> None:
 
 
 @in_virtual_time
-async def test_what_only_apache_s_bookies_hold_passes_the_worker() -> None:
+async def test_entries_that_only_apaches_bookies_hold_pass_through_the_worker() -> None:
     async with scene() as at:
         for name in "ac":
             await at.world.registrations.unregister(BookieId(name))
@@ -152,7 +152,7 @@ async def test_what_only_apache_s_bookies_hold_passes_the_worker() -> None:
 
 
 @in_virtual_time
-async def test_entries_without_a_digest_pass_the_worker_which_compares_their_copies() -> None:
+async def test_entries_without_a_digest_pass_through_the_worker_which_compares_their_copies() -> None:
     async with scene(digest_type=DigestType.DUMMY) as at:
         healed = await at.heal()
         await at.assert_repaired(healed)
@@ -170,7 +170,7 @@ async def test_a_ledger_of_unknown_length_is_pulled_once_the_size_of_its_entries
 
 
 @in_virtual_time
-async def test_damaged_copies_are_found_by_the_worker_itself_and_replaced() -> None:
+async def test_damaged_copies_are_found_by_the_worker_and_replaced() -> None:
     async with scene() as at:
         damaged = {("a" if entry_id % 2 else "c", EntryId(entry_id)) for entry_id in range(100, 110)}
         for source, entry_id in damaged:
@@ -204,7 +204,7 @@ async def test_an_entry_without_a_good_copy_parks_the_ledger_with_the_same_evide
 
 
 @in_virtual_time
-async def test_a_source_that_does_not_answer_the_target_is_left_alone_and_nothing_is_absent() -> None:
+async def test_a_source_that_does_not_answer_the_target_is_skipped_and_its_entries_are_not_absent() -> None:
     async with scene() as at:
         at.world.bookies.between.faults(BookieId("c")).is_request_lost = True
         started_s = at.world.clock.monotonic_s()
@@ -218,7 +218,7 @@ async def test_a_source_that_does_not_answer_the_target_is_left_alone_and_nothin
 
 
 @in_virtual_time
-async def test_where_bookies_do_not_reach_each_other_the_worker_carries_everything() -> None:
+async def test_if_bookies_cannot_reach_each_other_the_worker_transfers_everything() -> None:
     async with scene() as at:
         for source in "ac":
             at.world.bookies.between.faults(BookieId(source)).is_unreachable = True
@@ -229,7 +229,7 @@ async def test_where_bookies_do_not_reach_each_other_the_worker_carries_everythi
 
 @pytest.mark.parametrize("status", [Status.BAD_REQUEST, Status.IO_ERROR, Status.SHUTTING_DOWN])
 @in_virtual_time
-async def test_a_target_that_fails_to_pull_gets_the_rest_from_the_worker(status: Status) -> None:
+async def test_a_target_that_fails_to_pull_receives_the_rest_from_the_worker(status: Status) -> None:
     """An older bookie answers BAD_REQUEST, although its registration announces pulls."""
     async with scene() as at:
         at.world.bookies[TARGET].copy_replies = [Status.OK, status]
@@ -240,7 +240,7 @@ async def test_a_target_that_fails_to_pull_gets_the_rest_from_the_worker(status:
 
 
 @in_virtual_time
-async def test_a_target_that_answers_no_copy_is_asked_by_adds() -> None:
+async def test_a_target_that_does_not_answer_a_pull_is_filled_by_adds() -> None:
     async with scene(count=100) as at:
         faults = at.world.bookies.transport.faults(BookieId(TARGET))
 
@@ -257,7 +257,7 @@ async def test_a_target_that_answers_no_copy_is_asked_by_adds() -> None:
 
 
 @in_virtual_time
-async def test_a_busy_target_is_waited_for_and_then_pulls() -> None:
+async def test_the_worker_waits_for_a_busy_target_and_then_lets_it_pull() -> None:
     async with scene(count=100) as at:
         at.world.bookies[TARGET].copy_replies = [Status.TOO_MANY_REQUESTS] * 3
         started_s = at.world.clock.monotonic_s()
@@ -268,7 +268,7 @@ async def test_a_busy_target_is_waited_for_and_then_pulls() -> None:
 
 
 @in_virtual_time
-async def test_other_disks_under_the_target_s_name_take_nothing() -> None:
+async def test_a_bookie_of_the_same_name_on_other_disks_receives_nothing() -> None:
     async with scene(count=100) as at:
 
         async def replace_disks() -> None:
@@ -283,7 +283,7 @@ async def test_other_disks_under_the_target_s_name_take_nothing() -> None:
 
 
 @in_virtual_time
-async def test_a_source_that_dies_during_a_pull_costs_no_entry() -> None:
+async def test_a_source_that_dies_during_a_pull_loses_no_entry() -> None:
     async with scene() as at:
 
         async def die() -> None:
@@ -296,7 +296,7 @@ async def test_a_source_that_dies_during_a_pull_costs_no_entry() -> None:
 
 
 @in_virtual_time
-async def test_disable_stops_before_the_next_pull() -> None:
+async def test_disabled_repair_stops_before_the_next_pull() -> None:
     async with scene() as at:
 
         async def disable() -> None:
@@ -310,7 +310,7 @@ async def test_disable_stops_before_the_next_pull() -> None:
 
 
 @in_virtual_time
-async def test_pulls_keep_the_rate_of_the_process() -> None:
+async def test_pulls_respect_the_rate_of_the_process() -> None:
     async with scene() as at:
         started_s = at.world.clock.monotonic_s()
         healed = await at.heal(bytes_per_second=BATCH_BYTES_MAX)
@@ -322,7 +322,7 @@ async def test_pulls_keep_the_rate_of_the_process() -> None:
 
 
 @in_virtual_time
-async def test_a_pair_without_a_path_is_tried_again_after_a_minute_and_pairs_are_bounded(
+async def test_an_unconnected_pair_is_retried_after_a_minute_and_pairs_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_PAIRS_MAX", 2)

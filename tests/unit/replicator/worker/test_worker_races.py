@@ -24,7 +24,7 @@ from tests.worlds.virtual_time import in_virtual_time, run_virtual, until
 
 
 @in_virtual_time
-async def test_a_writer_that_changes_the_ensemble_meanwhile_loses_nothing_and_nothing_is_copied_twice() -> None:
+async def test_a_concurrent_ensemble_change_by_the_writer_loses_nothing_and_repeats_no_copy() -> None:
     async with a_world("a b c t") as world:
         before = make_metadata((0, "a b"), (10, "a c"), quorum=(2, 2), last=None)
         packets = await world.ledger(LEDGER, before, 15)
@@ -92,7 +92,7 @@ def test_two_workers_share_the_tasks(seed: int) -> None:
 
 
 @in_virtual_time
-async def test_a_lock_that_was_taken_away_means_no_change_on_its_ground() -> None:
+async def test_a_worker_that_lost_its_lock_changes_nothing() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -124,7 +124,7 @@ async def test_a_lock_taken_by_another_worker_stops_the_repair_and_is_not_releas
 
 
 @in_virtual_time
-async def test_a_lease_ends_with_its_session_and_touches_nothing_afterwards() -> None:
+async def test_a_lease_ends_with_its_session_and_changes_nothing_afterwards() -> None:
     async with a_world("a b") as world:
         await world.tasks.marking.mark(LEDGER, names("b"))
         store = MemoryStore(world.cell)
@@ -164,7 +164,7 @@ async def test_a_task_marked_again_during_the_repair_stays() -> None:
 
 
 @in_virtual_time
-async def test_a_task_that_was_deleted_and_made_anew_during_the_repair_stays() -> None:
+async def test_a_task_that_was_deleted_and_created_again_during_the_repair_stays() -> None:
     async with a_world("a b c t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.lose("b")
@@ -190,7 +190,7 @@ async def test_a_task_that_was_deleted_and_made_anew_during_the_repair_stays() -
 
 
 @in_virtual_time
-async def test_the_end_of_the_session_ends_every_effect() -> None:
+async def test_a_worker_without_a_session_changes_nothing() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -213,7 +213,7 @@ async def test_the_end_of_the_session_ends_every_effect() -> None:
 
 
 @in_virtual_time
-async def test_a_new_session_at_once_does_not_continue_what_the_old_one_began() -> None:
+async def test_a_new_session_does_not_continue_the_repair_of_the_old_one() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -240,7 +240,7 @@ async def test_a_new_session_at_once_does_not_continue_what_the_old_one_began() 
 
 
 @in_virtual_time
-async def test_a_connection_that_comes_back_in_time_costs_nothing() -> None:
+async def test_a_connection_that_returns_in_time_does_not_interrupt_the_repair() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -258,7 +258,7 @@ async def test_a_connection_that_comes_back_in_time_costs_nothing() -> None:
 
 
 @in_virtual_time
-async def test_disable_stops_before_the_next_copy_and_enable_goes_on() -> None:
+async def test_disabling_stops_before_the_next_copy_and_enabling_continues() -> None:
     async with a_world("a b t") as world:
         metadata = make_metadata((0, "a b"), quorum=(2, 2), last=19_999)
         packets = await world.ledger(LEDGER, metadata, 20_000)
@@ -278,7 +278,7 @@ async def test_disable_stops_before_the_next_copy_and_enable_goes_on() -> None:
 
 
 @in_virtual_time
-async def test_a_run_that_should_end_does_not_wait_for_repair_to_be_enabled() -> None:
+async def test_a_run_with_once_does_not_wait_for_repair_to_be_enabled() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))
@@ -289,7 +289,7 @@ async def test_a_run_that_should_end_does_not_wait_for_repair_to_be_enabled() ->
 
 
 @in_virtual_time
-async def test_a_broken_rule_of_our_own_sets_one_ledger_aside_and_ends_no_worker() -> None:
+async def test_a_violated_invariant_parks_one_ledger_and_does_not_end_the_worker() -> None:
     async with a_world("a b t") as world:
         for ledger_id in (LEDGER, 8, 9):
             await world.ledger(ledger_id, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
@@ -313,7 +313,7 @@ async def test_a_broken_rule_of_our_own_sets_one_ledger_aside_and_ends_no_worker
 
 
 @in_virtual_time
-async def test_a_store_that_fails_now_and_then_only_delays() -> None:
+async def test_occasional_failures_of_the_store_only_delay_repairs() -> None:
     async with a_world("a b t") as world:
         packets = {}
         for ledger_id in range(5):
@@ -335,7 +335,7 @@ async def test_a_store_that_fails_now_and_then_only_delays() -> None:
 
 
 @in_virtual_time
-async def test_a_lock_that_was_left_behind_is_released_although_the_ledger_has_no_task_any_more() -> None:
+async def test_a_leftover_lock_is_released_even_if_its_ledger_no_longer_has_a_task() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("b")
@@ -363,7 +363,7 @@ async def test_a_lock_that_was_left_behind_is_released_although_the_ledger_has_n
 
 
 @in_virtual_time
-async def test_stopping_lets_what_is_in_flight_end_within_the_grace_period() -> None:
+async def test_stopping_lets_repairs_in_flight_finish_within_the_grace_period() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(1, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.ledger(2, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
@@ -449,7 +449,7 @@ async def crash_after(turns: int) -> bool:
         return is_over
 
 
-def test_a_crash_at_any_moment_leaves_what_another_worker_can_finish() -> None:
+def test_after_a_crash_at_any_point_another_worker_can_finish() -> None:
     turns = 0
     while not run_virtual(crash_after(turns)):
         turns += 1

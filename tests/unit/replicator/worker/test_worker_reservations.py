@@ -31,7 +31,7 @@ from tests.worlds.virtual_time import in_virtual_time, until
 
 
 @in_virtual_time
-async def test_the_whole_plan_is_reserved_before_a_target_is_asked_or_copied_to_and_released_with_the_task() -> None:
+async def test_the_whole_plan_is_reserved_before_a_target_is_contacted_and_released_with_the_task() -> None:
     async with a_world("a b c t u") as world:
         metadata = make_metadata((0, "a b c"), (10, "b a c"), (20, "b c a"), quorum=(2, 2), last=19)
         packets = await world.ledger(LEDGER, metadata, 20)
@@ -76,7 +76,7 @@ async def test_the_whole_plan_is_reserved_before_a_target_is_asked_or_copied_to_
 
 
 @in_virtual_time
-async def test_a_target_in_place_of_one_that_refused_is_reserved_before_it_gets_copies() -> None:
+async def test_a_replacement_for_a_target_that_refused_is_reserved_before_it_gets_copies() -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -103,7 +103,7 @@ async def test_a_target_in_place_of_one_that_refused_is_reserved_before_it_gets_
 
 
 @in_virtual_time
-async def test_a_reservation_that_a_former_worker_makes_late_is_removed_before_the_task_ends() -> None:
+async def test_a_late_reservation_of_a_former_worker_is_removed_before_the_task_ends() -> None:
     """The write was in progress when the worker lost its lock, and arrives after the next worker has taken the lock."""
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
@@ -120,7 +120,7 @@ async def test_a_reservation_that_a_former_worker_makes_late_is_removed_before_t
 
 
 @in_virtual_time
-async def test_filling_up_in_place_reserves_nothing() -> None:
+async def test_filling_in_place_reserves_nothing() -> None:
     async with a_world("a b") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.kill("b")
@@ -149,7 +149,7 @@ def mark_again_during_the_copy(world: RepairWorld, targets: str) -> None:
 
 @pytest.mark.parametrize("is_marked_again", [False, True], ids=["completing", "installing alone"])
 @in_virtual_time
-async def test_a_reservation_that_another_worker_took_over_stops_the_install(is_marked_again: bool) -> None:
+async def test_a_reservation_taken_over_by_another_worker_stops_the_installation(is_marked_again: bool) -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -186,7 +186,7 @@ async def test_a_reservation_that_another_worker_took_over_stops_the_install(is_
 
 @pytest.mark.parametrize("marked_again", ["", "during the copy", "during the write"])
 @in_virtual_time
-async def test_a_lock_that_a_collector_of_apache_took_over_stops_the_install(marked_again: str) -> None:
+async def test_a_lock_taken_over_by_apaches_collector_stops_the_installation(marked_again: str) -> None:
     """Apache's workers delete locks of others.
 
     A collector of Apache ignores reservations, and deletes entries that no ledger names while it has the lock. So
@@ -224,7 +224,7 @@ async def test_a_lock_that_a_collector_of_apache_took_over_stops_the_install(mar
 
 
 @in_virtual_time
-async def test_what_a_dead_worker_reserved_is_removed_with_the_task() -> None:
+async def test_reservations_of_a_dead_worker_are_removed_with_the_task() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.reservations.reserve(LEDGER, "dead", [Reservation(EntryId(0), 1, BookieId("t"), "1")])
@@ -252,7 +252,7 @@ async def test_a_damaged_reservation_of_a_dead_worker_is_replaced() -> None:
 
 
 @in_virtual_time
-async def test_a_repair_that_ends_without_success_leaves_no_reservation() -> None:
+async def test_a_failed_repair_leaves_no_reservation() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -263,7 +263,7 @@ async def test_a_repair_that_ends_without_success_leaves_no_reservation() -> Non
 
 
 @in_virtual_time
-async def test_a_stop_in_the_middle_leaves_no_reservation() -> None:
+async def test_stopping_during_a_copy_leaves_no_reservation() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -280,7 +280,7 @@ async def test_a_stop_in_the_middle_leaves_no_reservation() -> None:
 
 
 @in_virtual_time
-async def test_a_target_that_does_not_answer_before_the_copy_is_not_copied_to() -> None:
+async def test_a_target_that_does_not_answer_before_the_copy_gets_no_copies() -> None:
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -292,7 +292,7 @@ async def test_a_target_that_does_not_answer_before_the_copy_is_not_copied_to() 
 
 
 @in_virtual_time
-async def test_a_target_that_lists_no_more_is_not_named() -> None:
+async def test_a_target_that_stops_listing_its_entries_is_not_installed() -> None:
     """It could list its entries a moment ago, so it is not asked for a list before a small copy."""
     async with a_world("a b t u") as world:
         packets = {}
@@ -316,7 +316,7 @@ async def test_a_target_that_lists_no_more_is_not_named() -> None:
 
 
 @in_virtual_time
-async def test_a_collection_that_began_before_a_copy_deletes_nothing() -> None:
+async def test_a_collection_that_started_before_a_copy_deletes_nothing() -> None:
     """S16: the pin ends it for the first ledger, and the first add ends it for the second one."""
     async with a_world("a b t") as world:
         packets = {}
@@ -334,7 +334,7 @@ async def test_a_collection_that_began_before_a_copy_deletes_nothing() -> None:
 
 
 @in_virtual_time
-async def test_a_target_on_other_disks_than_those_reserved_refuses_the_copies() -> None:
+async def test_a_target_on_other_disks_than_the_reserved_ones_refuses_the_copies() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -350,7 +350,7 @@ async def test_a_target_on_other_disks_than_those_reserved_refuses_the_copies() 
 
 
 @in_virtual_time
-async def test_a_task_stays_when_the_ledger_changed_after_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_stays_if_the_ledger_changed_after_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(absence, "SETTLE_S", 0.0)
     async with a_world("a b c t") as world:
         await with_cookies(world, "a b t", 0)
@@ -378,7 +378,7 @@ async def test_a_task_stays_when_the_ledger_changed_after_the_verdict(monkeypatc
 
 
 @in_virtual_time
-async def test_a_bookie_in_limbo_that_lists_everything_is_healthy_and_one_that_does_not_is_no_source() -> None:
+async def test_a_bookie_in_limbo_is_healthy_if_it_lists_every_entry_and_otherwise_not_a_source() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.bookies.nodes[BookieId("a")].storage.set_limbo([LEDGER])
@@ -418,7 +418,7 @@ async def heal_while(
 
 
 @in_virtual_time
-async def test_a_bookie_reported_again_after_the_verdict_is_not_forgotten_with_the_task() -> None:
+async def test_a_bookie_marked_again_after_the_verdict_is_not_forgotten_with_the_task() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))
@@ -433,7 +433,7 @@ async def test_a_bookie_reported_again_after_the_verdict_is_not_forgotten_with_t
 
 
 @in_virtual_time
-async def test_a_bookie_that_came_back_without_its_disks_after_the_verdict_is_asked_again() -> None:
+async def test_a_bookie_that_came_back_without_its_disks_after_the_verdict_is_checked_again() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         histories = Incarnations(world.store, ROOT)
@@ -450,7 +450,7 @@ async def test_a_bookie_that_came_back_without_its_disks_after_the_verdict_is_as
 
 
 @in_virtual_time
-async def test_a_bookie_without_a_recorded_incarnation_is_asked_again_after_it_registered_again() -> None:
+async def test_a_bookie_without_a_recorded_incarnation_is_checked_again_after_it_registers_again() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))
@@ -465,7 +465,7 @@ async def test_a_bookie_without_a_recorded_incarnation_is_asked_again_after_it_r
 
 
 @in_virtual_time
-async def test_a_bookie_that_comes_back_empty_as_soon_as_it_has_answered_is_asked_again() -> None:
+async def test_a_bookie_that_comes_back_empty_right_after_its_answer_is_checked_again() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))
@@ -484,7 +484,7 @@ async def test_a_bookie_that_comes_back_empty_as_soon_as_it_has_answered_is_aske
 
 
 @in_virtual_time
-async def test_a_mark_of_a_bookie_that_registered_again_in_the_last_moment_stays() -> None:
+async def test_a_mark_of_a_bookie_that_registered_again_at_the_last_moment_stays() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))
@@ -499,7 +499,7 @@ async def test_a_mark_of_a_bookie_that_registered_again_in_the_last_moment_stays
 
 
 @in_virtual_time
-async def test_a_bookie_that_registers_again_during_the_copy_of_another_is_asked_again() -> None:
+async def test_a_bookie_that_registers_again_during_the_copy_of_another_is_checked_again() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.kill("c")
@@ -518,7 +518,7 @@ async def test_a_bookie_that_registers_again_during_the_copy_of_another_is_asked
 
 @pytest.mark.parametrize("fragment_count", [1, 3])
 @in_virtual_time
-async def test_a_target_that_registers_again_on_empty_disks_after_its_list_is_not_named_yet(
+async def test_a_target_that_registers_with_empty_disks_after_its_list_is_not_installed_yet(
     monkeypatch: pytest.MonkeyPatch, fragment_count: int
 ) -> None:
     async with a_world("a b t") as world:
@@ -544,7 +544,7 @@ async def test_a_target_that_registers_again_on_empty_disks_after_its_list_is_no
 @pytest.mark.parametrize("is_early", [False, True])
 @pytest.mark.parametrize("first_list", ["of another registration", "of other disks", "not whole"])
 @in_virtual_time
-async def test_a_task_stays_if_an_installation_left_a_step_out(
+async def test_a_task_stays_if_an_installation_skipped_a_step(
     monkeypatch: pytest.MonkeyPatch, first_list: str, is_early: bool
 ) -> None:
     if is_early:
@@ -577,7 +577,7 @@ async def test_a_task_stays_if_an_installation_left_a_step_out(
 
 
 @in_virtual_time
-async def test_a_target_that_gets_nothing_is_pinned_as_well() -> None:
+async def test_a_target_that_receives_no_entries_is_pinned_too() -> None:
     """A collector that is deleting the ledger there must not finish after the bookie has become a member."""
     async with a_world("a b c d") as world:
         await world.ledger(7, make_metadata((0, "a b c"), quorum=(2, 2), last=0), 1)
@@ -597,7 +597,7 @@ async def lose_a_member_of_an_empty_ledger(world: RepairWorld) -> None:
 
 
 @in_virtual_time
-async def test_an_empty_ledger_gets_another_member_without_a_reservation_or_a_question() -> None:
+async def test_a_member_of_an_empty_ledger_is_replaced_without_a_reservation_or_a_request() -> None:
     """R118: there are no copies, so nothing can be deleted."""
     async with a_world("a b t") as world:
         await lose_a_member_of_an_empty_ledger(world)
@@ -624,7 +624,7 @@ async def test_an_empty_ledger_gets_another_member_without_a_reservation_or_a_qu
 
 
 @in_virtual_time
-async def test_what_is_reserved_for_an_empty_ledger_is_replaced_and_removed_with_its_task() -> None:
+async def test_a_reservation_for_an_empty_ledger_is_replaced_and_removed_with_its_task() -> None:
     """Earlier releases made reservations for empty ledgers too, and one of their workers may have died."""
     async with a_world("a b t u") as world:
         await lose_a_member_of_an_empty_ledger(world)
@@ -635,7 +635,7 @@ async def test_what_is_reserved_for_an_empty_ledger_is_replaced_and_removed_with
 
 
 @in_virtual_time
-async def test_an_empty_ledger_whose_lock_was_taken_over_is_not_changed() -> None:
+async def test_an_empty_ledger_is_not_changed_after_its_lock_was_taken_over() -> None:
     """Even without a reservation, a late write is checked against the lock and the version of the metadata."""
     async with a_world("a b t") as world:
         await lose_a_member_of_an_empty_ledger(world)
@@ -689,7 +689,7 @@ async def heal_while_disks_of_t_are_replaced(world: RepairWorld, moment: str) ->
 
 
 @in_virtual_time
-async def test_a_target_whose_disks_were_replaced_is_not_named_though_it_is_still_registered() -> None:
+async def test_a_target_whose_disks_were_replaced_is_not_installed_even_if_still_registered() -> None:
     """A bookie on new disks searches the metadata once for entries of the old disks, so nothing may be named later."""
     for moment in ("look", "install"):
         async with a_world("a b t u") as world:
@@ -708,7 +708,7 @@ async def test_a_target_whose_disks_were_replaced_is_not_named_though_it_is_stil
 
 
 @in_virtual_time
-async def test_a_target_that_is_back_on_new_disks_gets_another_copy() -> None:
+async def test_a_target_that_returns_on_new_disks_gets_another_copy() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         histories = Incarnations(world.store, ROOT)

@@ -56,7 +56,7 @@ def a_worker(world: RepairWorld) -> Running:
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 @in_virtual_time
-async def test_the_copy_for_a_bookie_that_returns_healthy_ends_within_the_chunks_under_way(share: float) -> None:
+async def test_the_copy_for_a_bookie_that_returns_healthy_ends_after_the_chunks_in_flight(share: float) -> None:
     async with a_world("a b t u") as world:
         packets = await a_lost_position(world)
         running = a_worker(world)
@@ -73,7 +73,7 @@ async def test_the_copy_for_a_bookie_that_returns_healthy_ends_within_the_chunks
 
 
 @in_virtual_time
-async def test_only_what_the_returned_copy_lacks_is_filled_in_place() -> None:
+async def test_only_missing_entries_of_a_returned_bookie_are_filled_in_place() -> None:
     async with a_world("a b t u") as world:
         packets = await a_lost_position(world)
         await world.bookies.start(["b"], "1")  # the same disks, without the last entries
@@ -92,7 +92,7 @@ async def test_only_what_the_returned_copy_lacks_is_filled_in_place() -> None:
 
 @pytest.mark.parametrize("incarnation", ["1", "2"])
 @in_virtual_time
-async def test_the_copy_goes_on_if_the_bookie_returns_with_empty_disks(incarnation: str) -> None:
+async def test_the_copy_continues_if_the_bookie_returns_with_empty_disks(incarnation: str) -> None:
     """A bookie with new disks, or an Apache bookie whose disks are not recorded, returns like this."""
     async with a_world("a b t u") as world:
         packets = await a_lost_position(world)
@@ -124,7 +124,7 @@ async def test_a_wiped_bookie_that_returns_early_is_filled_in_place_if_no_copy_w
 
 
 @in_virtual_time
-async def test_the_copies_of_a_bookie_that_keeps_returning_come_to_their_end() -> None:
+async def test_the_copies_for_a_bookie_that_keeps_returning_are_finished() -> None:
     async with a_world("a b t u") as world:
         packets = await a_lost_position(world)
         running = a_worker(world)
@@ -147,7 +147,7 @@ async def test_the_copies_of_a_bookie_that_keeps_returning_come_to_their_end() -
 
 
 @in_virtual_time
-async def test_a_target_of_a_flapping_bookie_is_named_although_the_bookie_is_registered_at_that_moment() -> None:
+async def test_the_target_for_a_flapping_bookie_is_installed_even_if_it_is_registered_at_that_moment() -> None:
     async with a_world("a b t u") as world:
         packets = await a_lost_position(world)
         running = a_worker(world)
@@ -164,7 +164,7 @@ async def test_a_target_of_a_flapping_bookie_is_named_although_the_bookie_is_reg
 
 
 @in_virtual_time
-async def test_a_copy_goes_on_while_the_bookies_cannot_be_listed() -> None:
+async def test_a_copy_continues_while_the_bookies_cannot_be_listed() -> None:
     async with a_world("a b t u") as world:
         packets = await a_lost_position(world)
         running = a_worker(world)
@@ -201,7 +201,7 @@ def test_returns_are_counted_once_and_forgotten_after_the_window() -> None:
 
 
 @in_virtual_time
-async def test_one_return_that_ends_many_slow_copies_is_no_flapping() -> None:
+async def test_one_return_that_ends_many_slow_copies_does_not_count_as_flapping() -> None:
     """Slow copies still end long after the return that ended the first of them."""
     count, rate = 100, 100_000
     async with a_world("a b t u v") as world:

@@ -40,7 +40,7 @@ async def failures(world: RepairWorld) -> list[LedgerId]:
 
 
 @in_virtual_time
-async def test_a_ledger_that_fails_is_tried_by_the_fleet_as_often_as_by_one_worker() -> None:
+async def test_a_failing_ledger_is_tried_by_the_fleet_as_often_as_by_one_worker() -> None:
     tried: dict[int, int] = {}
     for count in (1, WORKERS):
         async with a_world("a b t") as world:
@@ -114,7 +114,7 @@ async def is_parked(world: RepairWorld) -> bool:
 
 
 @in_virtual_time
-async def test_a_parked_ledger_is_tried_again_once_per_period_by_the_fleet() -> None:
+async def test_a_parked_ledger_is_retried_once_per_period_by_the_fleet() -> None:
     async with a_world("a b c t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.lose("b")
@@ -130,7 +130,7 @@ async def test_a_parked_ledger_is_tried_again_once_per_period_by_the_fleet() -> 
 
 
 @in_virtual_time
-async def test_a_run_that_should_end_tries_what_others_have_given_up() -> None:
+async def test_a_run_with_once_tries_tasks_that_others_have_given_up() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
@@ -143,7 +143,7 @@ async def test_a_run_that_should_end_tries_what_others_have_given_up() -> None:
         assert await failures(world) == []
 
 
-def test_a_failure_is_not_forgotten_by_a_listing_that_ran_while_its_record_was_written() -> None:
+def test_a_listing_that_overlaps_the_write_of_a_failure_does_not_forget_it() -> None:
     clock = ManualClock()
     memory = Memory(clock, random.Random(1))
     record = memory.record_failure(LEDGER)
@@ -157,9 +157,7 @@ def test_a_failure_is_not_forgotten_by_a_listing_that_ran_while_its_record_was_w
 
 
 @in_virtual_time
-async def test_a_ledger_that_was_marked_again_during_its_repair_does_not_wait_for_an_earlier_failure_once_more() -> (
-    None
-):
+async def test_a_ledger_marked_again_during_its_repair_does_not_wait_for_an_earlier_failure_again() -> None:
     """R95."""
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
@@ -182,7 +180,7 @@ async def test_a_ledger_that_was_marked_again_during_its_repair_does_not_wait_fo
 
 
 @in_virtual_time
-async def test_a_damaged_record_of_failures_counts_as_none_and_goes_with_the_task() -> None:
+async def test_a_damaged_record_of_failures_counts_as_none_and_is_removed_with_the_task() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")

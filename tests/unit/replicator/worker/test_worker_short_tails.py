@@ -47,7 +47,7 @@ async def assert_filled_up(world: RepairWorld, packets: dict[EntryId, bytes], op
 
 @pytest.mark.parametrize("has_no_lists", [False, True])
 @pytest.mark.parametrize("tail", ["a t", "a b"])
-def test_a_fragment_that_the_writer_has_left_is_filled_up_in_place(tail: str, has_no_lists: bool) -> None:
+def test_a_fragment_that_the_writer_has_left_is_filled_in_place(tail: str, has_no_lists: bool) -> None:
     @in_virtual_time
     async def test() -> None:
         async with a_world("a b t") as world:
@@ -64,7 +64,9 @@ def test_a_fragment_that_the_writer_has_left_is_filled_up_in_place(tail: str, ha
 @pytest.mark.parametrize("has_no_lists", [False, True])
 @pytest.mark.parametrize("held", [0, 7, 9])
 @pytest.mark.parametrize("shape", ["a b", "a b c"])
-def test_a_fragment_that_may_grow_is_filled_up_with_what_others_have(shape: str, held: int, has_no_lists: bool) -> None:
+def test_a_fragment_that_may_grow_is_filled_with_entries_of_other_members(
+    shape: str, held: int, has_no_lists: bool
+) -> None:
     """With two copies and two acknowledgements, a recovery would believe the empty bookie and drop the last entry."""
 
     @in_virtual_time
@@ -84,7 +86,7 @@ def test_a_fragment_that_may_grow_is_filled_up_with_what_others_have(shape: str,
 
 
 @in_virtual_time
-async def test_with_an_empty_tail_the_fragment_before_it_is_filled_up_as_well() -> None:
+async def test_the_fragment_before_an_empty_tail_is_filled_too() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), (20, "a t"), quorum=(2, 2), last=None), 20)
         metadata = await world.metadata(LEDGER)
@@ -93,7 +95,7 @@ async def test_with_an_empty_tail_the_fragment_before_it_is_filled_up_as_well() 
 
 
 @in_virtual_time
-async def test_behind_a_gap_nothing_was_acknowledged_and_nothing_is_copied() -> None:
+async def test_entries_after_a_gap_were_not_acknowledged_and_are_not_copied() -> None:
     async with a_world("a b c t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         packets = make_packets(LEDGER, 15)
@@ -106,7 +108,7 @@ async def test_behind_a_gap_nothing_was_acknowledged_and_nothing_is_copied() -> 
 
 
 @in_virtual_time
-async def test_a_writer_goes_on_while_its_bookie_is_filled_up() -> None:
+async def test_a_writer_continues_while_its_bookie_is_filled() -> None:
     async with a_world("a b c t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         metadata = await world.metadata(LEDGER)
@@ -122,7 +124,7 @@ async def test_a_writer_goes_on_while_its_bookie_is_filled_up() -> None:
 
 
 @in_virtual_time
-async def test_a_read_only_bookie_that_lacks_entries_waits_for_the_writer() -> None:
+async def test_the_repair_of_a_read_only_incomplete_bookie_waits_for_the_writer() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         await wipe(world, "b")
@@ -140,7 +142,7 @@ async def test_a_read_only_bookie_that_lacks_entries_waits_for_the_writer() -> N
 
 
 @in_virtual_time
-async def test_a_member_that_has_all_there_is_lacks_nothing() -> None:
+async def test_a_member_that_has_every_entry_lacks_nothing() -> None:
     async with a_world("a b c t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=None), 10)
         metadata = await world.metadata(LEDGER)
@@ -158,7 +160,7 @@ async def test_an_open_ledger_without_entries_lacks_nothing() -> None:
 
 
 @in_virtual_time
-async def test_while_a_member_cannot_say_what_was_written_the_task_stays() -> None:
+async def test_the_task_stays_while_a_member_is_unreachable() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await wipe(world, "b")
@@ -174,7 +176,7 @@ async def test_while_a_member_cannot_say_what_was_written_the_task_stays() -> No
 
 
 @in_virtual_time
-async def test_a_damaged_last_entry_is_no_proof_that_nothing_was_written() -> None:
+async def test_a_damaged_last_entry_does_not_prove_that_nothing_was_written() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await wipe(world, "b")
@@ -196,7 +198,7 @@ NAMES_NEWEST = [
 
 
 @pytest.mark.parametrize(("fragments", "named"), NAMES_NEWEST)
-def test_entries_after_the_one_that_a_member_names_as_its_last_are_copied(
+def test_entries_after_the_last_entry_that_a_member_reports_are_copied(
     fragments: tuple[tuple[int, str], ...], named: int
 ) -> None:
     """An Apache bookie reports the greatest of its newest entries, which a repair may have stored after later ones."""
@@ -216,7 +218,7 @@ def test_entries_after_the_one_that_a_member_names_as_its_last_are_copied(
 
 
 @in_virtual_time
-async def test_after_the_last_entry_each_member_is_asked_for_one_more() -> None:
+async def test_each_member_is_checked_for_one_entry_after_the_last_one() -> None:
     async with a_world("a b c t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2)), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))
@@ -225,7 +227,7 @@ async def test_after_the_last_entry_each_member_is_asked_for_one_more() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.TIMEOUT, Status.IO_ERROR, Status.CORRUPT])
-def test_while_a_member_may_have_a_later_entry_than_it_names_the_task_stays(status: Status) -> None:
+def test_the_task_stays_while_a_member_may_have_later_entries_than_it_reports(status: Status) -> None:
     @in_virtual_time
     async def test() -> None:
         async with a_world("y a c t") as world:
@@ -246,7 +248,9 @@ def test_while_a_member_may_have_a_later_entry_than_it_names_the_task_stays(stat
 
 
 @in_virtual_time
-async def test_an_end_far_after_the_last_named_entry_is_found_in_several_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_end_far_after_the_last_reported_entry_is_found_in_several_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(frontier, "_UNNAMED_MAX", 16)
     async with a_world("y a c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "y a"), (10, "a c"), quorum=(2, 2)), 60)
@@ -257,7 +261,7 @@ async def test_an_end_far_after_the_last_named_entry_is_found_in_several_looks(m
 
 
 @in_virtual_time
-async def test_while_the_end_is_too_far_after_the_last_named_entry_the_task_stays(
+async def test_the_task_stays_while_the_end_is_too_far_after_the_last_reported_entry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(frontier, "_UNNAMED_MAX", 16)
@@ -277,7 +281,7 @@ async def test_while_the_end_is_too_far_after_the_last_named_entry_the_task_stay
 
 
 @in_virtual_time
-async def test_a_look_ends_although_a_writer_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_search_for_the_end_stops_even_if_a_writer_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frontier, "_UNNAMED_FEW", 8)
     monkeypatch.setattr(frontier, "_UNNAMED_MAX", 40)
     packets, asks = make_packets(LEDGER, 2000), frontier.Frontier._up_to_a_gap
@@ -300,7 +304,7 @@ async def test_a_look_ends_although_a_writer_is_faster(monkeypatch: pytest.Monke
 
 
 @in_virtual_time
-async def test_a_loss_after_the_last_named_entry_is_a_loss_of_acknowledged_entries() -> None:
+async def test_a_loss_after_the_last_reported_entry_counts_as_a_loss_of_acknowledged_entries() -> None:
     async with a_world("y a c") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "y a"), (10, "a c"), quorum=(2, 2)), 20)
         await wipe(world, "c", has_no_lists=True)
@@ -311,7 +315,7 @@ async def test_a_loss_after_the_last_named_entry_is_a_loss_of_acknowledged_entri
 
 
 @in_virtual_time
-async def test_a_damaged_copy_does_not_hide_what_a_third_member_has() -> None:
+async def test_a_damaged_copy_does_not_hide_the_entries_of_a_third_member() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         metadata = await world.metadata(LEDGER)
@@ -322,7 +326,7 @@ async def test_a_damaged_copy_does_not_hide_what_a_third_member_has() -> None:
 
 
 @in_virtual_time
-async def test_a_recovery_does_not_believe_a_bookie_that_lost_what_it_acknowledged() -> None:
+async def test_a_recovery_does_not_trust_a_bookie_that_lost_acknowledged_entries() -> None:
     """Two copies, two acknowledgements: if a single denial were believed, an acknowledged entry would be cut off."""
     async with a_world("a b c d t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "b a c d"), quorum=(2, 2), last=None), 9)
@@ -335,7 +339,7 @@ async def test_a_recovery_does_not_believe_a_bookie_that_lost_what_it_acknowledg
 
 
 @pytest.mark.parametrize("is_recovery_begun", [False, True])
-def test_a_ledger_stays_unclosed_while_no_member_is_believed(is_recovery_begun: bool) -> None:
+def test_a_ledger_stays_unclosed_while_no_member_is_trusted(is_recovery_begun: bool) -> None:
     @in_virtual_time
     async def test() -> None:
         async with a_world("a b c t") as world:
@@ -367,7 +371,7 @@ def test_a_ledger_stays_unclosed_while_no_member_is_believed(is_recovery_begun: 
 
 
 @in_virtual_time
-async def test_a_bookie_that_is_busy_for_a_moment_is_filled_up_later() -> None:
+async def test_a_bookie_that_is_temporarily_busy_is_filled_later() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         metadata = await world.metadata(LEDGER)
@@ -381,7 +385,7 @@ async def test_a_bookie_that_is_busy_for_a_moment_is_filled_up_later() -> None:
 
 
 @in_virtual_time
-async def test_what_a_bookie_has_that_the_writer_gave_up_was_never_acknowledged() -> None:
+async def test_an_entry_only_on_a_bookie_that_the_writer_replaced_was_never_acknowledged() -> None:
     async with a_world("a b t") as world:
         metadata = make_metadata((0, "a b"), (20, "a t"), quorum=(2, 2), last=None)
         packets = await world.ledger(LEDGER, metadata, 20)
@@ -392,7 +396,7 @@ async def test_what_a_bookie_has_that_the_writer_gave_up_was_never_acknowledged(
 
 
 @in_virtual_time
-async def test_a_slow_member_of_a_busy_ledger_is_not_chased() -> None:
+async def test_new_entries_that_a_slow_member_lacks_are_not_copied() -> None:
     async with a_world("a b c t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))

@@ -31,7 +31,7 @@ async def positions_of(world: RepairWorld, count: int) -> Counter[BookieId]:
 
 
 @in_virtual_time
-async def test_ledgers_in_flight_are_spread_over_the_bookies_that_can_take_them() -> None:
+async def test_ledgers_in_flight_are_distributed_over_the_available_bookies() -> None:
     async with a_world(f"a b {' '.join(TARGETS)}") as world:
         await many_ledgers(world, 16)
         for target in TARGETS:
@@ -55,7 +55,7 @@ async def test_free_space_decides_where_most_of_the_copies_go() -> None:
 
 
 @in_virtual_time
-async def test_another_attempt_copies_to_the_same_target_although_that_is_busier_now() -> None:
+async def test_a_retry_copies_to_the_same_target_even_if_it_is_busier_now() -> None:
     async with a_world(f"a b {' '.join(TARGETS)}") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=2999), 3000)
         await world.lose("b")
@@ -79,7 +79,7 @@ async def test_another_attempt_copies_to_the_same_target_although_that_is_busier
 
 @pytest.mark.parametrize("target", TARGETS)
 @in_virtual_time
-async def test_what_a_dead_worker_reserved_is_the_target_although_nothing_is_recorded_as_copied(target: str) -> None:
+async def test_the_reserved_target_of_a_dead_worker_is_used_even_without_recorded_copies(target: str) -> None:
     async with a_world(f"a b {' '.join(TARGETS)}") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=99), 100)
         await world.lose("b")
@@ -103,7 +103,7 @@ async def test_a_reserved_target_that_is_lost_is_replaced() -> None:
 
 
 @in_virtual_time
-async def test_a_source_in_the_rack_of_the_target_is_read_and_the_others_are_not() -> None:
+async def test_only_a_source_in_the_rack_of_the_target_is_read() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=4999), 5000)
         await world.lose("c")

@@ -83,7 +83,7 @@ async def test_an_open_ledger_is_recovered_after_the_grace_period_and_then_repai
 
 
 @in_virtual_time
-async def test_a_run_that_should_end_waits_for_the_grace_period() -> None:
+async def test_a_run_with_once_waits_for_the_grace_period() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await world.lose("b")
@@ -125,7 +125,7 @@ async def test_no_recovery_begins_after_repair_was_disabled(monkeypatch: pytest.
 
 
 @in_virtual_time
-async def test_with_an_empty_last_fragment_the_one_before_waits_for_the_recovery_as_well() -> None:
+async def test_the_fragment_before_an_empty_last_one_waits_for_the_recovery_too() -> None:
     async with a_world("a b t") as world:
         await with_cookies(world, "a b t", 0)
         metadata = make_metadata((0, "a b"), (10, "a b"), (20, "a t"), quorum=(2, 2), last=None)
@@ -163,7 +163,7 @@ def test_an_unclosed_ledger_without_entries_is_closed_before_it_loses_its_quorum
 
 
 @in_virtual_time
-async def test_a_recovery_that_died_is_finished() -> None:
+async def test_a_recovery_whose_process_died_is_finished() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 7)
         now = await world.ledgers.read(LEDGER)
@@ -175,7 +175,7 @@ async def test_a_recovery_that_died_is_finished() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_is_back_within_the_grace_period_leaves_the_writer_alone() -> None:
+async def test_if_a_bookie_returns_within_the_grace_period_the_writer_is_not_fenced() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await world.lose("b")
@@ -189,7 +189,7 @@ async def test_a_bookie_that_is_back_within_the_grace_period_leaves_the_writer_a
 
 
 @in_virtual_time
-async def test_the_grace_period_begins_again_if_the_bookie_was_back_in_between() -> None:
+async def test_the_grace_period_starts_again_if_the_bookie_returned_in_between() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await world.lose("b")
@@ -224,7 +224,7 @@ async def test_a_ledger_closed_by_its_writer_during_the_grace_period_is_repaired
 
 
 @in_virtual_time
-async def test_a_ledger_deleted_while_it_waits_ends_its_task() -> None:
+async def test_the_deletion_of_a_waiting_ledger_ends_its_task() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await world.lose("b")
@@ -237,7 +237,7 @@ async def test_a_ledger_deleted_while_it_waits_ends_its_task() -> None:
 
 
 @in_virtual_time
-async def test_a_writer_that_lives_and_replaces_the_bookie_goes_on() -> None:
+async def test_a_live_writer_that_replaces_the_bookie_is_not_fenced() -> None:
     async with a_world("a b c d t") as world:
         writer, lost = await a_writer_that_lost_a_bookie(world)
         running = world.worker(once=False).start()
@@ -253,7 +253,7 @@ async def test_a_writer_that_lives_and_replaces_the_bookie_goes_on() -> None:
 
 
 @in_virtual_time
-async def test_an_idle_writer_is_fenced_and_everything_it_was_promised_is_there() -> None:
+async def test_an_idle_writer_is_fenced_and_every_acknowledged_entry_is_readable() -> None:
     async with a_world("a b c t") as world:
         writer, lost = await a_writer_that_lost_a_bookie(world)
         await world.heal()
@@ -270,7 +270,7 @@ async def test_an_idle_writer_is_fenced_and_everything_it_was_promised_is_there(
 
 
 @in_virtual_time
-async def test_an_application_that_recovers_at_the_same_moment_sees_the_same_end() -> None:
+async def test_a_client_that_recovers_at_the_same_time_gets_the_same_end() -> None:
     async with a_world("a b c t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 20)
         await world.lose("b")
@@ -285,7 +285,7 @@ async def test_an_application_that_recovers_at_the_same_moment_sees_the_same_end
 
 
 @in_virtual_time
-async def test_a_recovery_that_is_impossible_now_is_parked_until_a_bookie_comes_back() -> None:
+async def test_a_recovery_that_is_impossible_is_parked_until_a_bookie_returns() -> None:
     async with a_world("a b c t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         await world.lose("b", "c")
@@ -319,7 +319,7 @@ async def test_a_recovery_that_is_impossible_now_is_parked_until_a_bookie_comes_
 
 
 @in_virtual_time
-async def test_a_ledger_whose_password_is_not_known_is_not_fenced_with_a_guess() -> None:
+async def test_a_ledger_with_an_unknown_password_is_not_fenced_with_a_guess() -> None:
     async with a_world("a b c t") as world:
         before = make_metadata((0, "a b c"), quorum=(3, 3), last=None)
         before = replace(before, password=None, digest_type=None, ctime_ms=None, format_version=1)
@@ -336,7 +336,7 @@ async def test_a_ledger_whose_password_is_not_known_is_not_fenced_with_a_guess()
 
 
 @in_virtual_time
-async def test_a_recovery_that_registered_bookies_do_not_answer_is_tried_again_after_pauses() -> None:
+async def test_a_recovery_without_answers_from_registered_bookies_is_retried_after_pauses() -> None:
     async with a_world("a b c t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         await world.lose("b")
@@ -352,7 +352,7 @@ async def test_a_recovery_that_registered_bookies_do_not_answer_is_tried_again_a
 
 
 @in_virtual_time
-async def test_a_bookie_that_comes_ends_the_pause_after_a_recovery_that_failed() -> None:
+async def test_a_new_bookie_ends_the_pause_after_a_failed_recovery() -> None:
     async with a_world("a b c t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         await world.lose("b")
@@ -367,7 +367,7 @@ async def test_a_bookie_that_comes_ends_the_pause_after_a_recovery_that_failed()
 
 
 @in_virtual_time
-async def test_a_recovery_is_parked_where_too_many_members_lost_their_disks() -> None:
+async def test_a_recovery_is_parked_if_too_many_members_lost_their_disks() -> None:
     async with a_world("a b c t u") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         await world.kill("c")
@@ -393,7 +393,7 @@ async def an_end_that_no_bookie_tells(world: RepairWorld) -> None:
 
 
 @in_virtual_time
-async def test_a_recovery_is_parked_where_the_last_confirmed_entry_is_lost_with_an_older_fragment() -> None:
+async def test_a_recovery_is_parked_if_the_last_confirmed_entry_is_lost_with_an_older_fragment() -> None:
     """The last ensemble shows the end, but not the length, which is stored in the previous entry."""
     async with a_world("a b c d t u") as world:
         await an_end_that_no_bookie_tells(world)
@@ -404,7 +404,7 @@ async def test_a_recovery_is_parked_where_the_last_confirmed_entry_is_lost_with_
 
 
 @in_virtual_time
-async def test_a_recovery_is_tried_again_where_the_last_confirmed_entry_may_still_be_served() -> None:
+async def test_a_recovery_is_retried_if_the_last_confirmed_entry_may_still_be_served() -> None:
     async with a_world("a b c d t u") as world:
         await an_end_that_no_bookie_tells(world)
         world.bookies.hang_up("b")
@@ -414,7 +414,7 @@ async def test_a_recovery_is_tried_again_where_the_last_confirmed_entry_may_stil
 
 
 @in_virtual_time
-async def test_a_recovery_that_found_an_incomplete_bookie_and_died_is_finished_before_its_task_ends() -> None:
+async def test_a_dead_recovery_that_found_an_incomplete_bookie_is_finished_before_its_task_ends() -> None:
     async with a_world("a b c t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         now = await world.ledgers.read(LEDGER)
@@ -462,7 +462,7 @@ async def test_a_member_of_an_open_ledger_that_lost_its_disk_counts_as_lost() ->
 
 
 @in_virtual_time
-async def test_two_workers_recover_and_repair_while_locks_vanish() -> None:
+async def test_two_workers_recover_and_repair_while_locks_disappear() -> None:
     async with a_world("a b c d t u") as world:
         packets = {}
         for ledger_id in range(6):

@@ -53,7 +53,7 @@ async def test_a_lost_bookie_is_replaced_once_the_target_serves_every_entry() ->
 
 @pytest.mark.parametrize("lacking", [0, 57, COUNT - 1])
 @in_virtual_time
-async def test_a_target_that_does_not_serve_some_entry_is_not_named(lacking: int) -> None:
+async def test_a_target_that_does_not_serve_every_entry_is_not_installed(lacking: int) -> None:
     async with a_world("a b t u") as world:
         without_lists(world)
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=COUNT - 1), COUNT)
@@ -65,7 +65,7 @@ async def test_a_target_that_does_not_serve_some_entry_is_not_named(lacking: int
 
 
 @in_virtual_time
-async def test_a_bookie_that_came_back_without_its_disks_is_filled_up_in_place() -> None:
+async def test_a_bookie_that_came_back_without_its_disks_is_filled_in_place() -> None:
     async with a_world("a b c") as world:
         packets = await world.ledger(LEDGER, STRIPED, COUNT)
         await world.kill("b")
@@ -79,7 +79,7 @@ async def test_a_bookie_that_came_back_without_its_disks_is_filled_up_in_place()
 
 
 @in_virtual_time
-async def test_damaged_entries_of_a_named_bookie_are_copied_to_it_again() -> None:
+async def test_damaged_entries_of_a_marked_bookie_are_copied_to_it_again() -> None:
     async with a_world("a b") as world:
         without_lists(world)
         metadata = make_metadata((0, "a b"), quorum=(2, 2), last=COUNT - 1)
@@ -100,7 +100,7 @@ async def test_damaged_entries_of_a_named_bookie_are_copied_to_it_again() -> Non
 
 
 @in_virtual_time
-async def test_only_what_a_bookie_does_not_serve_is_copied_to_it_again() -> None:
+async def test_only_entries_that_a_bookie_does_not_serve_are_copied_to_it_again() -> None:
     async with a_world("a b") as world:
         without_lists(world)
         metadata = make_metadata((0, "a b"), quorum=(2, 2), last=COUNT - 1)
@@ -117,7 +117,7 @@ async def test_only_what_a_bookie_does_not_serve_is_copied_to_it_again() -> None
 
 
 @in_virtual_time
-async def test_a_healthy_bookie_gets_no_copies() -> None:
+async def test_a_healthy_bookie_receives_no_copies() -> None:
     async with a_world("a b c t") as world:
         without_lists(world)
         packets = await world.ledger(LEDGER, STRIPED, COUNT)
@@ -130,7 +130,7 @@ async def test_a_healthy_bookie_gets_no_copies() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_in_limbo_is_filled_up_with_what_it_does_not_serve() -> None:
+async def test_a_bookie_in_limbo_receives_only_what_it_does_not_serve() -> None:
     async with a_world("a b") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=COUNT - 1), COUNT)
         await world.kill("b")
@@ -145,7 +145,7 @@ async def test_a_bookie_in_limbo_is_filled_up_with_what_it_does_not_serve() -> N
 
 @pytest.mark.parametrize("status", [Status.TIMEOUT, Status.UNREACHABLE])
 @in_virtual_time
-async def test_a_bookie_of_which_nothing_can_be_read_stays_unknown(status: Status) -> None:
+async def test_a_bookie_from_which_nothing_can_be_read_stays_unknown(status: Status) -> None:
     async with a_world("a b t") as world:
         without_lists(world)
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=COUNT - 1), COUNT)
@@ -163,7 +163,7 @@ async def test_a_bookie_of_which_nothing_can_be_read_stays_unknown(status: Statu
 @pytest.mark.parametrize("damaged", [{0}, {57}, {COUNT - 1}, {0, 3, 99, 100, 101, COUNT - 1}, set(range(COUNT))])
 @pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
 @in_virtual_time
-async def test_entries_that_a_bookie_cannot_read_are_stored_there_again_in_one_turn(
+async def test_entries_that_a_bookie_cannot_read_are_stored_again_in_one_turn(
     damaged: set[int], metadata: LedgerMetadata
 ) -> None:
     async with a_world("a b c t") as world:
@@ -191,7 +191,7 @@ async def test_entries_that_a_bookie_cannot_read_are_stored_there_again_in_one_t
 @pytest.mark.parametrize("damaged", [{0}, {57}, {COUNT - 1}, {0, 3, 99, 100, 101, COUNT - 1}, set(range(COUNT))])
 @pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
 @in_virtual_time
-async def test_another_bookie_gets_the_position_of_a_named_bookie_whose_bytes_do_not_verify(
+async def test_a_marked_bookie_whose_bytes_do_not_verify_is_replaced(
     damaged: set[int], metadata: LedgerMetadata
 ) -> None:
     """An Apache bookie does not verify digests, and may serve the wrong bytes again after an add of the right ones."""
@@ -212,7 +212,7 @@ async def test_another_bookie_gets_the_position_of_a_named_bookie_whose_bytes_do
 @pytest.mark.parametrize("damaged", [{0}, {57}, {COUNT - 1}, {0, 3, 99, 100, 101, COUNT - 1}, set(range(COUNT))])
 @pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
 @in_virtual_time
-async def test_entries_whose_bytes_do_not_verify_are_stored_there_again_without_another_bookie(
+async def test_without_another_bookie_entries_that_do_not_verify_are_stored_in_place_again(
     damaged: set[int], metadata: LedgerMetadata
 ) -> None:
     async with a_world("a b c" if metadata is STRIPED else "a b") as world:
@@ -231,7 +231,7 @@ async def test_entries_whose_bytes_do_not_verify_are_stored_there_again_without_
 
 
 @in_virtual_time
-async def test_damaged_bytes_without_a_good_copy_are_kept_and_park_the_ledger() -> None:
+async def test_damaged_bytes_without_a_good_copy_are_kept_and_the_ledger_is_parked() -> None:
     async with a_world("a b t") as world:
         without_lists(world)
         packets = await world.ledger(LEDGER, UNSTRIPED, COUNT)
@@ -248,7 +248,7 @@ async def test_damaged_bytes_without_a_good_copy_are_kept_and_park_the_ledger() 
 
 
 @in_virtual_time
-async def test_a_target_whose_copies_do_not_verify_is_not_named() -> None:
+async def test_a_target_whose_copies_do_not_verify_is_not_installed() -> None:
     async with a_world("a b t u") as world:
         without_lists(world)
         packets = await world.ledger(LEDGER, UNSTRIPED, COUNT)
@@ -270,7 +270,7 @@ def many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
 @in_virtual_time
-async def test_a_damaged_last_entry_that_keeps_a_bookie_from_reading_any_is_all_that_is_stored_again(
+async def test_a_damaged_last_entry_that_prevents_all_reads_is_the_only_one_stored_again(
     metadata: LedgerMetadata,
 ) -> None:
     """Apache's bookies read the last entry of a ledger for its last add confirmed, which is part of each answer."""
@@ -295,7 +295,7 @@ async def test_a_damaged_last_entry_that_keeps_a_bookie_from_reading_any_is_all_
 
 
 @in_virtual_time
-async def test_a_bookie_that_fails_to_read_for_a_moment_keeps_its_place() -> None:
+async def test_a_bookie_with_one_failed_read_keeps_its_position() -> None:
     async with a_world("a b t") as world:
         without_lists(world)
         await world.ledger(LEDGER, UNSTRIPED, COUNT)
@@ -314,7 +314,7 @@ async def test_a_bookie_that_fails_to_read_for_a_moment_keeps_its_place() -> Non
 
 @pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
 @in_virtual_time
-async def test_a_bookie_that_can_read_nothing_is_replaced_after_one_copy(metadata: LedgerMetadata) -> None:
+async def test_a_bookie_that_cannot_read_anything_is_replaced_after_one_copy(metadata: LedgerMetadata) -> None:
     async with a_world("a b c t") as world:
         without_lists(world)
         packets = await world.ledger(LEDGER, metadata, COUNT)
@@ -329,9 +329,7 @@ async def test_a_bookie_that_can_read_nothing_is_replaced_after_one_copy(metadat
 
 
 @in_virtual_time
-async def test_a_bookie_that_can_read_nothing_gets_one_copy_for_each_attempt_while_no_other_can_take_its_place() -> (
-    None
-):
+async def test_a_bookie_that_cannot_read_anything_gets_one_copy_per_attempt_without_an_alternative() -> None:
     async with a_world("a b") as world:
         without_lists(world)
         packets = await world.ledger(LEDGER, UNSTRIPED, COUNT)
@@ -351,9 +349,7 @@ async def test_a_bookie_that_can_read_nothing_gets_one_copy_for_each_attempt_whi
 
 
 @in_virtual_time
-async def test_a_bookie_that_serves_wrong_bytes_again_is_not_read_all_the_time_while_no_other_can_take_its_place() -> (
-    None
-):
+async def test_a_bookie_that_serves_wrong_bytes_again_is_not_read_constantly_without_an_alternative() -> None:
     """Apache's ``SortedLedgerStorage`` serves the old bytes until its next flush."""
     async with a_world("a b") as world:
         without_lists(world)
@@ -377,7 +373,7 @@ async def test_a_bookie_that_serves_wrong_bytes_again_is_not_read_all_the_time_w
 @pytest.mark.parametrize("damaged", [[57], range(COUNT)], ids=["one", "all"])
 @pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
 @in_virtual_time
-async def test_a_bookie_that_loses_stored_copies_again_and_again_is_replaced(
+async def test_a_bookie_that_repeatedly_loses_stored_copies_is_replaced(
     metadata: LedgerMetadata, damaged: Sequence[int]
 ) -> None:
     """An Apache bookie serves a stored entry from memory until it flushes to the failing disk."""
@@ -402,7 +398,7 @@ async def _has_ended(recorder: Recorder, ending: Ending) -> bool:
 
 @pytest.mark.usefixtures("many")
 @in_virtual_time
-async def test_the_only_copy_of_any_of_many_unread_entries_is_not_given_up() -> None:
+async def test_an_only_copy_among_many_unread_entries_is_not_abandoned() -> None:
     async with a_world("a b") as world:
         without_lists(world)
         await world.ledger(LEDGER, UNSTRIPED, COUNT)
@@ -419,7 +415,7 @@ async def test_the_only_copy_of_any_of_many_unread_entries_is_not_given_up() -> 
 
 
 @in_virtual_time
-async def test_the_only_copy_of_an_entry_is_not_given_up_if_its_bookie_cannot_read_it() -> None:
+async def test_the_only_copy_of_an_entry_is_not_abandoned_if_its_bookie_cannot_read_it() -> None:
     async with a_world("a b t") as world:
         without_lists(world)
         packets = await world.ledger(LEDGER, UNSTRIPED, COUNT)
@@ -461,7 +457,7 @@ async def test_an_entry_of_an_open_ledger_that_a_bookie_cannot_read_stays_unknow
 
 
 @in_virtual_time
-async def test_a_bookie_of_ours_that_fails_to_list_its_entries_stays_unknown() -> None:
+async def test_a_bkheal_bookie_that_fails_to_list_its_entries_stays_unknown() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, UNSTRIPED, COUNT)
         world.bookies["b"].list_replies = [ListReply(Status.IO_ERROR)] * 1000
@@ -474,7 +470,7 @@ async def test_a_bookie_of_ours_that_fails_to_list_its_entries_stays_unknown() -
 
 
 @in_virtual_time
-async def test_an_unreachable_target_gets_no_copies() -> None:
+async def test_an_unreachable_target_receives_no_copies() -> None:
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=COUNT - 1), COUNT)
         await world.lose("b")

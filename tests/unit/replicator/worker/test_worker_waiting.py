@@ -29,7 +29,7 @@ async def an_idle_worker(world: RepairWorld) -> Running:
 
 
 @in_virtual_time
-async def test_the_first_task_is_taken_at_once() -> None:
+async def test_the_first_task_is_started_at_once() -> None:
     async with a_world("a b t") as world:
         await a_loss(world)
         running = await an_idle_worker(world)
@@ -40,7 +40,7 @@ async def test_the_first_task_is_taken_at_once() -> None:
 
 
 @in_virtual_time
-async def test_a_task_that_is_marked_after_all_others_are_done_is_taken_at_once() -> None:
+async def test_a_task_marked_after_all_others_are_done_is_started_at_once() -> None:
     async with a_world("a b t") as world:
         await a_loss(world)
         await world.tasks.marking.mark(LEDGER, names("b"))
@@ -56,7 +56,7 @@ async def test_a_task_that_is_marked_after_all_others_are_done_is_taken_at_once(
 
 @pytest.mark.parametrize("is_seen", [True, False], ids=["seen", "too short to be seen"])
 @in_virtual_time
-async def test_what_was_marked_while_repair_was_disabled_is_taken_when_it_is_enabled(is_seen: bool) -> None:
+async def test_tasks_marked_while_repair_was_disabled_are_started_when_it_is_enabled(is_seen: bool) -> None:
     async with a_world("a b t") as world:
         await a_loss(world)
         running = await an_idle_worker(world)
@@ -99,7 +99,7 @@ Change = Callable[[RepairWorld, Running], Awaitable[None]]
 
 @pytest.mark.parametrize(("begin", "end"), [(interrupted, reconnected), (expired, reconnected), (disabled, enabled)])
 @in_virtual_time
-async def test_a_worker_that_cannot_look_shows_no_tasks(begin: Change, end: Change) -> None:
+async def test_a_worker_that_cannot_list_tasks_reports_none(begin: Change, end: Change) -> None:
     """Other workers may complete the tasks, and the alert uses the maximum over all workers."""
     async with a_world("a b") as world:
         await a_loss(world)

@@ -68,7 +68,9 @@ async def stays_unclosed(world: RepairWorld, running: Running, seconds: float) -
 
 @pytest.mark.parametrize("has_no_lists", [False, True])
 @pytest.mark.parametrize("named", ["b c", "b", "c"])
-def test_an_acknowledged_entry_is_not_cut_off(monkeypatch: pytest.MonkeyPatch, named: str, has_no_lists: bool) -> None:
+def test_an_acknowledged_entry_is_not_truncated(
+    monkeypatch: pytest.MonkeyPatch, named: str, has_no_lists: bool
+) -> None:
     monkeypatch.setattr(absence, "SETTLE_S", 0.0)
 
     @in_virtual_time
@@ -86,7 +88,7 @@ def test_an_acknowledged_entry_is_not_cut_off(monkeypatch: pytest.MonkeyPatch, n
 
 
 @pytest.mark.parametrize("named", ["b c", "c"])
-def test_another_worker_does_not_cut_off_an_acknowledged_entry(named: str) -> None:
+def test_another_worker_does_not_truncate_an_acknowledged_entry(named: str) -> None:
     @in_virtual_time
     async def test() -> None:
         async with a_world("a b c t u") as world:
@@ -104,7 +106,7 @@ def test_another_worker_does_not_cut_off_an_acknowledged_entry(named: str) -> No
 
 
 @in_virtual_time
-async def test_what_was_known_counts_after_a_recovery_has_written_to_the_bookie() -> None:
+async def test_a_recorded_doubt_still_counts_after_a_recovery_has_written_to_the_bookie() -> None:
     """If no entry is confirmed, a failed recovery can fill the bookie completely; the record remains."""
     async with a_world("a b c t u") as world:
         packets = await lose_b_and_miss_c(world, "b c")
@@ -122,7 +124,7 @@ async def test_what_was_known_counts_after_a_recovery_has_written_to_the_bookie(
 
 
 @in_virtual_time
-async def test_a_bookie_that_was_filled_while_another_was_awaited_is_not_believed_later() -> None:
+async def test_a_bookie_filled_while_another_one_was_missing_is_not_trusted_later() -> None:
     """b is filled within the delay of c, which may have entries that no other member has. Then c is marked."""
     async with a_world("a b c t u") as world:
         await with_cookies(world, "a b c t u", 600)
@@ -162,7 +164,7 @@ async def test_the_task_of_a_wiped_bookie_waits_for_a_member_that_may_have_all_e
 
 
 @in_virtual_time
-async def test_a_list_of_tasks_that_is_outdated_costs_no_doubt() -> None:
+async def test_an_outdated_list_of_tasks_does_not_delete_a_doubt() -> None:
     """While one worker lists the tasks, the ledger is marked; another worker records a doubt, copies, and dies."""
     async with a_world("a b c t u") as world:
         packets = await lose_b_and_miss_c(world, "b c")
@@ -210,7 +212,7 @@ async def test_a_task_stays_if_a_doubt_was_recorded_after_the_verdict() -> None:
 
 
 @in_virtual_time
-async def test_a_doubt_without_a_task_goes_when_its_ledger_is_closed() -> None:
+async def test_a_doubt_without_a_task_is_deleted_once_its_ledger_is_closed() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         closed = LedgerId(LEDGER + 1)
@@ -224,7 +226,7 @@ async def test_a_doubt_without_a_task_goes_when_its_ledger_is_closed() -> None:
 
 
 @in_virtual_time
-async def test_a_damaged_record_makes_every_member_doubtful() -> None:
+async def test_a_damaged_record_puts_every_member_in_doubt() -> None:
     async with a_world("a b c t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         doubts = world.ports(world.store).doubts
@@ -295,7 +297,7 @@ async def acknowledged_by_b_and_c(world: RepairWorld, count: int, last: int) -> 
 
 
 @pytest.mark.parametrize("is_there_at_first", [False, True])
-def test_a_member_that_comes_back_empty_in_the_middle_of_a_recovery_is_not_believed(
+def test_a_member_that_comes_back_empty_during_a_recovery_is_not_trusted(
     is_there_at_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the members are checked, b has its entries or is missing.
@@ -336,7 +338,7 @@ def test_a_member_that_comes_back_empty_in_the_middle_of_a_recovery_is_not_belie
 
 
 @in_virtual_time
-async def test_a_member_that_comes_back_empty_gets_no_entry_of_the_recovery_before_its_loss_is_recorded(
+async def test_a_member_that_comes_back_empty_gets_no_recovered_entries_before_its_loss_is_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The recovery stores entry 10 again, which a has, and fails at entry 11. On b, this would hide its loss."""
@@ -369,7 +371,7 @@ async def test_a_member_that_comes_back_empty_gets_no_entry_of_the_recovery_befo
 
 
 @in_virtual_time
-async def test_a_member_that_comes_back_empty_right_after_it_was_judged_is_not_believed(
+async def test_a_member_that_comes_back_empty_right_after_it_was_judged_is_not_trusted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with a_world("a b c t u") as world:
@@ -399,7 +401,7 @@ async def test_a_member_that_comes_back_empty_right_after_it_was_judged_is_not_b
 
 @pytest.mark.parametrize("change_cookie", [replace_cookie, delete_cookie, overwrite_cookie])
 @in_virtual_time
-async def test_a_member_on_new_disks_is_not_believed_if_no_entry_can_show_what_it_lost(
+async def test_a_member_on_new_disks_is_not_trusted_if_no_entry_can_show_what_it_lost(
     change_cookie: Callable[[RepairWorld, str], Awaitable[None]],
 ) -> None:
     """No registered member has an entry, so none shows what was confirmed.
@@ -422,7 +424,7 @@ async def test_a_member_on_new_disks_is_not_believed_if_no_entry_can_show_what_i
 
 
 @in_virtual_time
-async def test_copies_of_a_closed_fragment_do_not_show_that_a_member_on_new_disks_has_its_entries() -> None:
+async def test_copies_of_a_closed_fragment_do_not_prove_that_a_member_on_new_disks_has_its_entries() -> None:
     """After b lost its disks, it became the target of another fragment, so it has the beginning of the ledger."""
     async with a_world("a b c t u") as world:
         await with_cookies(world, "a b c t u", 0)

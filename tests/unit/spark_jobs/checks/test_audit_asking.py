@@ -73,7 +73,7 @@ CLOSED = make_metadata((0, "a b c"), quorum=(2, 2), last=9, length=100)
 
 
 @in_virtual_time
-async def test_what_is_there_is_not_reported() -> None:
+async def test_stored_entries_are_not_reported() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {})
         answers = await ask(world, 1)
@@ -82,7 +82,7 @@ async def test_what_is_there_is_not_reported() -> None:
 
 
 @in_virtual_time
-async def test_entries_that_a_bookie_never_got_are_found() -> None:
+async def test_entries_that_a_bookie_never_received_are_reported() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {"b": [3], "c": range(10)})
         await store(world, 2, CLOSED, {})
@@ -95,7 +95,7 @@ async def test_entries_that_a_bookie_never_got_are_found() -> None:
 
 
 @in_virtual_time
-async def test_the_denying_bookies_are_computed_once_for_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_denying_bookies_are_computed_once_for_each_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each computation visits all fragments for each bookie."""
     looks: list[set[BookieId]] = []
     real = asking._deniers
@@ -112,7 +112,7 @@ async def test_the_denying_bookies_are_computed_once_for_each_look(monkeypatch: 
 
 
 @in_virtual_time
-async def test_counts_beyond_64_bits_are_the_largest_number_of_a_table() -> None:
+async def test_counts_beyond_64_bits_are_capped_at_the_largest_value_of_a_table() -> None:
     huge = (1 << 63) - 1
     metadata = make_metadata((0, "a b"), quorum=(2, 2), last=huge, length=100)
     async with a_cluster() as world:
@@ -135,7 +135,7 @@ async def test_an_entry_that_every_holder_denies_is_lost() -> None:
 
 @pytest.mark.parametrize("status", [Status.LIMBO, Status.IO_ERROR, Status.WRONG_INCARNATION, Status.SHUTTING_DOWN])
 @in_virtual_time
-async def test_only_a_healthy_denial_is_absence(status: Status) -> None:
+async def test_only_a_denial_by_a_working_bookie_is_absence(status: Status) -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {"c": range(10)})
         world.bookies["c"].list_replies = [ListReply(status, detail="its own words" + "!" * 1000)] * 10
@@ -147,7 +147,7 @@ async def test_only_a_healthy_denial_is_absence(status: Status) -> None:
 
 
 @in_virtual_time
-async def test_an_entry_that_a_bookie_leaves_out_as_damaged_is_a_finding_of_its_own() -> None:
+async def test_an_entry_left_out_as_damaged_is_its_own_kind_of_finding() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {})
         whole = await world.bookies.transport.ask(BookieId("c"), ListEntries(LedgerId(1)), 1)
@@ -174,7 +174,7 @@ async def test_an_entry_of_which_every_copy_is_damaged_is_not_lost() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_in_limbo_that_lists_everything_is_whole() -> None:
+async def test_a_bookie_in_limbo_that_lists_everything_is_complete() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {})
         whole = await world.bookies.transport.ask(BookieId("c"), ListEntries(LedgerId(1)), 1)
@@ -184,7 +184,7 @@ async def test_a_bookie_in_limbo_that_lists_everything_is_whole() -> None:
 
 
 @in_virtual_time
-async def test_a_silent_bookie_is_left_alone_after_a_while() -> None:
+async def test_an_unreachable_bookie_is_no_longer_queried_after_a_while() -> None:
     async with a_cluster() as world:
         count = LEDGERS_IN_FLIGHT + 40
         for number in range(count):
@@ -198,7 +198,7 @@ async def test_a_silent_bookie_is_left_alone_after_a_while() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_misses_an_answer_now_and_then_is_asked_to_the_end() -> None:
+async def test_a_bookie_with_occasional_timeouts_is_queried_to_the_end() -> None:
     """A bookie counts as unresponsive only after several ledgers in sequence without an answer."""
     lost = [ListReply(Status.TIMEOUT)] * ATTEMPTS_MAX
     async with a_cluster() as world:
@@ -219,7 +219,7 @@ async def test_a_bookie_that_misses_an_answer_now_and_then_is_asked_to_the_end()
 
 
 @in_virtual_time
-async def test_a_busy_bookie_is_asked_again() -> None:
+async def test_a_busy_bookie_is_queried_again() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {})
         world.bookies["a"].list_replies = [ListReply(Status.TOO_MANY_REQUESTS)] * 2
@@ -228,7 +228,7 @@ async def test_a_busy_bookie_is_asked_again() -> None:
 
 
 @in_virtual_time
-async def test_a_ledger_deleted_meanwhile_is_no_finding() -> None:
+async def test_a_ledger_deleted_meanwhile_is_not_a_finding() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {"c": range(10)})
 
@@ -243,7 +243,7 @@ async def test_a_ledger_deleted_meanwhile_is_no_finding() -> None:
 
 
 @in_virtual_time
-async def test_a_ledger_moved_meanwhile_is_judged_where_it_is_now() -> None:
+async def test_a_ledger_moved_meanwhile_is_checked_at_its_new_bookies() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {"c": range(10)})
         packets = make_packets(LedgerId(1), 10)
@@ -259,7 +259,7 @@ async def test_a_ledger_moved_meanwhile_is_judged_where_it_is_now() -> None:
 
 
 @in_virtual_time
-async def test_a_member_that_came_meanwhile_is_asked_too() -> None:
+async def test_a_member_added_meanwhile_is_queried_too() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {"b": [1]})
         packets = make_packets(LedgerId(1), 10)
@@ -277,7 +277,7 @@ async def test_a_member_that_came_meanwhile_is_asked_too() -> None:
 
 
 @in_virtual_time
-async def test_entries_that_arrive_before_the_second_look_are_there() -> None:
+async def test_entries_that_arrive_before_the_second_check_are_not_missing() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {})
         world.bookies["c"].list_replies = [ListReply(Status.NO_LEDGER)]
@@ -285,7 +285,7 @@ async def test_entries_that_arrive_before_the_second_look_are_there() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_leaves_before_the_second_look_is_not_accused() -> None:
+async def test_a_bookie_that_unregisters_before_the_second_check_is_not_reported() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {"c": range(10)})
 
@@ -297,7 +297,7 @@ async def test_a_bookie_that_leaves_before_the_second_look_is_not_accused() -> N
 
 
 @in_virtual_time
-async def test_the_tail_of_an_open_ledger_is_not_asked_for() -> None:
+async def test_the_tail_of_an_open_ledger_is_not_queried() -> None:
     async with a_cluster() as world:
         growing = make_metadata((0, "a b"), (4, "a c"), (8, "a d"), quorum=(2, 2), last=None)
         await store(world, 1, growing, {"c": range(10), "d": range(10), "b": [EntryId(2)]})
@@ -315,7 +315,7 @@ STRIPED = make_metadata((0, "a b c"), (4, "b d a"), quorum=(2, 2), last=9, lengt
 
 
 @in_virtual_time
-async def test_of_bookies_without_lists_the_ends_of_what_they_store_are_read() -> None:
+async def test_from_bookies_without_lists_the_first_and_last_entries_are_read() -> None:
     async with a_cluster() as world:
         await store(world, 1, STRIPED, {})
         await store(world, 2, CLOSED, {})
@@ -329,7 +329,7 @@ async def test_of_bookies_without_lists_the_ends_of_what_they_store_are_read() -
 
 
 @in_virtual_time
-async def test_a_whole_list_is_not_counted_as_a_sample() -> None:
+async def test_a_complete_list_is_not_counted_as_a_sample() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {})
         world.bookies["b"].has_no_lists = True
@@ -350,7 +350,7 @@ async def test_an_end_that_a_bookie_denies_twice_is_absent(lost: Iterable[int], 
 
 
 @in_virtual_time
-async def test_an_end_that_arrives_before_the_second_look_is_there() -> None:
+async def test_an_end_that_arrives_before_the_second_check_is_not_missing() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {})
         without_lists(world)
@@ -403,7 +403,7 @@ async def test_an_end_of_a_closed_ledger_that_an_apache_bookie_cannot_read_is_a_
 
 
 @in_virtual_time
-async def test_an_end_that_an_apache_bookie_cannot_read_once_is_no_finding() -> None:
+async def test_a_single_failed_read_of_an_end_on_an_apache_bookie_is_not_a_finding() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {})
         without_lists(world)
@@ -414,7 +414,7 @@ async def test_an_end_that_an_apache_bookie_cannot_read_once_is_no_finding() -> 
 
 @pytest.mark.parametrize("count", [1, UNREAD_AFTER - 1, LEDGERS_IN_FLIGHT + 40])
 @in_virtual_time
-async def test_an_apache_bookie_that_reads_nothing_for_some_seconds_has_no_findings(count: int) -> None:
+async def test_an_apache_bookie_that_fails_all_reads_for_a_few_seconds_has_no_findings(count: int) -> None:
     async with a_cluster() as world:
         for number in range(count):
             await store(world, number, CLOSED, {})
@@ -428,9 +428,7 @@ async def test_an_apache_bookie_that_reads_nothing_for_some_seconds_has_no_findi
 
 @pytest.mark.parametrize(("count", "is_failing"), [(UNREAD_AFTER - 1, False), (UNREAD_AFTER, True), (100, True)])
 @in_virtual_time
-async def test_an_apache_bookie_that_can_read_no_sample_of_many_ledgers_is_unknown(
-    count: int, is_failing: bool
-) -> None:
+async def test_an_apache_bookie_that_fails_the_samples_of_many_ledgers_is_unknown(count: int, is_failing: bool) -> None:
     async with a_cluster() as world:
         for number in range(count):
             await store(world, number, CLOSED, {"b": [3]} if number == 0 else {})
@@ -448,7 +446,7 @@ async def test_an_apache_bookie_that_can_read_no_sample_of_many_ledgers_is_unkno
 
 
 @in_virtual_time
-async def test_many_damaged_ledgers_of_an_apache_bookie_that_reads_others_are_found() -> None:
+async def test_many_damaged_ledgers_of_an_apache_bookie_that_reads_others_are_reported() -> None:
     """The loss of an entry log damages all ledgers of several minutes."""
     other = make_metadata((0, "b c d"), (4, "a b c"), quorum=(2, 2), last=8, length=100)
     count = 3 * UNREAD_AFTER
@@ -481,7 +479,7 @@ async def test_an_end_that_an_apache_bookie_denies_first_and_then_cannot_read_is
 
 
 @in_virtual_time
-async def test_an_end_of_which_no_copy_can_be_read_is_not_lost() -> None:
+async def test_an_end_without_a_readable_copy_is_not_lost() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {})
         without_lists(world)
@@ -492,7 +490,7 @@ async def test_an_end_of_which_no_copy_can_be_read_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize("metadata", [CLOSED, STRIPED, make_metadata((0, "a b"), quorum=(2, 2), last=0, length=1)])
-def test_everything_but_what_is_missing_is_the_rest(metadata: LedgerMetadata) -> None:
+def test_everything_but_excludes_exactly_the_missing_entries(metadata: LedgerMetadata) -> None:
     settled = settled_metadata(LedgerId(1), metadata)
     last = metadata.last_entry_id or 0
     for gaps in ([], [0], [last], [0, last], [3, 4], list(range(last + 1))):

@@ -53,7 +53,7 @@ def answers(draw: st.DrawFn) -> Holdings:
 
 
 @given(ledgers(), st.fixed_dictionaries({bookie: answers() for bookie in BOOKIES}))
-def test_the_verdict_is_that_of_a_walk_over_all_entries(
+def test_the_verdict_equals_that_of_an_entry_by_entry_check(
     metadata: LedgerMetadata, holdings: Mapping[BookieId, Holdings]
 ) -> None:
     found = {
@@ -125,7 +125,7 @@ def closed(*members: BookieId, last: int) -> LedgerMetadata:
     return LedgerMetadata(len(members), 2, 2, (Fragment(EntryId(0), members),)).closed(EntryId(last), 100 * (last + 1))
 
 
-def test_a_huge_ledger_is_judged_by_its_runs() -> None:
+def test_a_huge_ledger_is_checked_by_runs_of_entries() -> None:
     a, b, _, *_ = BOOKIES
     last = (1 << 62) - 1
     held = {a: Holdings(EntryRuns(((0, last),)), is_sure=True), b: Holdings(EntryRuns(((0, 9),)), is_sure=True)}
@@ -165,7 +165,7 @@ def test_the_cost_of_a_striped_ledger_does_not_grow_with_its_entries(
 
 
 @pytest.mark.parametrize(("length", "size"), [(8 * 10**18, (1 << 63) - 1), (-8 * 10**18, 0)])
-def test_a_damaged_length_gives_a_size_that_a_table_can_hold(length: int, size: int) -> None:
+def test_a_damaged_length_gives_a_size_that_fits_into_a_table(length: int, size: int) -> None:
     a, b, c, *_ = BOOKIES
     metadata = LedgerMetadata(3, 3, 2, (Fragment(EntryId(0), (a, b, c)),)).closed(EntryId(9), length)
     held = {each: Holdings(is_sure=True) for each in (a, b)}
@@ -173,7 +173,7 @@ def test_a_damaged_length_gives_a_size_that_a_table_can_hold(length: int, size: 
     assert (found.missing, found.bytes_estimate) == ((a, b), size)
 
 
-def test_silence_is_never_absence() -> None:
+def test_a_missing_answer_is_never_absence() -> None:
     a, b, *_ = BOOKIES
     ledger = settled_metadata(LEDGER, closed(a, b, last=9))
     nothing = EntryRuns(())
@@ -202,7 +202,7 @@ def test_a_bookie_that_is_named_twice_has_one_copy() -> None:
     assert (found.positions, found.absent, found.severity) == ((0, 1, 2), 30, Severity.LOST)
 
 
-def test_the_end_of_an_open_ledger_is_nobodys_to_judge() -> None:
+def test_the_end_of_an_open_ledger_has_no_verdict() -> None:
     a, b, c, *_ = BOOKIES
     fragments = tuple(Fragment(EntryId(first), (a, b)) for first in (0, 10, 20))
     ledger = settled_metadata(LEDGER, LedgerMetadata(2, 2, 2, fragments))

@@ -48,7 +48,7 @@ MOVED = LedgerMetadata(2, 2, 2, fragments((0, "ab"), (10, "ac"))).closed(EntryId
         ("d", 0, 19, False),
     ],
 )
-def test_a_copy_is_placed_by_a_fragment_that_may_have_its_entries(
+def test_a_copy_belongs_to_a_fragment_that_may_contain_its_entries(
     bookie: str, first: int, last: int, placed: bool
 ) -> None:
     assert is_placed(MOVED, Copy(BookieId(bookie), first, last)) is placed
@@ -75,7 +75,7 @@ OF_D = (Copy(BookieId("d"), 0, 19),)
         (Deleted(7), Grace(0, 6), (Verdict.NOT_JUDGED, NotJudged.DELETED)),
     ],
 )
-def test_what_is_not_sure_has_no_verdict(
+def test_an_uncertain_copy_has_no_verdict(
     ledger: Present | Deleted, grace: Grace, expected: tuple[Verdict, NotJudged | None]
 ) -> None:
     assert [(*verdict, tuple(found)) for *verdict, found in judged(ledger, OF_D, grace)] == [(*expected, OF_D)]
@@ -112,7 +112,7 @@ async def place() -> Place:
     return Place(store, await formatted(store))
 
 
-async def test_a_repair_shows_in_a_mark_a_lock_or_a_reservation(place: Place) -> None:
+async def test_a_mark_a_lock_or_a_reservation_means_a_repair(place: Place) -> None:
     await place.create(dict.fromkeys(range(1, 5), MOVED))
     root = place.cluster.root
     await create_with_parents(place.store, task_path(root, 1), b"replica: 'x'", root)
@@ -125,7 +125,7 @@ async def test_a_repair_shows_in_a_mark_a_lock_or_a_reservation(place: Place) ->
     }
 
 
-async def test_a_ledger_that_is_there_again_or_unreadable_is_not_unowned(place: Place) -> None:
+async def test_a_ledger_that_exists_again_or_is_unreadable_is_not_unowned(place: Place) -> None:
     placed = replace(MOVED, fragments=fragments((0, "ad"), (10, "ac")))
     await place.create({1: placed, 2: MOVED})
     store = LedgerStore(place.store, place.cluster, random.Random(1))
@@ -137,7 +137,7 @@ async def test_a_ledger_that_is_there_again_or_unreadable_is_not_unowned(place: 
     }
 
 
-async def test_a_deletion_is_as_old_as_the_last_change_beside_it(place: Place) -> None:
+async def test_a_deletion_is_as_old_as_the_last_change_of_its_parent(place: Place) -> None:
     """Ledger 2 shares its parent node with ledger 1; the parent of ledger 20,001 was deleted; 30,001 never had one."""
     await place.create({1: MOVED, 2: MOVED, 20_001: MOVED})
     leaf = "/ledgers/00/0000"
@@ -155,7 +155,7 @@ async def test_a_deletion_is_as_old_as_the_last_change_beside_it(place: Place) -
     assert await place.look(2, 20_001, 30_001, grace=after) == dict.fromkeys((2, 20_001, 30_001), unowned)
 
 
-async def test_what_may_not_be_read_is_unknown(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_denied_metadata_is_unknown(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     await place.create({1: MOVED, 2: MOVED})
     secret = LedgerStore(place.store, place.cluster, random.Random(1)).path(LedgerId(1))
     many, one = place.store.get_many, place.store.get
@@ -177,7 +177,7 @@ async def test_what_may_not_be_read_is_unknown(place: Place, monkeypatch: pytest
     assert found[2] == (Verdict.OVER_REPLICATED.value, None, ["d"])
 
 
-async def test_a_deletion_beside_which_nothing_may_be_read_is_not_old(place: Place) -> None:
+async def test_a_deletion_under_a_denied_parent_is_not_old(place: Place) -> None:
     await place.create({1: MOVED, 2: MOVED})
     await place.delete(2)
     any_time = Grace(1 << 60, 1 << 60)
@@ -186,7 +186,7 @@ async def test_a_deletion_beside_which_nothing_may_be_read_is_not_old(place: Pla
     assert await place.look(2, grace=any_time) == {2: (Verdict.NOT_JUDGED.value, NotJudged.DELETED.value, ["d"])}
 
 
-async def test_what_may_not_be_read_of_a_repair_is_a_repair(place: Place) -> None:
+async def test_a_denied_lock_counts_as_a_repair(place: Place) -> None:
     await place.create({1: MOVED, 2: MOVED})
     root = place.cluster.root
     await create_with_parents(place.store, lock_path(root, 1), b"", root)
@@ -195,7 +195,7 @@ async def test_what_may_not_be_read_of_a_repair_is_a_repair(place: Place) -> Non
     assert await place.look(1, 2) == {1: (*repaired, ["d"]), 2: (*over, ["d"])}
 
 
-async def test_a_change_counts_from_the_last_write_of_the_metadata() -> None:
+async def test_the_age_of_a_change_counts_from_the_last_write_of_the_metadata() -> None:
     times_ms = itertools.count(1_000)
     store = MemoryStore(MemoryCell(lambda: next(times_ms)))
     place = Place(store, await formatted(store))
@@ -208,7 +208,7 @@ async def test_a_change_counts_from_the_last_write_of_the_metadata() -> None:
     assert await place.look(1, grace=grace) == {1: (Verdict.NOT_JUDGED.value, NotJudged.CHANGED.value, ["d"])}
 
 
-async def test_a_repair_that_ends_during_the_look_is_seen_in_the_metadata(
+async def test_a_repair_that_ends_during_the_check_is_detected_in_the_metadata(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mark is removed after the ledger was read; by then, the bookie is a member of the ledger."""
@@ -230,9 +230,7 @@ async def test_a_repair_that_ends_during_the_look_is_seen_in_the_metadata(
     assert verdict == Verdict.PLACED.value
 
 
-async def test_a_server_that_lags_does_not_make_a_copy_superfluous(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stale_server_does_not_make_a_copy_superfluous(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bookies were asked a moment ago, and a server of ZooKeeper may not know the ledger yet."""
     await place.create({1: replace(MOVED, fragments=fragments((0, "ad"), (10, "ac")))})
     path = LedgerStore(place.store, place.cluster, random.Random(1)).path(LedgerId(1))

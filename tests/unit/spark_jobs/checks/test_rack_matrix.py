@@ -14,17 +14,17 @@ def cells(*ensembles: str) -> set[Cell]:
     return cells_of([list(map(BookieId, members)) for members in ensembles], TOPOLOGY)
 
 
-def test_pairs_are_of_different_racks_or_of_two_bookies_in_one() -> None:
+def test_pairs_are_two_different_racks_or_two_bookies_in_one_rack() -> None:
     assert cells("acd") == {(3, None, None), (None, "/r1", "/r2"), (None, "/r1", "/r3"), (None, "/r2", "/r3")}
     assert cells("ab") == {(1, None, None), (None, "/r1", "/r1")}
     assert cells("a") == {(1, None, None)}
 
 
-def test_a_ledger_counts_once_for_a_pair_and_at_its_fewest_racks() -> None:
+def test_a_ledger_counts_once_for_a_pair_and_with_its_fewest_racks() -> None:
     assert cells("ac", "bc", "ab") == {(1, None, None), (None, "/r1", "/r2"), (None, "/r1", "/r1")}
 
 
-def test_a_member_of_an_unknown_place_leaves_its_ensemble_out() -> None:
+def test_an_ensemble_with_a_member_without_a_location_is_left_out() -> None:
     assert cells("ax") == set()
     assert cells("ax", "cd") == cells("cd")
 

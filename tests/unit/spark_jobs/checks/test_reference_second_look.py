@@ -70,7 +70,7 @@ def lost(ledger_id: int, at: str | None = None, names: Sequence[str] = (ML,)) ->
 
 
 @pytest.mark.parametrize("custom", KINDS)
-async def test_a_verdict_needs_every_node_again(place: Place, custom: Custom) -> None:
+async def test_a_verdict_needs_a_second_read_of_every_node(place: Place, custom: Custom) -> None:
     await place.create(1, custom=custom)
     row = unreferenced(1)
     assert await place.look(row) == (Verdict.UNREFERENCED, None)
@@ -102,7 +102,7 @@ async def test_a_compacted_ledger_has_no_verdict_once_its_reference_is_in_a_ledg
     assert await place.look(unreferenced(2)) == (Verdict.CHANGED, None)
 
 
-async def test_a_ledger_that_is_gone_young_or_without_a_name_is_not_reported(place: Place) -> None:
+async def test_a_ledger_that_is_deleted_young_or_unnamed_is_not_reported(place: Place) -> None:
     assert await place.look(unreferenced(1)) == (Verdict.CHANGED, None)
     await place.create(1)
     path = ledger_path(place.cluster.kind, place.cluster.root, LedgerId(1))
@@ -113,7 +113,7 @@ async def test_a_ledger_that_is_gone_young_or_without_a_name_is_not_reported(pla
     assert await place.look(unreferenced(1), young) == (Verdict.NOT_JUDGED, NotJudged.YOUNG)
 
 
-async def test_the_age_of_a_ledger_is_that_of_its_creation() -> None:
+async def test_the_age_of_a_ledger_counts_from_its_creation() -> None:
     """The metadata of a ledger changes when it is closed and whenever a copy is moved."""
     times_ms = itertools.count(1_000)
     store = MemoryStore(MemoryCell(lambda: next(times_ms)))
@@ -128,7 +128,7 @@ async def test_the_age_of_a_ledger_is_that_of_its_creation() -> None:
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
-async def test_a_ledger_that_is_deleted_during_the_second_look_is_not_reported(
+async def test_a_ledger_that_is_deleted_during_the_second_check_is_not_reported(
     place: Place, monkeypatch: pytest.MonkeyPatch, is_settled: bool
 ) -> None:
     await place.create(1, is_open=is_settled)
@@ -143,7 +143,7 @@ async def test_a_ledger_that_is_deleted_during_the_second_look_is_not_reported(
     assert await place.look(unreferenced(1)) == (Verdict.CHANGED, None)
 
 
-async def test_what_the_metadata_says_now_counts(place: Place) -> None:
+async def test_the_current_metadata_is_used(place: Place) -> None:
     """The first check does not read names, and the ledger may have changed since."""
     unnamed = of_pulsar(b"delayed-index-bucket", delayedIndexTopic="persistent://t/n/orders")
     for number, custom in enumerate((unnamed, (), MESSAGES), 1):
@@ -155,7 +155,7 @@ async def test_what_the_metadata_says_now_counts(place: Place) -> None:
         assert await place.look(unreferenced(number)) == (Verdict.NOT_JUDGED, reason)
 
 
-async def test_if_a_node_may_belong_to_any_topic_no_ledger_is_unreferenced_and_each_is_named(place: Place) -> None:
+async def test_if_a_node_may_belong_to_any_topic_no_ledger_is_judged_and_each_is_listed(place: Place) -> None:
     await place.create(1)
     unsure = replace(SETTINGS, is_unsure=True)
     assert await place.look(unreferenced(2), unsure) == (Verdict.CHANGED, None)
@@ -164,7 +164,7 @@ async def test_if_a_node_may_belong_to_any_topic_no_ledger_is_unreferenced_and_e
     assert (seen["topic"], seen["component"]) == ("persistent://t/n/orders", "managed-ledger")
 
 
-async def test_bytes_are_those_of_all_copies_and_a_damaged_length_does_not_end_the_run(place: Place) -> None:
+async def test_bytes_include_all_copies_and_a_damaged_length_does_not_fail_the_run(place: Place) -> None:
     await place.create(1)
     long = replace(ledger(MESSAGES), length=(1 << 63) - 1)
     await LedgerStore(place.store, place.cluster, random.Random(1)).create_many([(LedgerId(2), long)])
@@ -174,7 +174,7 @@ async def test_bytes_are_those_of_all_copies_and_a_damaged_length_does_not_end_t
     assert [each["stored_bytes"] for each in seen] == [200, (1 << 63) - 1, 200]
 
 
-async def test_a_reference_is_lost_only_if_it_is_still_there_and_its_ledger_is_not(place: Place) -> None:
+async def test_a_reference_is_dangling_only_if_it_still_exists_and_its_ledger_does_not(place: Place) -> None:
     path = f"/second/managed-ledgers/{ML}"
     assert await place.look(lost(1)) == (Verdict.CHANGED, None)
     await put_node(place.store, path, managed(1))
@@ -188,7 +188,7 @@ async def test_a_reference_is_lost_only_if_it_is_still_there_and_its_ledger_is_n
     assert await place.look(lost(3)) == (Verdict.CHANGED, None)
 
 
-async def test_a_ledger_that_was_offloaded_or_is_empty_since_the_first_look_is_not_lost(place: Place) -> None:
+async def test_a_ledger_that_was_offloaded_or_emptied_since_the_first_check_is_not_lost(place: Place) -> None:
     path = f"/second/managed-ledgers/{ML}"
     await put_node(place.store, path, managed(1))
     assert await place.look(lost(1)) == (Verdict.LOST, None)
@@ -199,7 +199,7 @@ async def test_a_ledger_that_was_offloaded_or_is_empty_since_the_first_look_is_n
     assert await place.look(lost(1)) == (Verdict.LOST, None), "only another ledger of the topic was offloaded"
 
 
-async def test_a_shadow_topic_loses_nothing_and_what_may_be_one_has_no_verdict(place: Place) -> None:
+async def test_a_shadow_topic_has_no_losses_and_a_possible_one_has_no_verdict(place: Place) -> None:
     shadow = "t/n/persistent/a-partition-0"
     node, topic = f"/second/managed-ledgers/{shadow}", "/second/admin/partitioned-topics/t/n/persistent/a"
     by_shadow, by_both = lost(1, names=[shadow]), lost(1, names=[shadow, ML])
@@ -231,7 +231,7 @@ async def test_a_shadow_topic_loses_nothing_and_what_may_be_one_has_no_verdict(p
     assert await place.look(lost(1, names=[shadow] * NODES_MAX)) == (Verdict.CHANGED, None), "the ledger exists by now"
 
 
-async def test_a_ledger_in_the_node_of_its_own_topic_is_referenced_even_if_that_is_a_shadow_topic(place: Place) -> None:
+async def test_a_ledger_referenced_by_its_own_topic_is_referenced_even_if_that_is_a_shadow_topic(place: Place) -> None:
     await place.create(1)
     await put_node(place.store, f"/second/managed-ledgers/{ML}", managed(1, shadow_of="persistent://t/n/other"))
     assert await place.look(unreferenced(1)) == (Verdict.CHANGED, None)

@@ -47,6 +47,6 @@ def test_other_addresses_are_refused_without_repeating_a_secret(text: str, reaso
     assert "pass-word" not in str(refused.value)
 
 
-def test_the_image_is_beside_the_reports_by_default() -> None:
+def test_the_image_is_next_to_the_reports_by_default() -> None:
     assert AuditSettings(URI, Path("there")).image_place == str(Path("there") / "image")
     assert AuditSettings(URI, with_image=False).image_place == ""

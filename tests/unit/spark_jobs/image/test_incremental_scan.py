@@ -186,7 +186,7 @@ async def world(directory: Path, ledgers: Mapping[int, LedgerMetadata] = LEDGERS
     return made
 
 
-async def test_what_did_not_change_is_carried_over(tmp_path: Path) -> None:
+async def test_unchanged_ledgers_are_carried_over(tmp_path: Path) -> None:
     place = await world(tmp_path)
     members = HEALTHY.fragments[0].members
     two = replace(HEALTHY, fragments=(Fragment(EntryId(0), members), Fragment(EntryId(5), members[::-1])))
@@ -200,7 +200,7 @@ async def test_what_did_not_change_is_carried_over(tmp_path: Path) -> None:
     assert (found, again["carried"]) == (expected, counts["ledgers"] - 2), "its own image is as good"
 
 
-async def test_new_deleted_open_and_endangered_ledgers_are_seen_at_once(tmp_path: Path) -> None:
+async def test_new_deleted_open_and_endangered_ledgers_are_read_at_once(tmp_path: Path) -> None:
     place = await world(tmp_path, LEDGERS | {50: growing("a:1", "b:1"), 51: closed("a:1", "c:1")})
     await place.whole()
     await place.create({60: closed("a:1", "x:1"), 30_001: closed("b:1", "y:1"), 1 << 34: HEALTHY})
@@ -217,7 +217,7 @@ async def test_new_deleted_open_and_endangered_ledgers_are_seen_at_once(tmp_path
     assert again["carried"] == again["ledgers"] - 2
 
 
-async def test_a_change_of_a_closed_ledger_is_seen_when_its_turn_comes(tmp_path: Path) -> None:
+async def test_a_change_of_a_closed_ledger_is_found_within_the_reread_period(tmp_path: Path) -> None:
     place = await world(tmp_path)
     await place.whole("a:1,b:1,c:1,d:1")
     await place.write(7, closed("a:1", "b:1", "d:1"))
@@ -234,7 +234,7 @@ async def test_a_change_of_a_closed_ledger_is_seen_when_its_turn_comes(tmp_path:
     assert min(unread_ms.values()) > NOW_MS
 
 
-async def test_what_is_carried_over_keeps_the_time_of_its_reading(tmp_path: Path) -> None:
+async def test_carried_over_rows_keep_the_time_at_which_they_were_read(tmp_path: Path) -> None:
     place = await world(tmp_path)
     await place.whole()
     read_ms = {leaf: record.read_from_ms for leaf, record in place.records.items()}
@@ -271,7 +271,7 @@ async def test_an_id_that_is_deleted_and_created_again_after_the_plan_is_read(tm
     assert (await place.again(after_plan=replaced))[0] == {7}
 
 
-async def test_a_ledger_that_was_not_readable_does_not_stand_for_one_that_was_created_again(tmp_path: Path) -> None:
+async def test_an_unreadable_ledger_is_not_mistaken_for_one_that_was_created_again(tmp_path: Path) -> None:
     place = await world(tmp_path)
     path = ledger_path(place.cluster.kind, place.cluster.root, 8)
     await place.store.set(path, b"damage", ANY_VERSION)
@@ -289,7 +289,7 @@ async def test_a_deleted_ledger_is_not_read_again(tmp_path: Path) -> None:
     assert (counts["vanished"], counts["open"]) == (0, 1)
 
 
-async def test_ledgers_that_were_not_readable_are_read_again(tmp_path: Path) -> None:
+async def test_unreadable_ledgers_are_read_again(tmp_path: Path) -> None:
     place = await world(tmp_path)
     path = ledger_path(place.cluster.kind, place.cluster.root, 7)
     sound = (await place.store.get(path)).data
@@ -313,7 +313,7 @@ async def test_a_ledger_without_any_metadata_is_unreadable_and_not_deleted(tmp_p
         assert (found, counts["unreadable"], counts["vanished"]) == ({7}, 1, 0)
 
 
-async def test_a_leaf_that_was_made_again_is_read_as_a_whole(tmp_path: Path) -> None:
+async def test_a_leaf_that_was_created_again_is_read_completely(tmp_path: Path) -> None:
     place = await world(tmp_path)
     await place.whole()
     await place.delete(20_000)
@@ -322,7 +322,7 @@ async def test_a_leaf_that_was_made_again_is_read_as_a_whole(tmp_path: Path) -> 
     assert (await place.again())[0] == {20_000}
 
 
-async def test_a_store_that_was_set_back_gives_no_stale_rows(tmp_path: Path) -> None:
+async def test_a_store_restored_from_a_backup_gives_no_stale_rows(tmp_path: Path) -> None:
     """A restored backup has older transaction ids, so its list of children does not continue the one in the image."""
     place = await world(tmp_path)
     await place.whole()
@@ -333,7 +333,7 @@ async def test_a_store_that_was_set_back_gives_no_stale_rows(tmp_path: Path) -> 
     assert (await place.again())[0] == {7}
 
 
-async def test_any_changed_byte_costs_reads_and_changes_no_finding(tmp_path: Path) -> None:
+async def test_a_changed_byte_of_the_image_causes_reads_and_changes_no_finding(tmp_path: Path) -> None:
     place = await world(tmp_path)
     await place.create({100: closed("a:1", "x:1"), 10_100: growing("a:1", "b:1")})
     expected, counts = await place.whole()
@@ -379,7 +379,7 @@ async def test_a_damaged_list_of_leaves_is_refused(tmp_path: Path) -> None:
         leaves_of(LocalImageFolder(directory), manifest)
 
 
-async def test_a_full_disk_under_the_new_image_changes_no_finding(tmp_path: Path) -> None:
+async def test_a_full_disk_while_the_image_is_written_changes_no_finding(tmp_path: Path) -> None:
     place = await world(tmp_path)
     await place.create({100: closed("a:1", "x:1")})
     expected, counts = await place.whole()
@@ -390,7 +390,7 @@ async def test_a_full_disk_under_the_new_image_changes_no_finding(tmp_path: Path
     assert "cannot write to" in again["image"]
 
 
-async def test_rows_of_several_files_and_row_groups_belong_together(
+async def test_rows_of_several_files_and_row_groups_are_combined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(part_module, "ROW_GROUP", 7)
@@ -481,7 +481,7 @@ RECORD = LeafRecord(1, STAT, 10, NOW_MS - DAY_MS, (LeafSlice("ledgers-0", 0, 10)
         (replace(STAT, children_version=8, children=8, children_zxid=51), False, False),
     ],
 )
-def test_what_a_stat_shows(stat: LeafStat, *, is_same: bool, may_serve: bool) -> None:
+def test_a_stat_shows_whether_a_leaf_is_unchanged(stat: LeafStat, *, is_same: bool, may_serve: bool) -> None:
     assert (RECORD.is_same(stat), RECORD.may_serve(stat)) == (is_same, may_serve)
     assert not replace(RECORD, listed=11).is_same(replace(stat, children=11))
     assert not replace(RECORD, listed=9).may_serve(stat), "the image has rows of ledgers that were not listed"
@@ -507,7 +507,7 @@ def test_every_leaf_is_read_again_within_the_period(hours: int) -> None:
         assert sum(read) <= 6 * len(leaves)
 
 
-def test_what_is_too_old_or_from_the_future_is_read() -> None:
+def test_leaves_that_are_too_old_or_from_the_future_are_read() -> None:
     def is_read(now_ms: int, last_ms: int) -> bool:
         (work,) = plan_incremental([LeafParent("1", 10, STAT)], [1], {1: RECORD}, Times(now_ms, last_ms, 70 * DAY_MS))
         return work.record is None
@@ -521,7 +521,7 @@ def test_what_is_too_old_or_from_the_future_is_read() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 10_000)), max_size=40), st.integers(1, 10))
-def test_groups_hold_every_leaf_once(leaves: list[tuple[bool, int]], count: int) -> None:
+def test_groups_contain_every_leaf_once(leaves: list[tuple[bool, int]], count: int) -> None:
     records = {
         number: replace(RECORD, leaf=number, slices=(LeafSlice(f"ledgers-{number % 3}", number, 10),))
         for number, (is_known, _) in enumerate(leaves)
@@ -563,7 +563,7 @@ def test_a_ledger_is_settled_only_if_no_fragment_names_a_bookie_twice() -> None:
     assert quorums == {(1, 2), (2, 1)}, "one bookie has two copies of some entries"
 
 
-def test_leaves_come_back_as_they_were_written(tmp_path: Path) -> None:
+def test_leaves_are_read_back_as_written(tmp_path: Path) -> None:
     records = [
         RECORD,
         replace(RECORD, leaf=2, slices=(*RECORD.slices, LeafSlice("ledgers-1", 3, 4))),
@@ -578,7 +578,7 @@ def test_leaves_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_image", [False, True])
-async def test_the_last_reading_is_that_of_the_image_or_else_the_oldest_that_ended_early(
+async def test_the_last_read_is_that_of_the_image_or_else_of_the_oldest_unfinished_run(
     tmp_path: Path, has_image: bool
 ) -> None:
     """The interval to the next run is estimated from it.

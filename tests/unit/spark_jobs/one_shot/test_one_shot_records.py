@@ -98,7 +98,7 @@ def test_the_start_of_a_run_marks_runs_whose_process_died_as_abandoned(cell: Mem
     assert states(cell)[HERE] is RunState.DONE
 
 
-def test_an_old_record_that_cannot_be_read_does_not_keep_a_run_from_its_start(cell: MemoryCell, tmp_path: Path) -> None:
+def test_an_unreadable_old_record_does_not_prevent_a_start(cell: MemoryCell, tmp_path: Path) -> None:
     do(cell, lambda runs: runs.write(record(DIED)))
     path = f"{own_path('runs', ROOT)}/records/{DIED}"
     cell.deny(path)
@@ -150,7 +150,7 @@ def test_the_record_of_the_start_of_a_dry_run_does_not_record_the_state_root(cel
     assert cell.stat(record_path(ROOT)) is None
 
 
-def test_a_start_that_may_be_on_record_as_a_change_or_not_does_not_begin(
+def test_a_start_whose_change_record_is_uncertain_is_aborted(
     cell: MemoryCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def lost(*_: object, **more: object) -> None:
@@ -195,13 +195,13 @@ def test_a_placement_run_begins_with_a_topology(cell: MemoryCell, tmp_path: Path
     assert states(cell) == {HERE: RunState.DONE}
 
 
-def test_the_chosen_options_are_the_switches_and_numbers_that_differ_from_their_defaults(tmp_path: Path) -> None:
+def test_the_recorded_options_are_switches_and_numbers_that_differ_from_their_defaults(tmp_path: Path) -> None:
     settings = AuditSettings(URI, tmp_path, is_dry_run=True, missing_share_max=0.25, report_store="s3://a/b")
     assert chosen_options(settings) == {"missing_share_max": 0.25}
 
 
 @pytest.mark.parametrize("wait_s", [math.inf, math.nan])
-def test_the_wait_for_the_run_before_has_an_end(cell: MemoryCell, tmp_path: Path, wait_s: float) -> None:
+def test_the_wait_for_the_previous_run_is_bounded(cell: MemoryCell, tmp_path: Path, wait_s: float) -> None:
     asyncio.run(_locked(MemoryStore(cell)))
     clock, waits, ended = ManualClock(), threading.Event(), threading.Event()
 
@@ -239,7 +239,7 @@ def ending(cell: MemoryCell, monkeypatch: pytest.MonkeyPatch) -> Ending:
     return prepare
 
 
-def test_a_run_whose_spark_ended_by_the_same_signal_was_ended_by_this_signal(
+def test_a_run_whose_spark_was_ended_by_the_same_signal_is_recorded_as_ended_by_it(
     cell: MemoryCell, ending: Ending, tmp_path: Path
 ) -> None:
     """A supervisor sends the signal to every process of a service, including the Java process of Spark."""
@@ -251,7 +251,7 @@ def test_a_run_whose_spark_ended_by_the_same_signal_was_ended_by_this_signal(
     assert "SIGTERM" in found.detail
 
 
-def test_a_second_signal_while_the_end_is_put_on_record_does_not_change_the_exit_code(
+def test_a_second_signal_while_the_end_is_recorded_does_not_change_the_exit_code(
     cell: MemoryCell, ending: Ending, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = RunLifeCycle.end
@@ -274,7 +274,7 @@ def failures() -> list[Exception]:
 
 
 @pytest.mark.parametrize("error", failures(), ids=["full disk", "unexpected"])
-def test_an_error_of_no_family_ends_with_the_exit_code_of_the_record(
+def test_an_unexpected_error_has_the_exit_code_of_its_record(
     cell: MemoryCell, ending: Ending, tmp_path: Path, error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its exit code must not be the one for findings."""

@@ -12,7 +12,7 @@ from spark_jobs.settings import AuditSettings
 @pytest.mark.parametrize(
     "text", ["s3a://bucket/f", "gs://bucket/f", "abfss://box@account.dfs.core.windows.net/f", "hdfs://name:8020/f"]
 )
-def test_folders_that_are_accepted(text: str) -> None:
+def test_valid_folders_are_accepted(text: str) -> None:
     assert findings_dir_problems(text) == []
     assert AuditSettings("zk://zk1:2181/ledgers", findings_dir=text).findings_dir == text
 
@@ -26,7 +26,7 @@ def test_folders_that_are_accepted(text: str) -> None:
         ("/mnt/findings", "begins with one of"),
     ],
 )
-def test_folders_that_are_refused_without_repeating_a_secret(text: str, reason: str) -> None:
+def test_other_folders_are_refused_without_repeating_a_secret(text: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason) as refused:
         AuditSettings("zk://zk1:2181/ledgers", findings_dir=text)
     assert "secret@" not in str(refused.value)

@@ -46,13 +46,13 @@ def test_the_limit_is_a_multiple_of_the_shortest_latency() -> None:
     assert seen(begun(2), IDLE_S / 4).limit_s == pytest.approx(IDLE_S / 4 + SLACK_S)
 
 
-def test_late_answers_among_others_slow_nothing_down() -> None:
+def test_a_few_slow_answers_do_not_reduce_the_window() -> None:
     feedback = at_full_speed()
     for latency_s in (*[LIMIT_S] * 4, AIM_S, *[100 * LIMIT_S] * 4, AIM_S):
         assert seen(feedback, latency_s).window == feedback.window_max
 
 
-def test_at_the_limit_the_window_is_halved_after_each_five_measurements() -> None:
+def test_at_the_limit_the_window_is_halved_every_five_measurements() -> None:
     feedback = at_full_speed()
     most = feedback.window
     assert seen(feedback, LIMIT_S, 4).window == most
@@ -61,7 +61,7 @@ def test_at_the_limit_the_window_is_halved_after_each_five_measurements() -> Non
     assert seen(feedback, 10 * LIMIT_S).window == pytest.approx(most / 4)
 
 
-def test_near_the_aim_the_window_hardly_changes() -> None:
+def test_near_the_target_latency_the_window_hardly_changes() -> None:
     feedback = at_full_speed()
     assert seen(feedback, 1.1 * AIM_S, 5).window == pytest.approx(0.92 * feedback.window_max, rel=0.01)
     before = feedback.window
@@ -78,13 +78,13 @@ def test_a_slowed_task_recovers_when_the_latency_falls() -> None:
     assert looks * LOOK_S < 3
 
 
-def test_below_three_requests_at_a_time_the_task_waits_between_requests() -> None:
+def test_below_three_concurrent_requests_the_task_waits_between_requests() -> None:
     feedback = seen(begun(), LIMIT_S, 5)
     assert feedback.window == 10
     assert feedback.nodes_per_s == pytest.approx(10 / LIMIT_S)
 
 
-def test_some_reading_is_left_however_slow_the_server_is() -> None:
+def test_reading_never_stops_however_slow_the_server_is() -> None:
     feedback = seen(begun(least_nodes_per_s=500), 10.0, 100)
     assert feedback.nodes_per_s == 500
 
@@ -95,7 +95,7 @@ def test_a_distant_server_has_more_requests_in_flight() -> None:
     assert begun(idle_s=1.0).window_max == WINDOW_MAX_NODES
 
 
-def test_a_task_measures_more_often_while_it_may_have_to_change_its_window() -> None:
+def test_a_task_measures_more_often_while_its_window_may_have_to_change() -> None:
     assert begun().look_after_s == SOON_S
     feedback = at_full_speed()
     assert feedback.look_after_s == LOOK_S

@@ -48,7 +48,7 @@ async def read(observers: str) -> None:
         assert await connection.store.stat(connection.cluster.root) is not None
 
 
-async def test_observers_come_first(connected_to: list[str]) -> None:
+async def test_observers_are_preferred(connected_to: list[str]) -> None:
     await read("o1, o2:2182")
     assert connected_to == [OBSERVERS]
 
@@ -64,7 +64,7 @@ async def test_servers_of_another_cluster_are_refused(connected_to: list[str]) -
                 pass
 
 
-async def test_without_an_answer_of_observers_the_servers_of_the_uri_are_read(connected_to: list[str]) -> None:
+async def test_without_an_answer_from_observers_the_servers_of_the_uri_are_read(connected_to: list[str]) -> None:
     await read("down:2181")
     assert connected_to == ["down:2181", VOTERS]
 
@@ -74,11 +74,11 @@ async def test_by_default_the_servers_of_the_uri_are_read(connected_to: list[str
     assert connected_to == [VOTERS]
 
 
-def test_observers_belong_to_the_budget_of_each_task() -> None:
+def test_observers_are_part_of_the_budget_of_each_task() -> None:
     assert Budget(observers=OBSERVERS).share(4, 2).observers == OBSERVERS
 
 
 @pytest.mark.parametrize("wrong", ["o1:port", "a b", "o1,,o2", "zk://o1:2181"])
-def test_other_texts_are_refused(wrong: str) -> None:
+def test_invalid_observers_are_refused(wrong: str) -> None:
     with pytest.raises(ConfigurationError, match="metadata_observers"):
         AuditSettings(URI, metadata_observers=wrong)

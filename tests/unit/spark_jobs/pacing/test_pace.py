@@ -93,7 +93,7 @@ def p99(latencies: Sequence[float]) -> float:
 
 @pytest.mark.parametrize(("tasks", "ratio"), [(2, 3.5), (16, 6)])
 @in_virtual_time
-async def test_another_client_hardly_waits_and_the_server_stays_busy(tasks: int, ratio: float) -> None:
+async def test_other_clients_hardly_wait_and_the_server_stays_busy(tasks: int, ratio: float) -> None:
     """The tasks request all that the server can answer and decode at no cost, which is worse than any real cluster."""
     nodes, waited, seconds = 200_000, {}, {}
     for factor in (0.0, 2.0):
@@ -111,7 +111,7 @@ async def test_another_client_hardly_waits_and_the_server_stays_busy(tasks: int,
 
 
 @in_virtual_time
-async def test_tasks_that_also_decode_hardly_delay_others_and_take_hardly_longer() -> None:
+async def test_decoding_tasks_hardly_delay_others_and_are_hardly_slower() -> None:
     """Three tasks request nine tenths of what the server can answer."""
     waited, seconds = {}, {}
     for factor in (0.0, 2.0):
@@ -128,7 +128,7 @@ async def test_tasks_that_also_decode_hardly_delay_others_and_take_hardly_longer
 
 
 @in_virtual_time
-async def test_nobody_else_is_there_and_the_server_is_fast() -> None:
+async def test_without_other_clients_a_fast_server_is_used_fully() -> None:
     """The server answers a single task faster than the task decodes, so the budget costs only a few round trips."""
     server = Server()
     store = PacedStore(Slow(server), Pace(VirtualClock(), Budget().share(1, 1)), SMALL)
@@ -140,7 +140,7 @@ async def test_nobody_else_is_there_and_the_server_is_fast() -> None:
 
 
 @in_virtual_time
-async def test_no_more_nodes_than_the_rate() -> None:
+async def test_no_more_nodes_are_read_than_the_rate_allows() -> None:
     server = Server()
     store = PacedStore(Slow(server), Pace(VirtualClock(), TaskBudget(1_000)), SMALL)
     await store.get_many_data([""] * 3_000)
@@ -150,7 +150,7 @@ async def test_no_more_nodes_than_the_rate() -> None:
 
 
 @in_virtual_time
-async def test_no_more_bytes_than_the_rate() -> None:
+async def test_no_more_bytes_are_read_than_the_rate_allows() -> None:
     server, loop = Server(), asyncio.get_running_loop()
     store = PacedStore(Slow(server, size=10_000), Pace(VirtualClock(), TaskBudget(bytes_per_s=1_000_000)), SMALL)
     began = loop.time()
@@ -160,7 +160,7 @@ async def test_no_more_bytes_than_the_rate() -> None:
 
 
 @in_virtual_time
-async def test_requests_in_flight_together_count_each_with_its_bytes() -> None:
+async def test_concurrent_requests_each_count_with_their_bytes() -> None:
     pace, loop = Pace(VirtualClock(), TaskBudget(bytes_per_s=1_000)), asyncio.get_running_loop()
 
     async def read() -> None:
@@ -175,7 +175,7 @@ async def test_requests_in_flight_together_count_each_with_its_bytes() -> None:
 
 
 @in_virtual_time
-async def test_a_long_list_of_names_makes_no_request_for_nodes_smaller() -> None:
+async def test_a_long_list_of_names_does_not_shrink_requests_for_nodes() -> None:
     pace = Pace(VirtualClock(), TaskBudget(latency_factor=2))
     chunk = pace.chunk
     for is_list in (True, False):
@@ -196,7 +196,7 @@ class Overloaded(Slow):
 
 @pytest.mark.parametrize("readers", [1, 2])
 @in_virtual_time
-async def test_runs_divide_what_they_read_in_any_case(readers: int) -> None:
+async def test_concurrent_runs_divide_the_minimum_rate(readers: int) -> None:
     budget, loop = TaskBudget(latency_factor=2, least_nodes_per_s=100, readers=readers), asyncio.get_running_loop()
     store = PacedStore(Overloaded(Server()), Pace(VirtualClock(), budget), SMALL, looks_itself=True)
     await store.get_many_data([""] * 600)  # measures that the server is slow
@@ -214,7 +214,7 @@ class Refusing(Slow):
 
 
 @in_virtual_time
-async def test_a_small_node_that_may_not_be_read_shows_the_latency_as_well() -> None:
+async def test_a_denied_small_node_shows_the_latency_as_well() -> None:
     server = Server()
     store = PacedStore(Refusing(server), Pace(VirtualClock(), TaskBudget(latency_factor=2)), SMALL)
     await store.look()
@@ -223,7 +223,7 @@ async def test_a_small_node_that_may_not_be_read_shows_the_latency_as_well() -> 
 
 
 @in_virtual_time
-async def test_without_limits_a_request_is_passed_on_whole() -> None:
+async def test_without_limits_a_request_is_passed_on_unchanged() -> None:
     server = Server()
     store = PacedStore(Slow(server), Pace(VirtualClock(), FREE), SMALL)
     await store.look()
@@ -233,7 +233,7 @@ async def test_without_limits_a_request_is_passed_on_whole() -> None:
 
 
 @in_virtual_time
-async def test_the_latency_is_measured_behind_the_requests_of_the_task() -> None:
+async def test_the_latency_is_measured_after_the_requests_of_the_task() -> None:
     server, loop = Server(), asyncio.get_running_loop()
     pace = Pace(VirtualClock(), TaskBudget(latency_factor=2))
     store = PacedStore(Slow(server), pace, SMALL)
@@ -256,7 +256,7 @@ def test_all_tasks_together_stay_below_the_limits_of_the_run() -> None:
     assert Budget(9_000).share(0, None).nodes_per_s == 9_000
 
 
-def test_no_more_tasks_than_connections() -> None:
+def test_there_are_no_more_tasks_than_connections() -> None:
     assert Budget().tasks(40) == 40
     assert Budget(connections=8).tasks(40) == 8
     assert Budget(connections=8).tasks(3) == 3

@@ -66,7 +66,7 @@ def paced(store: MemoryStore) -> PacedStore:
 
 
 @in_virtual_time
-async def test_nodes_of_pulsar_are_read_at_the_rate() -> None:
+async def test_pulsars_nodes_are_read_at_the_limited_rate() -> None:
     store = Timed(MemoryCell())
     for number in range(200):
         await put_node(store, f"/managed-ledgers/t/n/persistent/topic-{number}", managed(number))
@@ -77,7 +77,7 @@ async def test_nodes_of_pulsar_are_read_at_the_rate() -> None:
 
 
 @in_virtual_time
-async def test_the_second_look_keeps_the_rate() -> None:
+async def test_the_second_check_keeps_the_rate() -> None:
     store = Timed(MemoryCell())
     cluster = await formatted(store)
     await put_node(store, f"/managed-ledgers/{ML}", managed())
@@ -92,7 +92,7 @@ async def test_the_second_look_keeps_the_rate() -> None:
 
 
 @in_virtual_time
-async def test_a_reading_of_pulsars_nodes_measures_the_latency_and_asks_for_more_while_it_is_short() -> None:
+async def test_reading_pulsars_nodes_measures_the_latency_and_reads_more_while_it_is_low() -> None:
     store = Timed(MemoryCell())
     for number in range(5_000):
         await put_node(store, f"/managed-ledgers/t/n/persistent/topic-{number}", managed(number))
@@ -104,7 +104,7 @@ async def test_a_reading_of_pulsars_nodes_measures_the_latency_and_asks_for_more
 
 
 @pytest.mark.parametrize(("slots_max", "divided_by"), [("1", 1), ("2", 2), ("9", 3)])
-def test_topics_are_planned_in_shares_and_tasks(
+def test_topics_are_divided_into_shares_and_tasks(
     monkeypatch: pytest.MonkeyPatch, slots_max: str, divided_by: int
 ) -> None:
     """A namespace with many topics has several shares. The budget counts the tasks that read at the same time."""

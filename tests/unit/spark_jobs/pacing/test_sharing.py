@@ -45,7 +45,7 @@ def state(number: int) -> Stat:
     return Stat(0, 1, 1, 0, 0, 0, number, 0)
 
 
-def test_a_run_counts_itself_in_any_case() -> None:
+def test_a_run_always_counts_itself() -> None:
     assert readers_of([], "me") == 1
     assert readers_of(["me"], "me") == 1
     assert readers_of(["other", "me"], "me") == 2
@@ -53,14 +53,14 @@ def test_a_run_counts_itself_in_any_case() -> None:
 
 
 @pytest.mark.parametrize("answer", [AccessDeniedError("no"), None])
-async def test_what_cannot_be_counted_stays_as_it_was(answer: Exception | None) -> None:
+async def test_a_failed_count_keeps_the_last_value(answer: Exception | None) -> None:
     sharing = Sharing(Scripted(answer), "me", known=5)
     await sharing.follow(state(1))
     await sharing.follow(None)
     assert sharing.count == 5
 
 
-async def test_names_are_listed_after_a_change_only() -> None:
+async def test_names_are_listed_only_after_a_change() -> None:
     readers = Scripted(["me", "other"])
     sharing = Sharing(readers, "me", known=1)
     for number in (1, 1, 1, 2, 2):
@@ -71,7 +71,7 @@ async def test_names_are_listed_after_a_change_only() -> None:
 
 
 @pytest.mark.parametrize(("error", "joins"), [(AccessDeniedError("no"), 1), (WriteOutcomeUnknownError("lost"), 3)])
-async def test_a_missing_node_is_created_again_and_a_lost_answer_is_no_end(error: Exception, joins: int) -> None:
+async def test_a_missing_node_is_created_again_and_a_lost_answer_is_harmless(error: Exception, joins: int) -> None:
     readers = Scripted(["other"], error)
     sharing = Sharing(readers, "me", known=1)
     for _ in range(3):
@@ -81,7 +81,7 @@ async def test_a_missing_node_is_created_again_and_a_lost_answer_is_no_end(error
 
 @pytest.mark.parametrize("factor", [0.0, 2.0])
 @in_virtual_time
-async def test_a_run_that_reads_halves_its_rate_soon_after_another_one_came(factor: float) -> None:
+async def test_a_run_halves_its_rate_soon_after_another_one_started(factor: float) -> None:
     server, cell, loop = Server(), MemoryCell(), asyncio.get_running_loop()
     budget = Budget(1_000, latency_factor=factor, run_id="r1")
     store = paced(Listed(server, cell), budget)
@@ -96,7 +96,7 @@ async def test_a_run_that_reads_halves_its_rate_soon_after_another_one_came(fact
 
 
 @in_virtual_time
-async def test_the_sum_of_two_runs_stays_below_the_limit() -> None:
+async def test_the_total_rate_of_two_runs_stays_below_the_limit() -> None:
     server, cell, loop = Server(), MemoryCell(), asyncio.get_running_loop()
     for name in ("r1", "r2"):
         await Readers(MemoryStore(cell), name).join()
@@ -127,7 +127,7 @@ class Listed(Slow):
         return await self._real.stat(path)
 
 
-def test_connections_are_divided_as_well_and_none_is_left_out() -> None:
+def test_connections_are_divided_and_each_run_gets_at_least_one() -> None:
     assert Budget(connections=8, readers=2).tasks(40) == 4
     assert Budget(connections=8, readers=3).tasks(40) == 2
     assert Budget(connections=2, readers=5).tasks(40) == 1

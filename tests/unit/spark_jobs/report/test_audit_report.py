@@ -117,7 +117,7 @@ def test_the_summary_file_is_a_versioned_document(tmp_path: Path) -> None:
     assert document["bookies"][1]["state"] == "lost"
 
 
-def test_history_grows_by_a_run_at_a_time(tmp_path: Path) -> None:
+def test_history_grows_by_one_run_at_a_time(tmp_path: Path) -> None:
     for run_id in ("20260102T030405Z-00000a", "20260103T030405Z-00000a"):
         report.prepare(tmp_path, run_id)
         report.finish(tmp_path, replace(FOUND, run_id=run_id))
@@ -130,7 +130,7 @@ def test_history_grows_by_a_run_at_a_time(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / FOUND.run_id / "bookies.parquet").num_rows == 2
 
 
-def test_runs_with_and_without_findings_make_one_table(tmp_path: Path) -> None:
+def test_runs_with_and_without_findings_have_the_same_schema(tmp_path: Path) -> None:
     for summary in (CLEAN, replace(FOUND, run_id="later")):
         report.prepare(tmp_path, summary.run_id)
         report.finish(tmp_path, summary)
@@ -138,7 +138,7 @@ def test_runs_with_and_without_findings_make_one_table(tmp_path: Path) -> None:
     assert sorted(run["ledgers_critical"] for run in runs) == [0, 3]
 
 
-def test_a_directory_without_a_summary_is_no_report(tmp_path: Path) -> None:
+def test_a_directory_without_a_summary_is_not_a_report(tmp_path: Path) -> None:
     report.prepare(tmp_path, "20260109T000000Z-000000")
     report.prepare(tmp_path, CLEAN.run_id)
     report.finish(tmp_path, CLEAN)
@@ -166,34 +166,34 @@ def test_earlier_ledgers_are_those_of_the_newest_complete_run_of_the_cluster(tmp
     assert report.earlier_ledgers(tmp_path, "unheard of") is None
 
 
-def test_an_unwritable_report_directory_is_said(tmp_path: Path) -> None:
+def test_an_unwritable_report_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(report.ReportDirError, match="cannot make the report directory"):
         report.prepare(tmp_path / "file", "run")
 
 
-def test_the_table_for_people_says_what_to_do() -> None:
+def test_the_text_report_contains_the_next_steps() -> None:
     text = table(replace(FOUND, problems=("2 ledgers were not listed",)))
     for words in ("incomplete", "2 ledgers were not listed", "critical", "b:3181", "4 ledgers are marked for repair"):
         assert words in text
     assert "auto-recovery is disabled" in table(replace(FOUND, published=PublishResult(PublishOutcome.DISABLED)))
 
 
-def test_the_table_for_people_counts_the_marks_that_were_withdrawn() -> None:
+def test_the_text_report_counts_withdrawn_marks() -> None:
     withdrawn = {"replaced": 2, "ledger_deleted": 30}
     text = table(replace(FOUND, published=PublishResult(PublishOutcome.PUBLISHED, 4, 3, withdrawn=withdrawn)))
     assert text.index("30 marks, the ledger was deleted") < text.index("2 marks, the bookies were replaced")
 
 
 @pytest.mark.parametrize("count", [0, 5])
-def test_ledgers_marked_for_recorded_damage_are_counted_for_people(count: int) -> None:
+def test_the_text_report_counts_ledgers_marked_for_recorded_damage(count: int) -> None:
     published = PublishResult(PublishOutcome.NOTHING_TO_PUBLISH, damage_marked=count)
     summary = replace(FOUND, published=published)
     for text in (table(summary), render_report(summary, None, [], None).decode()):
         assert ("5 ledgers were marked because of damage" in text) is bool(count)
 
 
-def test_a_run_is_assembled_from_what_its_phases_gave() -> None:
+def test_a_summary_is_assembled_from_the_results_of_its_phases() -> None:
     totals = ScanTotals(
         ledgers=9, fragments=11, unreadable=1, vanished=2, skipped=0, returned=3, open=1, in_recovery=0, closed=8,
         listed={}, ledgers_by_bookie={"a": 9, "gone": 4}, fragments_by_bookie={"a": 11, "gone": 5},
@@ -214,7 +214,7 @@ def test_a_run_is_assembled_from_what_its_phases_gave() -> None:
     )
 
 
-def test_a_run_that_the_brake_stopped_never_calls_itself_complete() -> None:
+def test_a_run_that_the_brake_stopped_is_never_complete() -> None:
     bookies = Bookies(frozenset(), frozenset())
     summary = assemble(
         RunName("run", CLEAN.cluster, 1, 2), frozenset({BookieId("a")}), Outcome(None, CheckResult(bookies), "gone")
@@ -227,12 +227,12 @@ def test_a_run_that_the_brake_stopped_never_calls_itself_complete() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"missing_share_max": 1.5}, {"missing_share_max": -0.1}, {"num_partitions": 0}, {"worst_ledgers_max": -1}]
 )
-def test_senseless_settings_are_refused(wrong: dict[str, float], tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, float], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         AuditSettings("zk://zk1/ledgers", tmp_path, **wrong)  # type: ignore[arg-type]
 
 
-def test_the_table_of_bookies_has_the_states_of_the_document() -> None:
+def test_the_table_of_bookies_has_the_states_of_the_summary() -> None:
     states = report.bookies_table(FOUND).column("state").to_pylist()
     assert states == [item["state"] for item in FOUND.to_json()["bookies"]] == ["writable", "lost"]
 

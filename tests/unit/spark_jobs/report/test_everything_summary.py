@@ -40,11 +40,11 @@ WHOLE = replace(world.EVERYTHING, parts=DONE)
 KINDS = (RunKind.BOOKIES, RunKind.PLACEMENT)
 
 
-def test_it_is_read_as_it_was_written() -> None:
+def test_a_summary_is_read_back_as_written() -> None:
     assert decode_summary(json.loads(json.dumps(world.EVERYTHING.to_json()))) == world.EVERYTHING
 
 
-def test_a_check_that_is_not_complete_keeps_only_its_own_success_away() -> None:
+def test_an_incomplete_check_prevents_only_its_own_success() -> None:
     run = world.EVERYTHING
     assert (run.is_read, run.is_complete, run.verdict) == (True, False, Verdict.INCOMPLETE)
     assert run.exit_code() is ExitCode.PARTIAL
@@ -54,12 +54,12 @@ def test_a_check_that_is_not_complete_keeps_only_its_own_success_away() -> None:
     assert outcome.detail == "placement: 7 fragments were not judged: their bookies have no location"
 
 
-def test_a_complete_run_counts_for_each_of_its_checks() -> None:
+def test_a_complete_run_counts_as_a_success_of_each_of_its_checks() -> None:
     outcome = outcome_of(WHOLE, PATH)
     assert (outcome.is_success, outcome.also_done) == (True, KINDS)
 
 
-def test_a_cookie_counts_as_unused_only_if_every_ledger_was_read_as_it_is() -> None:
+def test_a_cookie_is_unused_only_if_every_ledger_was_read_in_this_run() -> None:
     lost = frozenset({BookieId("a:1"), BookieId("b:1"), BookieId("c:1")})
     live = Bookies(frozenset({BookieId("c:1")}), frozenset())
     scanned = ScanResult(replace(NO_TOTALS, ledgers=1, ledgers_by_bookie={"a:1": 1}), live, ())
@@ -83,7 +83,7 @@ def test_a_cookie_counts_as_unused_only_if_every_ledger_was_read_as_it_is() -> N
         (replace(world.CLEAN, kind=RunKind.BOOKIES), ()),
     ],
 )
-def test_what_concerns_all_checks_counts_for_none(run: RunSummary, counts: tuple[RunKind, ...]) -> None:
+def test_a_problem_of_all_checks_is_a_success_of_none(run: RunSummary, counts: tuple[RunKind, ...]) -> None:
     assert outcome_of(run, PATH).also_done == counts
 
 
@@ -105,7 +105,7 @@ def test_a_replicas_check_of_some_ledgers_does_not_count_for_the_schedule(
     assert (outcome.state, outcome.exit_code) == (RunState.DONE, ExitCode.OK)
 
 
-def test_a_placement_check_is_its_report() -> None:
+def test_a_placement_check_without_a_report_is_not_a_success() -> None:
     assert outcome_of(WHOLE, PATH, "the disk is full").also_done == (RunKind.BOOKIES,)
 
 
@@ -140,7 +140,7 @@ def test_a_fault_is_a_verdict_if_no_copy_is_missing(
         ((Severity.CRITICAL,), InventoryCounts(0.0, damaged=1), Verdict.UNDER_REPLICATED, True),
     ],
 )
-def test_superfluous_copies_are_no_failure_and_damaged_ones_are(
+def test_superfluous_copies_are_not_a_failure_but_damaged_ones_are(
     severities: tuple[Severity, ...], counts: InventoryCounts, verdict: Verdict, fails: bool
 ) -> None:
     found = tuple(SeverityCount(severity, 1, 1, 0) for severity in severities)

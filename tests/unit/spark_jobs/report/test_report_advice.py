@@ -55,22 +55,22 @@ def test_each_situation_has_its_steps(summary: RunSummary, words: list[str]) -> 
         assert word in told(summary)
 
 
-def test_a_clean_run_needs_nothing() -> None:
+def test_a_clean_run_has_no_steps() -> None:
     assert next_steps(world.CLEAN) == ()
 
 
-def test_the_worst_comes_first_and_a_held_run_never_speaks_of_repair() -> None:
+def test_the_most_urgent_step_is_first_and_a_held_run_never_mentions_repair() -> None:
     assert next_steps(world.NO_LIVE_COPY)[0].text.startswith("Bring back a bookie")
     assert "replicator" not in told(world.HELD)
 
 
-def test_a_cluster_name_cannot_leave_its_quotes() -> None:
+def test_a_cluster_name_is_quoted_for_the_shell() -> None:
     hostile = replace(world.CLEAN, cluster=ClusterName("zk://a/l'; rm -rf /;'", "i"))
     assert shlex.split(environment(hostile)) == ["export", "BKHEAL_METADATA_URI=zk://a/l'; rm -rf /;'"]
 
 
 @pytest.mark.parametrize("summary", SITUATIONS)
-def test_every_command_that_is_told_exists_with_its_options(summary: RunSummary) -> None:
+def test_every_recommended_command_exists_with_its_options(summary: RunSummary) -> None:
     for step in next_steps(summary):
         for line in step.commands:
             program, *words = shlex.split(line)

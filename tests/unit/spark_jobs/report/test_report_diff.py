@@ -25,7 +25,7 @@ def test_a_run_does_not_differ_from_itself() -> None:
         assert diff(summary, summary).is_empty
 
 
-def test_bookies_are_told_apart_by_what_became_of_them() -> None:
+def test_bookies_are_grouped_by_their_change_of_state() -> None:
     up, read_only, down = BookieState.WRITABLE, BookieState.READ_ONLY, BookieState.UNREGISTERED
     old = of(world.CLEAN, goes=up, returns=down, fills=up, empties=read_only, leaves=down, stays=up, ro_goes=read_only)
     new = of(world.CLEAN, goes=down, returns=read_only, fills=read_only, empties=up, joins=up, stays=up, ro_goes=down)
@@ -39,7 +39,7 @@ def test_bookies_are_told_apart_by_what_became_of_them() -> None:
     )
 
 
-def test_findings_appear_and_go_by_severity_worst_first() -> None:
+def test_new_and_resolved_findings_are_listed_by_severity() -> None:
     old = replace(
         world.CLEAN,
         severities=(SeverityCount(Severity.CRITICAL, 3, 3, 0), SeverityCount(Severity.METADATA_ONLY, 4, 4, 0)),
@@ -61,18 +61,18 @@ def test_findings_appear_and_go_by_severity_worst_first() -> None:
     assert not changes.is_empty
 
 
-def test_ledgers_that_joined_the_worst_are_named() -> None:
+def test_new_ledgers_among_the_worst_are_listed() -> None:
     assert diff(world.UNDER_REPLICATED, world.NO_LIVE_COPY).worst_appeared == (42, 99)
 
 
-def test_a_run_that_the_brake_held_is_compared_by_its_bookies_alone() -> None:
+def test_a_run_held_by_the_brake_is_compared_only_by_its_bookies() -> None:
     changes = diff(world.CLEAN, world.HELD)
     assert (changes.ledgers, changes.severities, changes.worst_appeared) == (None, {}, ())
     assert len(changes.bookies.lost) == 7
     assert changes.caveats == ("the brake held the later run, so only bookies are compared",)
 
 
-def test_numbers_of_a_run_that_did_not_see_everything_come_with_a_caveat() -> None:
+def test_numbers_of_an_incomplete_run_come_with_a_caveat() -> None:
     changes = diff(world.INCOMPLETE, world.UNDER_REPLICATED)
     assert "may be too low" in changes.caveats[0]
     assert changes.ledgers is not None
@@ -92,6 +92,6 @@ def test_replica_checks_of_different_ledgers_come_with_a_caveat() -> None:
         (replace(world.CLEAN, cluster=ClusterName("zk://other/ledgers", "other")), "different clusters"),
     ],
 )
-def test_what_does_not_compare_is_refused(other: RunSummary, why: str) -> None:
+def test_runs_that_cannot_be_compared_are_refused(other: RunSummary, why: str) -> None:
     with pytest.raises(DifferentReportsError, match=why):
         diff(world.CLEAN, other)

@@ -26,7 +26,7 @@ from tests.worlds import report as world
         replace(world.CLEAN, driver_marks=DriverMarksCounts(900, 7, 1_000, 2_000, "marking was disabled")),
     ],
 )  # fmt: skip
-def test_a_summary_survives_its_file(summary: RunSummary) -> None:
+def test_a_summary_is_read_back_as_written(summary: RunSummary) -> None:
     assert decode_summary(json.loads(json.dumps(summary.to_json()))) == summary
 
 
@@ -36,7 +36,7 @@ def document() -> dict[str, Any]:
     return parsed
 
 
-def test_a_file_of_before_there_were_several_checks_is_of_the_bookie_check() -> None:
+def test_a_file_from_before_there_were_several_checks_is_of_the_bookie_check() -> None:
     old = document()
     for name in ("run_kind", "dry_run", "waiting", "placement", "replicas", "references"):
         del old[name]
@@ -48,7 +48,7 @@ def test_a_file_of_before_there_were_several_checks_is_of_the_bookie_check() -> 
     assert decode_summary(old).is_dry_run
 
 
-def test_a_replicas_report_of_before_there_were_samples_has_none() -> None:
+def test_a_replicas_report_from_before_there_were_samples_has_none() -> None:
     old = json.loads(json.dumps(world.REPLICAS.to_json()))
     del old["replicas"]["sampled"]
     counts = decode_summary(old).replicas
@@ -56,7 +56,7 @@ def test_a_replicas_report_of_before_there_were_samples_has_none() -> None:
     assert counts.sampled == ()
 
 
-def test_what_a_newer_version_added_is_ignored() -> None:
+def test_fields_added_by_a_newer_version_are_ignored() -> None:
     newer = document() | {"new": 1}
     newer["bookies"][0]["new"] = newer["counts"]["new"] = newer["cluster"]["new"] = "?"
     assert decode_summary(newer) == world.NO_LIVE_COPY
@@ -67,7 +67,7 @@ OPTIONAL = {"run_kind", "dry_run", "waiting", "placement", "replicas", "referenc
 
 @pytest.mark.parametrize("name", sorted(set(document()) - OPTIONAL))
 @pytest.mark.parametrize("value", [None, 7, "?", [7], {"a": {}}])
-def test_a_damaged_file_is_refused_and_never_half_read(name: str, value: object) -> None:
+def test_a_damaged_file_is_refused_and_never_partly_read(name: str, value: object) -> None:
     if (name, value) in (
         ("held_because", None),
         ("snapshot", None),
@@ -89,7 +89,7 @@ def test_numbers_of_the_wrong_type_are_refused() -> None:
             decode_summary(damaged)
 
 
-def test_a_report_of_before_there_were_reasons_has_the_delay_as_its_reason() -> None:
+def test_a_report_from_before_there_were_reasons_has_the_delay_as_its_reason() -> None:
     old = json.loads(json.dumps(world.WAITING.to_json()))
     del old["published"]["held_back"]
     for name in ("reason", "detail", "critical_until"):

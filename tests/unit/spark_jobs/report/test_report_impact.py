@@ -79,7 +79,7 @@ def shown(impact: Impact) -> list[tuple[str, str, str, int, int]]:
     ]
 
 
-def test_ledgers_count_once_in_a_row_and_bytes_add_up(tmp_path: Path) -> None:
+def test_ledgers_count_once_per_row_and_bytes_add_up(tmp_path: Path) -> None:
     rows = [finding(1, is_last_fragment=False), finding(1, fragment_index=1), finding(2), finding(3, "other")]
     impact = read_impact(written(tmp_path, rows, [finding(4)]), RUN)
     assert shown(impact) == [("critical", "READS_STOP", "orders", 3, 40), ("critical", "READS_STOP", "other", 1, 10)]
@@ -92,14 +92,14 @@ def test_bytes_of_damaged_lengths_add_up_beyond_64_bits(tmp_path: Path) -> None:
     assert shown(read_impact(written(tmp_path, rows), RUN)) == [("critical", "READS_STOP", "orders", 4, 4 * huge)]
 
 
-def test_a_ledger_at_the_border_of_two_batches_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_at_the_boundary_of_two_batches_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(impact_rows, "_BATCH_ROWS", 2)
     rows = [finding(number // 5, fragment_index=number % 5) for number in range(15)]
     impact = read_impact(written(tmp_path, rows), RUN)
     assert shown(impact) == [("critical", "READS_STOP", "orders", 3, 150)]
 
 
-def test_the_worst_come_first_and_system_topics_before_others(tmp_path: Path) -> None:
+def test_topics_are_ordered_by_severity_with_system_topics_first(tmp_path: Path) -> None:
     rows = [
         finding(1, "a"),
         finding(2, "b", Severity.NO_LIVE_COPY),
@@ -123,7 +123,7 @@ def test_the_worst_come_first_and_system_topics_before_others(tmp_path: Path) ->
     ]
 
 
-def test_what_names_no_topic_is_counted_and_what_is_accepted_is_left_out(tmp_path: Path) -> None:
+def test_ledgers_without_a_topic_are_counted_and_accepted_losses_left_out(tmp_path: Path) -> None:
     rows = [
         finding(1, None),
         finding(2, None, None, kind="UNREADABLE_METADATA", state=None),
@@ -140,7 +140,7 @@ def test_a_component_of_a_later_release_has_an_unknown_effect(tmp_path: Path) ->
     assert [(row.effect, row.component) for row in impact.topics] == [(Effect.UNKNOWN, "new")]
 
 
-def test_more_topics_than_can_be_kept_are_reported_as_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_too_many_topics_is_reported_as_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(impact_rows, "_ROWS_MAX", 3)
     impact = read_impact(written(tmp_path, [finding(number, f"topic-{number}") for number in range(5)]), RUN)
     assert impact.is_cut

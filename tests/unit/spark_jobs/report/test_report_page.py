@@ -98,7 +98,7 @@ def page_of(run: RunSummary, previous: RunSummary | None = None, *, racks: int =
 
 
 @pytest.mark.parametrize("run", ALL)
-def test_a_page_is_well_formed_and_needs_nothing_from_elsewhere(run: RunSummary) -> None:
+def test_a_page_is_well_formed_and_self_contained(run: RunSummary) -> None:
     for page in (page_of(run), page_of(run, run, racks=3), read(render_index([run]))):
         assert page.tags[0][0] == "html"
         assert {"script", "iframe", "object", "embed", "base", "form", "img"}.isdisjoint(tag for tag, _ in page.tags)
@@ -111,7 +111,7 @@ def test_a_page_is_well_formed_and_needs_nothing_from_elsewhere(run: RunSummary)
 
 
 @pytest.mark.parametrize("run", ALL)
-def test_the_policy_of_a_page_allows_its_own_style_and_nothing_else(run: RunSummary) -> None:
+def test_the_content_policy_of_a_page_allows_only_its_own_style(run: RunSummary) -> None:
     page = page_of(run)
     policy = next(meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy")
     digest = base64.b64encode(hashlib.sha256(page.style.encode()).digest()).decode()
@@ -121,7 +121,7 @@ def test_the_policy_of_a_page_allows_its_own_style_and_nothing_else(run: RunSumm
     assert "unsafe" not in policy
 
 
-def test_what_others_wrote_is_shown_and_never_obeyed() -> None:
+def test_hostile_text_is_shown_and_never_interpreted() -> None:
     html = render_report(world.ATTACK, changed(world.ATTACK, run_id="before"), [], None).decode()
     for dangerous in ("<script", "<img", "\u202e", "\x1b", "{{49}}"):
         assert dangerous not in html
@@ -133,7 +133,7 @@ def test_what_others_wrote_is_shown_and_never_obeyed() -> None:
 
 
 @pytest.mark.parametrize("run", ALL)
-def test_a_page_can_be_read_without_seeing_it(run: RunSummary) -> None:
+def test_a_page_is_accessible_to_screen_readers(run: RunSummary) -> None:
     page = page_of(run, run, racks=3)
     assert page.all("html")[0]["lang"] == "en"
     assert [tag for tag, _ in page.tags].count("h1") == 1
@@ -175,7 +175,7 @@ def test_a_page_can_be_read_without_seeing_it(run: RunSummary) -> None:
         (world.REFERENCES, ["Not judged: not closed", "/managed-ledgers/t/n/persistent/a", "3 bytes are not a node"]),
     ],
 )  # fmt: skip
-def test_a_page_says_what_it_means(run: RunSummary, words: list[str]) -> None:
+def test_a_page_explains_its_result(run: RunSummary, words: list[str]) -> None:
     text = page_of(run).text
     for word in words:
         assert word in text
@@ -192,7 +192,7 @@ def test_findings_are_counted_by_severity_with_their_meaning() -> None:
     assert "Drain" not in text
 
 
-def test_a_page_tells_what_changed() -> None:
+def test_a_page_shows_what_changed() -> None:
     text = page_of(world.at(world.NO_LIVE_COPY, 2), world.at(world.CLEAN, 0)).text
     for words in ("clean → no live copy", "No live copy 0 → 3 ledgers (+3)", "Bookies lost bookie-00", "2 d earlier"):
         assert words in text
@@ -203,7 +203,7 @@ def test_a_page_tells_what_changed() -> None:
     assert "Nothing: the same verdict" in page_of(world.at(world.CLEAN, 1), world.at(world.CLEAN, 0)).text
 
 
-def test_racks_are_shown_where_the_topology_is_known() -> None:
+def test_racks_are_shown_if_the_topology_is_known() -> None:
     page = page_of(world.MANY, racks=12)
     assert "/rack-07" in page.text
     assert "not in the topology" in page.text
@@ -213,7 +213,7 @@ def test_racks_are_shown_where_the_topology_is_known() -> None:
     assert "/rack-07" not in page_of(world.MANY).text
 
 
-def test_many_bookies_are_folded_and_very_many_bounded() -> None:
+def test_many_bookies_are_collapsed_and_their_number_is_bounded() -> None:
     text = page_of(world.MANY).text
     assert "185 more bookies" in text
     table = text[text.index("Ledgers with findings, of all it holds") :]
@@ -226,14 +226,14 @@ def test_many_bookies_are_folded_and_very_many_bounded() -> None:
     assert "8,000 more bookies without findings are in bookies.parquet" in read(html).text
 
 
-def test_a_bookie_that_nothing_depends_on_is_not_lost() -> None:
+def test_an_unregistered_bookie_without_ledgers_is_not_lost() -> None:
     gone = BookieCount("old:3181", BookieState.UNREGISTERED, True, 0, 0, 0, 0)
     text = page_of(changed(world.CLEAN, bookies=(*world.CLEAN.bookies, gone))).text
     assert "not registered, holds nothing" in text
     assert "9 of 9 registered; 0 lost" in text
 
 
-def test_the_page_is_there_before_the_summary_and_the_index_links_to_it(tmp_path: Path) -> None:
+def test_the_page_is_written_before_the_summary_and_the_index_links_to_it(tmp_path: Path) -> None:
     first, second = world.at(world.NO_LIVE_COPY, 0), world.at(world.PLACEMENT, 1)
     for run in (first, second):
         directory = world.write(tmp_path, run)
@@ -248,7 +248,7 @@ def test_the_page_is_there_before_the_summary_and_the_index_links_to_it(tmp_path
     assert "Latest bookie check" in index.text
 
 
-def test_an_index_of_several_clusters_says_which() -> None:
+def test_an_index_of_several_clusters_names_the_clusters() -> None:
     other = changed(
         world.at(world.CLEAN, 1), cluster=changed(world.CLEAN.cluster, instance_id="b", metadata_uri="zk://b/l")
     )
@@ -264,7 +264,7 @@ def test_an_index_that_cannot_be_written_does_not_fail_the_run(tmp_path: Path) -
     assert [document["run_id"] for document in report.summaries(tmp_path)] == [world.CLEAN.run_id]
 
 
-def test_shares_are_never_rounded_to_all_or_nothing() -> None:
+def test_percentages_are_never_rounded_to_0_or_100() -> None:
     counts = changed(world.CLEAN.counts, ledgers=10_000_000)
     one = changed(world.CLEAN, counts=counts, severities=(SeverityCount(Severity.CRITICAL, 1, 1, 0),))
     text = page_of(one).text
@@ -329,7 +329,7 @@ runs = st.builds(
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(runs, runs)
-def test_whatever_a_run_holds_it_gets_its_page(run: RunSummary, previous: RunSummary) -> None:
+def test_every_run_gets_a_page_whatever_its_content(run: RunSummary, previous: RunSummary) -> None:
     """The numbers may even contradict each other: if the page failed, the run would have no report."""
     read(render_report(run, changed(previous, kind=run.kind), [trend_point(previous), trend_point(run)], None))
     read(render_index([run, previous]))

@@ -18,7 +18,7 @@ def point(number: int, found: int, *, is_held: bool = False) -> TrendPoint:
 
 
 @given(st.lists(st.integers(0, 10**12), max_size=12), st.integers(0, 10**12))
-def test_parts_of_a_bar_lie_end_to_end_inside_it(values: list[int], room: int) -> None:
+def test_parts_of_a_bar_fill_it_without_gaps_or_overlap(values: list[int], room: int) -> None:
     total = sum(values) + room
     placed = parts(values, total)
     assert len(placed) == len(values)
@@ -55,7 +55,7 @@ def test_a_chart_stays_within_its_frame_and_leaves_held_runs_out(runs: list[tupl
     assert [dot.y for dot in by_number] == sorted((dot.y for dot in chart.dots), reverse=True)
 
 
-def test_numbers_are_written_for_people() -> None:
+def test_numbers_are_formatted_for_people() -> None:
     assert [short(value) for value in (0, 999, 1_500, 20_000, 3_000_000)] == ["0", "999", "1.5k", "20k", "3M"]
     assert [percent(part, 10**6) for part in (0, 1, 5_000, 500_000, 999_999, 10**6)] == [
         "0 %", "< 0.01 %", "0.50 %", "50.0 %", "> 99.9 %", "100 %"

@@ -17,7 +17,7 @@ from spark_jobs.report.tables import trend
 from tests.worlds import report as world
 
 
-def test_a_run_is_found_by_its_id_by_its_beginning_and_as_the_latest(tmp_path: Path) -> None:
+def test_a_run_is_found_by_its_id_by_a_prefix_and_as_the_latest(tmp_path: Path) -> None:
     first, second = world.at(world.CLEAN, 0), world.at(world.NO_LIVE_COPY, 1)
     world.write(tmp_path, first, second)
     assert find(tmp_path, "latest") == second
@@ -48,7 +48,7 @@ def test_an_empty_or_missing_directory_has_no_latest_run(tmp_path: Path) -> None
             find(directory, "latest")
 
 
-def test_files_that_are_no_reports_are_passed_over(tmp_path: Path) -> None:
+def test_files_that_are_not_reports_are_skipped(tmp_path: Path) -> None:
     world.write(tmp_path, world.CLEAN)
     summary = (tmp_path / world.CLEAN.run_id / "summary.json").read_bytes()
     for name, content in (
@@ -83,7 +83,7 @@ def test_a_run_is_compared_with_the_last_complete_one_of_its_check_and_cluster()
     assert earlier_than(runs, world.at(world.CLEAN, 1)) is None
 
 
-def test_the_oldest_runs_go_and_what_the_next_run_needs_stays() -> None:
+def test_the_oldest_runs_are_removed_except_those_the_next_run_needs() -> None:
     runs = [
         world.at(world.CLEAN, 0),
         world.at(replace(world.CLEAN, kind=RunKind.REPLICAS), 1),
@@ -98,7 +98,7 @@ def test_the_oldest_runs_go_and_what_the_next_run_needs_stays() -> None:
     assert to_prune(runs, 0) == [ids[0], ids[3], ids[4]]
 
 
-def test_pruning_removes_our_directories_alone_and_keeps_the_history(tmp_path: Path) -> None:
+def test_pruning_removes_only_our_directories_and_keeps_the_history(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     reports_dir = tmp_path / "reports"
     world.write(outside, world.at(world.CLEAN, 0))
@@ -119,7 +119,7 @@ def test_pruning_removes_our_directories_alone_and_keeps_the_history(tmp_path: P
     assert pq.read_table(reports_dir / "history" / "runs").num_rows == 4
 
 
-def test_a_crash_while_pruning_is_finished_by_the_next_run(tmp_path: Path) -> None:
+def test_after_a_crash_while_pruning_the_next_run_finishes_it(tmp_path: Path) -> None:
     world.write(tmp_path, world.at(world.CLEAN, 1), world.at(world.CLEAN, 2))
     going = tmp_path / f".bkheal-pruned-{world.at(world.CLEAN, 1).run_id}"
     (tmp_path / world.at(world.CLEAN, 1).run_id).rename(going)
@@ -129,7 +129,7 @@ def test_a_crash_while_pruning_is_finished_by_the_next_run(tmp_path: Path) -> No
     assert find(tmp_path, "latest") == world.at(world.CLEAN, 2)
 
 
-def test_the_trend_outlives_the_reports_and_knows_its_check_and_cluster(tmp_path: Path) -> None:
+def test_the_trend_outlives_the_reports_and_is_separate_by_check_and_cluster(tmp_path: Path) -> None:
     world.write(
         tmp_path,
         world.at(world.CLEAN, 0),

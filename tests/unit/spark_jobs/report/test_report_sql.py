@@ -33,7 +33,7 @@ def answer(report_dir: Path, question: str, limit: int = 100) -> Answer:
     return ask(report_dir, question, limit=limit, timeout_s=60)
 
 
-def test_a_question_joins_tables(reports: Path) -> None:
+def test_a_query_can_join_tables(reports: Path) -> None:
     found = answer(
         reports,
         "SELECT verdict, count(*) AS found FROM findings JOIN runs USING (run_id) GROUP BY ALL ORDER BY found, verdict",
@@ -47,7 +47,7 @@ def test_an_empty_directory_has_every_table_without_rows(tmp_path: Path, table: 
     assert (found.columns, found.rows) == (TABLES[table].column_names, [])
 
 
-def test_rows_above_the_limit_are_cut_and_columns_have_distinct_names(reports: Path) -> None:
+def test_rows_above_the_limit_are_cut_off_and_columns_have_distinct_names(reports: Path) -> None:
     found = answer(reports, "SELECT 1 AS a, 2 AS a, ledger_id FROM findings ORDER BY ledger_id", 2)
     assert found == Answer(("a", "a_2", "ledger_id"), [(1, 2, 1), (1, 2, 1)], True, ())
     assert not answer(reports, "SELECT * FROM range(2)", 2).is_cut
@@ -82,7 +82,7 @@ def test_rows_above_the_limit_are_cut_and_columns_have_distinct_names(reports: P
         "SELECT $secret",
     ],
 )
-def test_what_is_not_a_question_about_the_tables_is_refused_and_changes_nothing(reports: Path, question: str) -> None:
+def test_anything_but_a_query_of_the_tables_is_refused_without_effect(reports: Path, question: str) -> None:
     path = table_files(reports, "runs").partitioned[0]
     before = path.read_bytes()
     with pytest.raises(QueryRefusedError):
@@ -90,24 +90,24 @@ def test_what_is_not_a_question_about_the_tables_is_refused_and_changes_nothing(
     assert path.read_bytes() == before
 
 
-def test_an_unknown_table_is_answered_with_those_that_exist(reports: Path) -> None:
+def test_the_error_for_an_unknown_table_lists_the_existing_ones(reports: Path) -> None:
     with pytest.raises(QueryRefusedError, match=f"no table ledgers; the tables are {', '.join(TABLES)}"):
         answer(reports, "SELECT * FROM ledgers")
 
 
-def test_another_error_has_the_sentence_of_duckdb(reports: Path) -> None:
+def test_other_errors_have_the_message_of_duckdb(reports: Path) -> None:
     with pytest.raises(QueryRefusedError, match='Referenced column "nosuch" not found'):
         answer(reports, "SELECT nosuch FROM runs")
 
 
-def test_a_question_ends_at_its_deadline(reports: Path) -> None:
+def test_a_query_ends_at_its_deadline(reports: Path) -> None:
     with pytest.raises(QueryTooLargeError, match=r"no answer after 0\.2 s"):
         ask(
             reports, "SELECT sum(a.range * b.range) FROM range(10000000000) a, range(1000000) b", limit=1, timeout_s=0.2
         )
 
 
-def test_a_question_ends_at_its_bound_of_memory_and_writes_no_temporary_file(
+def test_a_query_ends_at_its_memory_limit_and_writes_no_temporary_file(
     reports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sql, "MEMORY", "64MiB")
@@ -120,7 +120,7 @@ def test_a_path_that_duckdb_reads_as_a_pattern_is_refused(tmp_path: Path) -> Non
         answer(tmp_path / "reports[1]", "SELECT 1")
 
 
-def test_a_path_with_the_name_and_the_value_of_a_column_changes_no_answer(reports: Path, tmp_path: Path) -> None:
+def test_a_path_that_looks_like_a_partition_does_not_change_answers(reports: Path, tmp_path: Path) -> None:
     moved = tmp_path / "run_kind=replicas" / "verdict=clean" / "day=1" / "env=a" / "reports"
     shutil.copytree(reports, moved)
     for question in (
@@ -131,14 +131,14 @@ def test_a_path_with_the_name_and_the_value_of_a_column_changes_no_answer(report
         assert answer(moved, question).rows
 
 
-def test_a_path_with_a_quote_a_link_and_a_step_back_is_read(tmp_path: Path) -> None:
+def test_a_path_with_a_quote_a_link_and_dot_dot_is_read(tmp_path: Path) -> None:
     write_story(tmp_path / "it's here")
     (tmp_path / "link").symlink_to("it's here")
     for path in (tmp_path / "it's here", tmp_path / "link", tmp_path / "link" / ".." / "it's here"):
         assert answer(path, "SELECT count(*) FROM findings").rows == [(8,)]
 
 
-def test_a_damaged_file_is_named_and_the_rest_is_answered(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_and_the_others_are_queried(tmp_path: Path) -> None:
     write_story(tmp_path)
     path = table_files(tmp_path, "findings").partitioned[0]
     path.write_bytes(path.read_bytes()[:-2])
@@ -160,7 +160,7 @@ def since(report_dir: Path, since_ms: int, wanted: FindingFilter = ANY, limit: i
             return found
 
 
-def test_findings_of_all_runs_since_a_moment_come_newest_run_first_in_pages_of_any_size(reports: Path) -> None:
+def test_findings_since_a_time_are_newest_run_first_in_pages_of_any_size(reports: Path) -> None:
     for limit in (1, 3, 100):
         assert since(reports, 0, limit=limit) == ALL
     second, third = (summary for summary, _ in STORY[1:])
@@ -177,7 +177,7 @@ def test_findings_of_all_runs_are_filtered(reports: Path) -> None:
         findings_since(reports, 0, 1, after="1:0:MISSING_BOOKIE")
 
 
-def test_findings_without_a_ledger_are_in_pages_of_any_size(tmp_path: Path) -> None:
+def test_findings_without_a_ledger_are_returned_in_pages_of_any_size(tmp_path: Path) -> None:
     rows = (dangling("y:3181"), finding(1, "b:3181"), dangling("x:3181"), unreadable(9))
     write(tmp_path, run(1, rows), rows)
     for limit in (1, 2, 3, 100):
@@ -208,5 +208,5 @@ def test_findings_without_a_ledger_are_in_pages_of_any_size(tmp_path: Path) -> N
         (UUID(int=1), "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000001"),
     ],
 )
-def test_values_as_json_and_as_text(value: object, in_json: object, text: str) -> None:
+def test_values_are_shown_as_json_and_as_text(value: object, in_json: object, text: str) -> None:
     assert (as_json(value), as_text(value)) == (in_json, text)

@@ -43,7 +43,7 @@ def count(report_dir: Path, table: str) -> int:
     return number
 
 
-def test_the_columns_are_those_that_are_written() -> None:
+def test_the_declared_columns_are_those_written() -> None:
     (summary, _), *_ = STORY
     for table, written in ((RUNS, runs_table(summary)), (BOOKIES, bookies_table(summary))):
         assert set(table.column_names) - {"day"} == set(written.column_names)
@@ -73,7 +73,7 @@ def test_every_run_adds_its_rows_to_the_partition_of_its_day(tmp_path: Path) -> 
     ]
 
 
-def test_what_a_run_marked_is_a_table(tmp_path: Path) -> None:
+def test_the_marks_of_a_run_are_a_table(tmp_path: Path) -> None:
     write_story(tmp_path)
     assert rows(tmp_path, "day::VARCHAR, ledger_id, missing", "tasks") == [
         ("2026-01-03", 1, ["b:3181"]), ("2026-01-03", 2, ["b:3181"]), ("2026-01-03", 3, ["b:3181"]),
@@ -102,7 +102,7 @@ def test_large_findings_are_linked_and_outlive_the_directory_of_the_run(
     assert count(tmp_path, "findings") == len(found)
 
 
-def test_findings_are_copied_where_links_are_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_are_copied_if_links_are_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError("no links here")
 
@@ -114,7 +114,7 @@ def test_findings_are_copied_where_links_are_impossible(tmp_path: Path, monkeypa
     assert count(tmp_path, "findings") == len(found)
 
 
-def test_rows_of_a_run_that_did_not_finish_do_not_count(tmp_path: Path) -> None:
+def test_rows_of_an_unfinished_run_do_not_count(tmp_path: Path) -> None:
     write_story(tmp_path)
     (table_files(tmp_path, "runs").partitioned[-1]).unlink()
     assert {row[0] for row in rows(tmp_path, "run_id", "findings")} == {STORY[1][0].run_id}
@@ -128,7 +128,7 @@ def many(report_dir: Path, number: int) -> None:
         write(report_dir, replace(run(0, found), run_id=f"20260101T0304{each:02}Z-00000a"), found)
 
 
-def test_a_day_that_is_over_becomes_one_file_of_each_table(tmp_path: Path) -> None:
+def test_a_past_day_is_compacted_to_one_file_per_table(tmp_path: Path) -> None:
     many(tmp_path, 5)
     assert len(table_files(tmp_path, "runs").partitioned) == 5
     before = {table: rows(tmp_path, "*", table) for table in TABLES}
@@ -140,9 +140,7 @@ def test_a_day_that_is_over_becomes_one_file_of_each_table(tmp_path: Path) -> No
         assert rows(tmp_path, "*", table) == before[table]
 
 
-def test_a_day_that_is_not_over_is_compacted_when_it_has_many_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_current_day_is_compacted_if_it_has_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_upkeep, "FILES_MAX", 3)
     many(tmp_path, 3)
     assert len(table_files(tmp_path, "runs").partitioned) == 3
@@ -152,7 +150,7 @@ def test_a_day_that_is_not_over_is_compacted_when_it_has_many_files(
     assert count(tmp_path, "findings") == 4
 
 
-def test_large_files_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_not_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_upkeep, "LARGE_BYTES", 1)
     many(tmp_path, 3)
     tidy(tmp_path, FAR_MS, EVERYTHING)
@@ -207,7 +205,7 @@ def run_ids(report_dir: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("kept", [EVERYTHING, Kept(days_max=99)])
-def test_a_crash_at_any_step_of_the_upkeep_loses_and_doubles_nothing(tmp_path: Path, kept: Kept) -> None:
+def test_a_crash_at_any_step_of_the_upkeep_loses_and_duplicates_nothing(tmp_path: Path, kept: Kept) -> None:
     made = tmp_path / "made"
     many(made, 2)
     expected = run_ids(made)
@@ -243,7 +241,7 @@ def test_while_files_are_replaced_each_row_counts_once(tmp_path: Path) -> None:
     assert day_files(tmp_path) == ("1.parquet", "2.parquet", "3.parquet")
 
 
-def test_one_process_at_a_time_tidies(tmp_path: Path) -> None:
+def test_only_one_process_at_a_time_does_the_upkeep(tmp_path: Path) -> None:
     many(tmp_path, 2)
     with (tmp_path / "history" / table_upkeep.LOCK).open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -253,7 +251,7 @@ def test_one_process_at_a_time_tidies(tmp_path: Path) -> None:
     assert count(tmp_path, "runs") == 0
 
 
-def test_days_go_by_age_and_by_the_size_of_a_table(tmp_path: Path) -> None:
+def test_days_are_dropped_by_age_and_by_table_size(tmp_path: Path) -> None:
     write_story(tmp_path)
     now = STORY[-1][0].finished_ms
     tidy(tmp_path, now, Kept(days_max=2, table_bytes_max=1 << 30))
@@ -264,7 +262,7 @@ def test_days_go_by_age_and_by_the_size_of_a_table(tmp_path: Path) -> None:
         assert days(tmp_path, table) == ("2026-01-04",), "the newest day is kept"
 
 
-def test_which_days_go() -> None:
+def test_the_days_to_drop_are_the_oldest() -> None:
     held = ["2026-01-01", "2026-02-27", "2026-02-28", "2026-03-01"]
     assert days_to_drop(held, "2026-03-01", None) == []
     assert days_to_drop(held, "2026-03-01", 1) == held[:-1]
@@ -278,7 +276,7 @@ def test_which_days_go() -> None:
     assert days_too_large([], 1, third) == []
 
 
-def test_days_of_a_wrong_clock_go_before_today() -> None:
+def test_days_in_the_future_are_dropped_first() -> None:
     sizes = [("2026-02-28", 5), ("2026-03-01", 3), ("2027-03-01", 2)]
     assert days_too_large(sizes, 9, "2026-03-01") == ["2027-03-01"]
     assert days_too_large(sizes, 1, "2026-03-01") == ["2027-03-01", "2026-02-28"]
@@ -335,7 +333,7 @@ def test_tables_of_a_newer_release_are_refused_with_advice_and_stay_as_they_are(
     assert next(reports(tmp_path)).run_id == run(9).run_id, "the report was written nevertheless"
 
 
-def test_an_unknown_version_is_not_taken_for_none(tmp_path: Path) -> None:
+def test_an_unreadable_version_is_not_mistaken_for_none(tmp_path: Path) -> None:
     write_story(tmp_path)
     (tmp_path / "history" / "_schema.json").write_text("{ torn")
     with pytest.raises(writing.ReportDirError, match="the version of the tables is unknown"):
@@ -356,14 +354,14 @@ def test_findings_that_cannot_be_read_are_the_reason_of_a_missing_report(tmp_pat
 
 
 @pytest.mark.parametrize(("sign", "limit"), [(1, (1 << 63) - 1), (-1, 0)])
-def test_damaged_lengths_of_ledgers_give_sizes_that_a_table_can_hold(tmp_path: Path, sign: int, limit: int) -> None:
+def test_damaged_lengths_of_ledgers_give_sizes_that_fit_into_a_table(tmp_path: Path, sign: int, limit: int) -> None:
     found = tuple({**finding(1, "b:3181"), "bytes_estimate": sign * 6 * 10**18} for _ in range(2))
     write(tmp_path, run(0, found), found)
     assert rows(tmp_path, "bytes_critical", "runs") == [(limit,)]
     assert rows(tmp_path, "ledger_id, bytes_estimate", "ledgers_unhealthy_since") == [(1, limit)]
 
 
-def test_a_number_that_no_table_can_hold_is_the_reason_of_a_missing_report(tmp_path: Path) -> None:
+def test_a_number_too_large_for_a_table_is_the_reason_of_a_missing_report(tmp_path: Path) -> None:
     summary = replace(run(0), counts=replace(world.CLEAN.counts, ledgers=1 << 63))
     writing.prepare(tmp_path, summary.run_id)
     with pytest.raises(writing.ReportDirError, match="cannot write the report in"):
@@ -372,7 +370,7 @@ def test_a_number_that_no_table_can_hold_is_the_reason_of_a_missing_report(tmp_p
 
 
 @pytest.mark.parametrize("step", ["is_parquet", "_answer"])
-def test_a_question_beside_a_compaction_is_answered_from_the_new_files(
+def test_a_query_during_a_compaction_is_answered_from_the_new_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     many(tmp_path, 3)

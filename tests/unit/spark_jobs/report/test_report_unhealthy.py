@@ -35,7 +35,7 @@ def state(report_dir: Path) -> dict[int, tuple[int, int]]:
     return {ledger: (int(first[6:8]), int(last[6:8])) for ledger, first, last in rows}
 
 
-def test_a_ledger_is_unhealthy_since_the_first_run_of_an_unbroken_series_that_found_it(tmp_path: Path) -> None:
+def test_a_ledger_is_unhealthy_since_the_first_consecutive_run_that_found_it(tmp_path: Path) -> None:
     write_story(tmp_path)
     assert state(tmp_path) == {1: (2, 3), 3: (2, 3), 4: (3, 3), 9: (3, 3)}
     columns = "ledger_id, severity, findings, bytes_estimate, unhealthy_since, last_found, instance_id, run_kind"
@@ -65,7 +65,7 @@ REPLICAS = replace(world.REPLICAS, problems=(), replicas=ASKED)
         replace(world.CLEAN, held_because="too many bookies are missing"),
     ],
 )
-def test_a_run_that_did_not_see_every_ledger_ends_nothing(tmp_path: Path, partial: RunSummary) -> None:
+def test_a_run_that_did_not_check_every_ledger_ends_no_unhealthy_state(tmp_path: Path, partial: RunSummary) -> None:
     write_story(tmp_path)
     found = (finding(4, "c:3181", severity=Severity.CRITICAL), finding(7, "c:3181"))
     write(tmp_path, run(3, found, of=partial), found)
@@ -85,7 +85,7 @@ def test_a_run_that_did_not_see_every_ledger_ends_nothing(tmp_path: Path, partia
         (replace(REPLICAS, replicas=replace(ASKED, unknown=(UnknownAnswers("a", "X", 1),))), False),
     ],
 )
-def test_which_run_saw_every_ledger(summary: RunSummary, is_every: bool) -> None:
+def test_runs_that_checked_every_ledger_are_recognized(summary: RunSummary, is_every: bool) -> None:
     assert saw_every_ledger(summary) is is_every
 
 
@@ -117,7 +117,7 @@ def test_each_check_and_each_cluster_has_a_state_of_its_own(tmp_path: Path) -> N
     assert state(tmp_path) == {}
 
 
-def test_the_state_is_kept_once_and_ends_with_the_retention(tmp_path: Path) -> None:
+def test_only_one_state_is_kept_and_it_expires_with_the_retention(tmp_path: Path) -> None:
     write_story(tmp_path)
     last = STORY[-1][0]
     assert len(table_files(tmp_path, TABLE).partitioned) == 1
@@ -128,7 +128,7 @@ def test_the_state_is_kept_once_and_ends_with_the_retention(tmp_path: Path) -> N
     assert days(tmp_path, TABLE) == ()
 
 
-def test_a_damaged_state_begins_again(tmp_path: Path) -> None:
+def test_a_damaged_state_is_started_again(tmp_path: Path) -> None:
     write_story(tmp_path)
     (path,) = table_files(tmp_path, TABLE).partitioned
     path.write_bytes(b"torn")
@@ -137,7 +137,7 @@ def test_a_damaged_state_begins_again(tmp_path: Path) -> None:
     assert state(tmp_path) == {1: (4, 4)}
 
 
-def test_a_state_of_many_ledgers_is_the_same_and_in_the_order_of_their_ids(tmp_path: Path) -> None:
+def test_a_state_of_many_ledgers_is_complete_and_in_the_order_of_their_ids(tmp_path: Path) -> None:
     """There are more findings than are processed at once; ids are far apart and unsorted, and each has two findings."""
     ids = [number**3 for number in random.Random(3).sample(range(400_000), 400_000)]
     for day, found in ((0, ids[:300_000]), (1, ids[100_000:])):
@@ -154,12 +154,12 @@ def test_a_state_of_many_ledgers_is_the_same_and_in_the_order_of_their_ids(tmp_p
     assert sorted(table.filter(is_old)["ledger_id"].to_pylist()) == sorted(ids[100_000:300_000])
 
 
-def test_the_state_of_the_newest_run_counts() -> None:
+def test_the_state_of_the_newest_run_is_used() -> None:
     paths = [Path(f"day=1/{name}.parquet") for name in ("bookies-a-2", "bookies-a-10", "bookies-b-1", "replicas-a-1")]
     assert [path.stem for path in newest_states(paths)] == ["bookies-a-2", "bookies-b-1", "replicas-a-1"]
 
 
-def test_a_state_dated_in_the_future_counts_only_alone() -> None:
+def test_a_state_dated_in_the_future_is_used_only_if_there_is_no_other() -> None:
     """A run with a wrong clock wrote it."""
     names = ("bookies-a-20270101T000000Z-000001", "bookies-a-20260101T000000Z-000001", "bookies-b-20270101T000000Z-0")
     paths = [Path(f"day=1/{name}.parquet") for name in names]

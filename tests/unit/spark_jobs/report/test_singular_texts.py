@@ -48,7 +48,7 @@ SUMMARIES = [ones(each) for each in (world.UNDER_REPLICATED, world.WAITING, worl
 
 @pytest.mark.parametrize("summary", SUMMARIES, ids=[f"{each.kind.value}, {each.verdict.value}" for each in SUMMARIES])
 @pytest.mark.parametrize("outcome", list(PublishOutcome))
-def test_a_run_in_which_each_number_is_one(summary: RunSummary, outcome: PublishOutcome) -> None:
+def test_texts_of_a_run_with_counts_of_one_are_in_the_singular(summary: RunSummary, outcome: PublishOutcome) -> None:
     """Headings and table cells have no noun next to the number."""
     published = dataclasses.replace(summary.published, outcome=outcome, damage_marked=1)
     shown = dataclasses.replace(summary, published=published, snapshot=SnapshotCounts("snapshot", 1, 1, 1, 1))

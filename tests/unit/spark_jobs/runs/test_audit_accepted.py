@@ -20,7 +20,7 @@ def decision(ledger_id: int, bookies: str) -> Decision:
     return Decision(LedgerId(ledger_id), Verdict.LOSS_ACCEPTED, "ops", 1, "fire", None, (lost, replace(lost)))
 
 
-def test_a_loss_holds_while_none_of_its_bookies_is_registered() -> None:
+def test_an_accepted_loss_is_valid_while_none_of_its_bookies_is_registered() -> None:
     first, second, third = decision(1, "a b"), decision(2, "b c"), decision(3, "d e")
     losses = accepted_losses([first, second, third], name_set("c e x"))
     assert (losses.standing, losses.returned) == ((first,), (second, third))
@@ -28,12 +28,12 @@ def test_a_loss_holds_while_none_of_its_bookies_is_registered() -> None:
     assert list(losses.markings()) == [(2, names("b c")), (3, names("d e"))]
 
 
-def test_without_registered_bookies_every_loss_holds() -> None:
+def test_without_registered_bookies_every_accepted_loss_is_valid() -> None:
     assert accepted_losses([decision(1, "a b")], frozenset()).returned == ()
     assert accepted_losses([], name_set("a")).standing == ()
 
 
-def test_a_report_counts_accepted_losses_and_does_not_call_the_ledgers_complete() -> None:
+def test_a_report_counts_accepted_losses_and_not_their_ledgers_as_healthy() -> None:
     accepted = replace(CLEAN, accepted=AcceptedCounts(2, 3))
     assert "2 ledgers, 3 fragments: loss accepted, not marked" in table(accepted)
     assert "whose loss was accepted" in headline(accepted).text
@@ -43,7 +43,7 @@ def test_a_report_counts_accepted_losses_and_does_not_call_the_ledgers_complete(
     assert "1 ledger with an accepted loss: a bookie is back" in table(returned)
 
 
-def test_a_summary_keeps_them_and_older_ones_have_none() -> None:
+def test_a_summary_contains_accepted_losses_and_older_ones_have_none() -> None:
     document = dict(replace(CLEAN, accepted=AcceptedCounts(2, 3, 1)).to_json())
     assert decode_summary(document).accepted == AcceptedCounts(2, 3, 1)
     del document["accepted"]

@@ -18,7 +18,7 @@ CLUSTER = Cluster("/ledgers", LayoutKind.HIERARCHICAL, "id")
 
 
 @given(st.lists(st.integers(0, 30), max_size=30), st.integers(1, 50))
-def test_every_node_is_in_one_chunk_and_only_a_lone_node_is_too_large(sizes: list[int], largest: int) -> None:
+def test_every_node_is_in_one_chunk_and_only_single_nodes_exceed_the_limit(sizes: list[int], largest: int) -> None:
     plan = [LeafParent(f"/n{index}", size) for index, size in enumerate(sizes)]
     groups = list(chunks(plan, largest))
     assert [parent for group in groups for parent in group] == plan
@@ -32,7 +32,7 @@ def test_nodes_outside_of_the_range_are_left_out() -> None:
     assert in_range(plan, CLUSTER, 19_999, 20_000) == tuple(plan[1:3])
 
 
-def test_a_sample_depends_on_ids_and_seed_alone() -> None:
+def test_a_sample_depends_only_on_ids_and_seed() -> None:
     ids = range(20_000)
     first = [ledger_id for ledger_id in ids if is_sampled(ledger_id, 7, 0.01)]
     assert first == [ledger_id for ledger_id in ids if is_sampled(ledger_id, 7, 0.01)]
@@ -46,7 +46,7 @@ def totals(ledgers: int, path: str) -> ScanTotals:
     return ScanTotals(ledgers, ledgers, 0, 0, 0, 0, 0, 0, ledgers, {path: (ledgers,)}, {"a": ledgers}, {"a": ledgers})
 
 
-def test_chunks_sum_up() -> None:
+def test_the_results_of_chunks_are_summed() -> None:
     gathering = FindingTotals(worst_max=2)
     critical = SeverityCount(Severity.CRITICAL, 1, 2, 10)
     lost = SeverityCount(Severity.LOST, 1, 1, 5)

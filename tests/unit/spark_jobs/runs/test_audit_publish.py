@@ -63,11 +63,11 @@ def test_publishing_again_changes_nothing() -> None:
     assert publish([marking(1), marking(2)], tasks) == PublishResult(PublishOutcome.PUBLISHED, 2, 0)
 
 
-def test_nothing_found_is_nothing_published() -> None:
+def test_without_findings_nothing_is_published() -> None:
     assert publish([], Tasks()) == PublishResult(PublishOutcome.NOTHING_TO_PUBLISH, 0, 0)
 
 
-def test_disabling_stops_before_the_next_batch_and_only_what_was_marked_is_noted() -> None:
+def test_disabling_stops_before_the_next_batch_and_only_written_marks_are_logged() -> None:
     tasks = Tasks(batches_max=1)
     noted: list[Marking] = []
     published = publish([marking(number) for number in range(5)], tasks, 2, note=noted.extend)
@@ -84,7 +84,7 @@ def test_disabling_stops_before_the_next_batch_and_only_what_was_marked_is_noted
         ConflictError("it changes all the time"),
     ],
 )
-def test_a_store_that_stops_answering_ends_it_with_what_was_marked(error: Exception) -> None:
+def test_a_store_that_stops_answering_ends_the_publication_with_the_marks_so_far(error: Exception) -> None:
     published = publish([marking(number) for number in range(5)], Tasks(2, error), 2)
     assert published == PublishResult(PublishOutcome.INTERRUPTED, 4, 4)
 
@@ -113,7 +113,7 @@ def test_a_store_that_stops_answering_about_existing_marks_ends_it_as_well() -> 
         AccessDeniedError("its ACL does not allow this"),
     ],
 )
-def test_accepted_losses_that_cannot_be_withdrawn_do_not_end_a_run(
+def test_accepted_losses_that_cannot_be_withdrawn_do_not_fail_a_run(
     error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Their ledgers are marked nevertheless. The findings are not reported yet at that time."""
@@ -140,7 +140,7 @@ def test_accepted_losses_that_cannot_be_withdrawn_do_not_end_a_run(
     assert (published.outcome, cluster.marked) == (PublishOutcome.PUBLISHED, {7: (BookieId("back:3181"),)})
 
 
-def test_no_more_than_a_batch_is_taken_ahead() -> None:
+def test_at_most_one_batch_is_prefetched() -> None:
     taken = []
 
     def markings() -> object:

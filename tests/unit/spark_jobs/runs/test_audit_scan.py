@@ -71,7 +71,7 @@ async def test_every_ledger_is_read_once_and_counted() -> None:
     }
 
 
-async def test_a_range_is_read_alone() -> None:
+async def test_only_the_given_range_is_read() -> None:
     rows, summary = await read(*await cluster_of(range(20)), first_ledger=5, last_ledger=7)
     assert [row["ledger_id"] for row in rows] == [5, 6, 7]
     assert (summary["ledgers"], summary["skipped"]) == (3, 17)
@@ -92,7 +92,7 @@ async def test_ledgers_deleted_between_listing_and_reading_are_counted() -> None
     assert (summary["ledgers"], summary["vanished"]) == (8, 2)
 
 
-async def test_a_ledger_that_may_not_be_read_is_a_row_with_an_error() -> None:
+async def test_a_denied_ledger_is_a_row_with_an_error() -> None:
     store, cluster = await cluster_of(range(3))
     store.cell.deny(ledger_path(cluster.kind, ROOT, 1))
     rows, summary = await read(store, cluster, live_bookies=frozenset({"a"}))

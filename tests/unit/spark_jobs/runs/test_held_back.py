@@ -24,7 +24,7 @@ def ledger(*missing: BookieId, critical: tuple[BookieId, ...] = ()) -> FoundLedg
     return FoundLedger(LedgerId(1), missing, critical)
 
 
-def test_a_bookie_waits_for_the_end_of_its_own_delay() -> None:
+def test_a_bookie_is_held_back_until_its_own_delay_ends() -> None:
     assert {bookie: time.due_ms for bookie, time in LOST.waiting.items()} == {
         YOUNG: NOW_MS + 540_000,
         NEW: NOW_MS + 540_001,
@@ -49,7 +49,7 @@ def test_a_waived_delay_is_over() -> None:
     assert (set(waived.due), set(waived.waiting)) == ({NEW}, set())
 
 
-def test_a_mark_names_what_is_due_and_the_members_of_critical_fragments() -> None:
+def test_a_mark_contains_the_due_bookies_and_the_members_of_critical_fragments() -> None:
     held = LOST.held
     assert held.to_mark(ledger(OLD)) == (OLD,)
     assert held.to_mark(ledger(YOUNG)) == ()
@@ -62,7 +62,7 @@ def test_a_mark_names_what_is_due_and_the_members_of_critical_fragments() -> Non
     assert HeldBookies().to_mark(ledger(YOUNG)) == (YOUNG,)
 
 
-def test_what_is_held_back_is_counted_once_with_its_reason() -> None:
+def test_ledgers_held_back_are_counted_once_with_their_reason() -> None:
     due_only = DueOnly(LOST.held)
     found = [ledger(OLD), ledger(YOUNG), ledger(YOUNG, NEW), ledger(YOUNG, critical=(YOUNG,))]
     assert list(due_only.of(found)) == [((1, (OLD,)), 0), ((1, (YOUNG,)), 0)]

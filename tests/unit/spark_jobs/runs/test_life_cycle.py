@@ -54,7 +54,7 @@ async def runs() -> Unsteady:
     return Unsteady(store, ROOT)
 
 
-async def test_a_run_that_could_not_be_put_on_record_leaves_no_lock(runs: Unsteady) -> None:
+async def test_a_run_that_could_not_be_recorded_leaves_no_lock(runs: Unsteady) -> None:
     runs.refused = 1
     life = RunLifeCycle(runs, RECORD, RunGate(), ManualClock(turns=1))
     with pytest.raises(StoreUnavailableError):
@@ -65,12 +65,12 @@ async def test_a_run_that_could_not_be_put_on_record_leaves_no_lock(runs: Unstea
 
 
 @pytest.mark.parametrize("error", [StoreUnavailableError("no connection"), WriteOutcomeUnknownError("no answer")])
-def test_a_run_ended_by_a_store_without_an_answer_has_the_exit_code_for_another_attempt(error: BkhealError) -> None:
+def test_a_run_ended_by_an_unreachable_store_has_the_exit_code_for_a_retry(error: BkhealError) -> None:
     codes = (exit_code_of(error), outcome_of_error(error, None).exit_code)
     assert codes == (ExitCode.STORE_UNREACHABLE, ExitCode.STORE_UNREACHABLE)
 
 
-async def test_the_end_is_put_on_record_whenever_the_store_answers_while_the_lock_is_held(runs: Unsteady) -> None:
+async def test_the_end_is_recorded_if_the_store_answers_while_the_lock_is_held(runs: Unsteady) -> None:
     life = RunLifeCycle(runs, RECORD, RunGate(), ManualClock(turns=1))
     await life.begin()
     runs.refused = 60
@@ -81,7 +81,7 @@ async def test_the_end_is_put_on_record_whenever_the_store_answers_while_the_loc
     assert await runs.holder(lane_of(RECORD)) is None
 
 
-async def test_the_end_is_put_on_record_if_its_success_cannot_be_noted() -> None:
+async def test_the_end_is_recorded_even_if_its_success_cannot_be() -> None:
     store = MemoryStore(MemoryCell())
     await formatted(store)
     runs = Runs(store, ROOT)
@@ -98,7 +98,7 @@ async def test_the_end_is_put_on_record_if_its_success_cannot_be_noted() -> None
     assert await runs.last_success_ms() == {RunKind.BOOKIES: 1, RunKind.PLACEMENT: 2}
 
 
-async def test_a_request_to_end_a_run_is_forgotten_with_its_end(runs: Unsteady) -> None:
+async def test_a_request_to_cancel_a_run_is_deleted_at_its_end(runs: Unsteady) -> None:
     life = RunLifeCycle(runs, RECORD, RunGate(), ManualClock(turns=1))
     await life.begin()
     await runs.request_cancel(RECORD.run_id, "alice")
@@ -106,7 +106,7 @@ async def test_a_request_to_end_a_run_is_forgotten_with_its_end(runs: Unsteady) 
     assert await runs.cancel_requested_by(RECORD.run_id) is None
 
 
-async def test_a_pause_that_was_ended_does_not_end_again(runs: Unsteady) -> None:
+async def test_a_pause_that_was_ended_early_does_not_end_again(runs: Unsteady) -> None:
     clock, gate = ManualClock(turns=1), RunGate()
     life = RunLifeCycle(runs, RECORD, gate, clock)
     await life.begin()

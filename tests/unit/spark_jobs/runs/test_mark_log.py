@@ -21,7 +21,7 @@ def marks(first: int, last: int) -> list[tuple[LedgerId, tuple[BookieId, ...]]]:
     return [(LedgerId(number), (A,)) for number in range(first, last + 1)]
 
 
-def test_the_file_appears_whole_with_every_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_appears_complete_with_every_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mark_log, "_ROWS", 3)
     path = tmp_path / "tasks.parquet"
     log = MarkLog(path, "run")
@@ -44,7 +44,7 @@ def test_without_a_mark_there_is_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_stops_leaves_no_marks_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_stops_leaves_no_marks_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mark_log, "_ROWS", 1)
     report = RunReport(tmp_path, "run", is_needed=True)
     report.note_marks(marks(1, 5), 1)
@@ -52,9 +52,7 @@ def test_a_run_that_stops_leaves_no_marks_behind(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == []
 
 
-def test_marks_that_cannot_be_written_cost_the_report_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_marks_that_cannot_be_written_fail_only_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mark_log, "_ROWS", 1)
     report = RunReport(tmp_path, "run", is_needed=True)
     report.directory.rmdir()

@@ -33,14 +33,14 @@ def admitted(limiter: MarkLimiter, ledgers: list[DueLedger]) -> list[int]:
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 100])
-def test_the_first_ledgers_are_admitted_and_the_rest_is_held(batch_size: int) -> None:
+def test_the_first_ledgers_are_admitted_and_the_rest_is_held_back(batch_size: int) -> None:
     limiter = MarkLimiter(RunLimits(marks_max=2), Marks(), batch_size)
     assert admitted(limiter, due(1, 1, 1, 1, 1)) == [0, 1]
     assert (limiter.take_held(), limiter.take_held(), limiter.first_held) == (3, 0, 2)
     assert (admitted(limiter, due(1)), limiter.first_held) == ([], 0)
 
 
-def test_what_is_marked_already_is_free_so_the_next_run_gets_further() -> None:
+def test_existing_marks_do_not_count_so_the_next_run_gets_further() -> None:
     limits, marks, ledgers = RunLimits(marks_max=2), Marks(), due(*[1] * 5)
     runs = []
     for _ in range(3):
@@ -60,13 +60,13 @@ def test_a_smaller_ledger_does_not_overtake_a_worse_one() -> None:
     assert admitted(MarkLimiter(RunLimits(bytes_max=10), Marks()), due(4, 9, 1)) == [0]
 
 
-def test_the_limits_hold_over_all_chunks_of_a_run() -> None:
+def test_the_limits_apply_across_all_chunks_of_a_run() -> None:
     limiter = MarkLimiter(RunLimits(marks_max=3), Marks())
     assert len(admitted(limiter, due(1, 1))) + len(admitted(limiter, due(1, 1))) == 3
     assert limiter.take_held() == 1
 
 
-def test_without_limits_nothing_is_read_or_held() -> None:
+def test_without_limits_nothing_is_read_or_held_back() -> None:
     limiter = MarkLimiter(RunLimits(), None)  # type: ignore[arg-type]
     assert admitted(limiter, due(1, 2, 3)) == [0, 1, 2]
     assert limiter.take_held() == 0

@@ -29,7 +29,7 @@ DYNAMIC = {"spark.dynamicAllocation.enabled": "true"}
         ({"spark.dynamicAllocation.enabled": "false", "spark.dynamicAllocation.maxExecutors": "8"}, 2, Slots(2, None)),
     ],
 )
-def test_executors_that_may_come_count(settings: dict[str, str], registered: int, expected: Slots) -> None:
+def test_executors_that_may_still_register_count(settings: dict[str, str], registered: int, expected: Slots) -> None:
     assert slots_of(settings.get, registered, "yarn") == expected
 
 
@@ -71,5 +71,7 @@ def test_a_cluster_without_a_maximum_stays_below_the_limits_if_all_tasks_run() -
         (Slots(2, None), 1, 1, 1),
     ],
 )
-def test_work_is_cut_for_the_executors_that_may_come(slots: Slots, units: int, spare: int, expected: int) -> None:
+def test_work_is_divided_for_the_executors_that_may_still_register(
+    slots: Slots, units: int, spare: int, expected: int
+) -> None:
     assert slots.tasks(units, 500, spare=spare) == expected

@@ -48,7 +48,7 @@ OTHER_PYTHON = "pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Py
         (OTHER_PYTHON, "has another version of Python than the driver"),
     ],
 )
-def test_an_executor_that_cannot_run_the_code_is_a_wrong_configuration(text: str, problem: str) -> None:
+def test_an_executor_that_cannot_run_the_code_is_a_configuration_error(text: str, problem: str) -> None:
     error = spark_failure(PySparkException(text), "checking")
     assert isinstance(error, ExecutorEnvironmentError)
     assert str(error).startswith("Spark failed while checking: an executor ")
@@ -57,7 +57,7 @@ def test_an_executor_that_cannot_run_the_code_is_a_wrong_configuration(text: str
     assert audit_exit_code(error) is ExitCode.CONFIGURATION
 
 
-def test_an_executor_with_another_version_is_named_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_an_executor_of_another_version_names_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor_version, "installed_version", lambda: "1.2.3")
     executor_version.check_version("1.2.3")
     executor_version.check_version(UNKNOWN_VERSION)
@@ -85,7 +85,7 @@ def read_again() -> Exception:
 
 
 @pytest.mark.parametrize("losses", range(READINGS_MAX))
-def test_work_on_metadata_that_was_lost_begins_again(losses: int) -> None:
+def test_work_on_lost_metadata_is_started_again(losses: int) -> None:
     failures = [read_again() for _ in range(losses)]
 
     def work() -> str:
@@ -96,7 +96,7 @@ def test_work_on_metadata_that_was_lost_begins_again(losses: int) -> None:
     assert with_one_reading(work) == "done"
 
 
-def test_it_does_not_begin_again_for_ever() -> None:
+def test_the_number_of_restarts_is_limited() -> None:
     attempts = []
 
     def work() -> None:

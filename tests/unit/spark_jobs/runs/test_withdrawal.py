@@ -37,7 +37,7 @@ def run(marks: Marks, gate: Gate | None = None, count_max: int = 100) -> dict[st
     return dict(withdraw_ended(marks, gate or OpenGate(), count_max))
 
 
-def test_every_part_of_the_marks_is_looked_at() -> None:
+def test_every_part_of_the_marks_is_checked() -> None:
     marks = Marks(7)
     assert (run(marks), marks.left) == ({"ledger_deleted": 7}, [])
 
@@ -57,7 +57,7 @@ def test_a_run_withdraws_a_bounded_number_and_the_next_run_the_rest() -> None:
         ConflictError("it changes all the time"),
     ],
 )
-def test_a_store_that_fails_ends_it_with_what_was_withdrawn(error: Exception) -> None:
+def test_a_failing_store_ends_the_withdrawal_with_the_number_so_far(error: Exception) -> None:
     steps = 0
 
     def fail() -> None:
@@ -69,7 +69,7 @@ def test_a_store_that_fails_ends_it_with_what_was_withdrawn(error: Exception) ->
     assert run(Marks(7, fail)) == {"ledger_deleted": 4}
 
 
-def test_a_run_that_must_end_withdraws_no_further_part() -> None:
+def test_a_stopped_run_withdraws_no_further_part() -> None:
     gate = RunGate()
     marks = Marks(7, lambda: gate.stop(Stop("enough", RunState.CANCELLED)))
     with pytest.raises(RunStoppedError, match="enough"):
@@ -77,7 +77,7 @@ def test_a_run_that_must_end_withdraws_no_further_part() -> None:
     assert marks.left == [2, 3, 4, 5, 6]
 
 
-def test_the_ids_of_ledgers_with_findings_are_added_while_these_pass() -> None:
+def test_the_ids_of_ledgers_with_findings_are_collected_in_passing() -> None:
     ids = [LedgerId(number) for number in (5, 1, 1 << 62, 3)]
     found = FoundIds()
     assert LedgerId(5) not in found

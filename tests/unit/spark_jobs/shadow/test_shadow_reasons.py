@@ -83,17 +83,17 @@ def test_a_lost_bookie_that_an_auditor_should_have_marked_is_not_explained() -> 
         (around(waiting="y"), Reason.NOT_MARKED),
     ],
 )
-def test_what_keeps_an_auditor_from_marking_explains_it(cluster: ClusterLook, expected: Reason) -> None:
+def test_a_condition_that_prevents_marking_explains_a_difference(cluster: ClusterLook, expected: Reason) -> None:
     assert reason((ledger("abx"), None), cluster) == (Outcome.ONLY_HERE, expected)
 
 
-def test_one_lost_bookie_of_two_whose_delay_is_over_is_not_explained() -> None:
+def test_a_difference_is_not_explained_if_the_delay_of_one_of_two_bookies_is_over() -> None:
     assert reason((ledger("axy"), None), around(waiting="x")) == (Outcome.ONLY_HERE, Reason.NOT_MARKED)
     assert reason((ledger("axy"), None), around(waiting="x", new="y")) == (Outcome.ONLY_HERE, Reason.NEW_LOSS)
     assert reason((ledger("axy"), task("y")), around(waiting="x")) == (Outcome.DIFFER, Reason.WITHIN_DELAY)
 
 
-def test_what_has_resolved_itself_is_no_difference() -> None:
+def test_a_difference_that_has_resolved_itself_is_not_reported() -> None:
     for first in (Outcome.ONLY_HERE, Outcome.DIFFER):
         assert reason((ledger("abx"), task("x")), around(), first) is None  # marked in the meantime
         assert reason((ledger("abx"), task("yx")), around(), first) is None  # a task may name more bookies
@@ -103,7 +103,7 @@ def test_what_has_resolved_itself_is_no_difference() -> None:
     assert reason((ledger("abx"), task("x")), around(), Outcome.ONLY_THERE) is None  # lost after the run
 
 
-def test_a_drained_bookie_is_a_thing_of_ours() -> None:
+def test_a_drain_explains_only_differences_on_our_side() -> None:
     assert reason((ledger("abc"), None), around(draining="c")) == (Outcome.ONLY_HERE, Reason.DRAIN)
     assert reason((ledger("abc"), task("")), around(draining="c")) == (Outcome.DIFFER, Reason.DRAIN)
     assert reason((ledger("abc"), task("c")), around(draining="c"), Outcome.ONLY_THERE) is None
@@ -120,7 +120,7 @@ def test_a_drained_bookie_is_a_thing_of_ours() -> None:
         ("abc", task(""), 500, Reason.PLACEMENT_MARK),
     ],
 )
-def test_a_task_without_a_loss_has_a_reason(members: str, marked: Task, registered_ms: int, expected: Reason) -> None:
+def test_a_task_without_a_loss_is_explained(members: str, marked: Task, registered_ms: int, expected: Reason) -> None:
     found = reason((ledger(members), marked), around(registered_ms=registered_ms), Outcome.ONLY_THERE)
     assert found == (Outcome.ONLY_THERE, expected)
     assert expected.is_explained
@@ -133,7 +133,7 @@ def test_a_task_of_a_deleted_ledger_is_explained_and_one_of_unreadable_metadata_
     assert not Reason.UNREADABLE_METADATA.is_explained
 
 
-def test_a_task_that_cannot_be_read_is_never_agreement() -> None:
+def test_an_unreadable_task_is_never_agreement() -> None:
     broken = UnreadableTask(LEDGER, "?")
     assert reason((ledger("abx"), broken), around()) == (Outcome.DIFFER, Reason.UNREADABLE_TASK)
     assert reason((ledger("abc"), broken), around()) == (Outcome.ONLY_THERE, Reason.UNREADABLE_TASK)
@@ -161,7 +161,7 @@ def test_a_task_for_an_accepted_loss_is_explained_and_one_for_any_other_loss_is_
         assert look("xy", None, *other) == (Outcome.ONLY_HERE, Reason.NOT_MARKED)
 
 
-def test_no_loss_without_a_task_that_names_it_is_ever_agreement() -> None:
+def test_a_loss_that_no_task_names_is_never_agreement() -> None:
     """Every small combination of states, with each result of the first check."""
     worlds = itertools.product(Outcome, ("abx", "axy"), (None, "", "x", "y", "a"), ("", "c"), ("", "x"), (True, False))
     for first, members, named, draining, waiting, is_disabled in worlds:
@@ -172,7 +172,7 @@ def test_no_loss_without_a_task_that_names_it_is_ever_agreement() -> None:
         assert (found is None) == (marked is not None and lost <= set(marked.missing))
 
 
-def test_a_difference_says_who_is_missing_and_what_is_marked() -> None:
+def test_a_difference_names_the_missing_bookies_and_the_mark() -> None:
     found = present_difference(Outcome.DIFFER, LedgerAtSecondLook(LEDGER, ledger("ayx"), task("z")), around())
     assert found == Difference(
         LEDGER, Outcome.DIFFER, Reason.NOT_MARKED, (BookieId("x"), BookieId("y")), (BookieId("z"),), 1_000
@@ -190,19 +190,19 @@ def report(number: int, registered: str, *, problem: str = "", instance: str = "
     )  # fmt: skip
 
 
-def test_reports_tell_since_when_a_bookie_is_down() -> None:
+def test_earlier_reports_show_since_when_a_bookie_is_missing() -> None:
     runs = [report(5, "ab"), report(4, "ab"), report(3, "ab"), report(2, "abx"), report(1, "ab")]
     assert losses(runs, "i") == {"x": Loss(since_ms=35, seen_ms=20)}
 
 
-def test_reports_of_other_clusters_and_partial_ones_tell_nothing() -> None:
+def test_reports_of_other_clusters_and_partial_reports_are_ignored() -> None:
     runs = [report(3, "ab"), report(2, "ab", problem="?"), report(1, "abx", instance="other")]
     assert losses(runs, "i") == {"x": Loss(since_ms=35)}
     assert losses([], "i") == {}
     assert losses([report(1, "abx")], "i") == {}
 
 
-def test_the_second_look_reads_accepted_losses_that_are_valid() -> None:
+def test_the_second_check_reads_valid_accepted_losses() -> None:
     cluster = CommandCluster()
 
     async def accept(*bookies: str) -> Connection:

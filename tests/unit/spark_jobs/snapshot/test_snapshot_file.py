@@ -91,7 +91,7 @@ def trees(draw: st.DrawFn) -> Znode:
     st.sampled_from([(), (DIGEST,), (LAST_ZXID,), (DIGEST, LAST_ZXID)]),
     st.sampled_from([1, 3, 16, 1 << 20]),
 )
-def test_every_node_is_read_as_it_was_written_whatever_the_blocks(
+def test_every_node_is_read_as_written_with_blocks_of_any_size(
     root: Znode,
     sessions: list[tuple[int, int]],
     acls: dict[int, list[tuple[int, str, str]] | None],
@@ -103,7 +103,7 @@ def test_every_node_is_read_as_it_was_written_whatever_the_blocks(
         assert read(written(root, sessions=sessions, acls=acls, trailers=trailers)) == listed(root)
 
 
-def test_a_snapshot_that_was_cut_is_refused_at_every_byte() -> None:
+def test_a_snapshot_truncated_at_any_byte_is_refused() -> None:
     # If it is cut right after a checksum, it is a complete snapshot of an older release.
     whole = {len(SMALL), len(SMALL) - len(LAST_ZXID) - 13, len(SMALL) - len(LAST_ZXID) - len(DIGEST) - 26}
     for end in range(len(SMALL)):
@@ -115,7 +115,7 @@ def test_a_snapshot_that_was_cut_is_refused_at_every_byte() -> None:
 
 
 @pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF])
-def test_a_flipped_bit_is_refused_in_every_byte(flip: int) -> None:
+def test_a_flipped_bit_in_any_byte_is_refused(flip: int) -> None:
     for at in range(len(SMALL)):
         damaged = bytearray(SMALL)
         damaged[at] ^= flip
@@ -130,14 +130,14 @@ def test_other_bytes_are_refused(data: bytes) -> None:
             read(start + data)
 
 
-def test_something_behind_the_end_is_refused() -> None:
+def test_bytes_after_the_end_are_refused() -> None:
     for more in (b"\x00", SMALL, LAST_ZXID):
         with pytest.raises(SnapshotError, match="lacks the end mark of a snapshot"):
             read(SMALL + more)
 
 
 @pytest.mark.parametrize("packed", [lambda data: data, gzip.compress, snappy], ids=["plain", "gzip", "snappy"])
-def test_the_index_says_where_the_ledgers_are(packed: object, tmp_path: Path) -> None:
+def test_the_index_contains_the_positions_of_the_ledgers(packed: object, tmp_path: Path) -> None:
     assert callable(packed)
     node_at(TREE, "/pulsar/ledgers/00/0000").czxid = 42
     data = written(TREE, trailers=(DIGEST, LAST_ZXID))
@@ -156,14 +156,14 @@ def test_the_index_says_where_the_ledgers_are(packed: object, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, snappy], ids=["gzip", "snappy"])
-def test_a_compressed_snapshot_that_was_cut_is_refused_at_every_byte(pack: object, tmp_path: Path) -> None:
+def test_a_compressed_snapshot_truncated_at_any_byte_is_refused(pack: object, tmp_path: Path) -> None:
     assert callable(pack)
     packed = pack(written(tree_of(CLUSTER, {1: b"1"})))
     for end in range(len(packed)):
         refusal(packed[:end], tmp_path)
 
 
-def test_a_compressed_snapshot_that_is_damaged_is_refused_or_the_same(tmp_path: Path) -> None:
+def test_a_damaged_compressed_snapshot_is_refused_or_unchanged(tmp_path: Path) -> None:
     sound = written(tree_of(CLUSTER, {1: b"1"}))
     for packed in (gzip.compress(sound, mtime=0), snappy(sound)):
         expected = index_of(packed, tmp_path)
@@ -192,14 +192,14 @@ def test_a_compressed_snapshot_that_is_damaged_is_refused_or_the_same(tmp_path: 
         (snappy(SMALL)[:16] + struct.pack(">i", 5) + b"\x80\x80\x80\x40\x00", "it has a block of 134217728 bytes"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_in_one_sentence(data: bytes, reason: str, tmp_path: Path) -> None:
+def test_an_unusable_file_is_refused_with_a_message_of_one_line(data: bytes, reason: str, tmp_path: Path) -> None:
     text = refusal(data, tmp_path)
     assert reason in text
     assert str(tmp_path) in text
     assert "\n" not in text
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(SnapshotError, match=r"cannot be opened: No such file"),
         opened(tmp_path / "snapshot.9"),
@@ -215,7 +215,7 @@ def test_a_snapshot_of_another_cluster_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_the_instance_id_of_a_cluster_below_is_that_of_another(is_first: bool, tmp_path: Path) -> None:
+def test_the_instance_id_of_a_nested_cluster_is_ignored(is_first: bool, tmp_path: Path) -> None:
     """ZooKeeper may write the children of a node in any order."""
     tree, below = tree_of(CLUSTER, LEDGERS), tree_of(CLUSTER, {}, {"/pulsar/ledgers/z/INSTANCEID": b"other"})
     children, more = node_at(tree, CLUSTER.root).children, {"z": node_at(below, f"{CLUSTER.root}/z")}
@@ -230,7 +230,7 @@ def test_the_flat_layout_is_refused(tmp_path: Path) -> None:
     assert "flat layout" in refusal(written(tree_of(flat, LEDGERS)), tmp_path, flat)
 
 
-def test_what_the_caller_raises_between_two_blocks_ends_the_pass(tmp_path: Path) -> None:
+def test_an_error_of_the_caller_between_two_blocks_ends_the_pass(tmp_path: Path) -> None:
     file = tmp_path / "snapshot.5"
     file.write_bytes(SMALL)
 
@@ -241,7 +241,7 @@ def test_what_the_caller_raises_between_two_blocks_ends_the_pass(tmp_path: Path)
         index_snapshot(file, CLUSTER, stop)
 
 
-def test_the_caller_may_end_the_pass_before_each_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caller_can_stop_the_pass_before_each_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_format, "_BLOCK", 100)
     file = tmp_path / "snapshot.5"
     file.write_bytes(SMALL)

@@ -39,7 +39,7 @@ def opened(*members: str) -> LedgerMetadata:
 
 
 @given(st.lists(ledger_metadata().map(encode) | st.binary(max_size=40), max_size=6), st.sets(st.sampled_from(BOOKIES)))
-def test_only_closed_ledgers_on_live_bookies_need_no_second_look(ledgers: list[bytes], live: set[BookieId]) -> None:
+def test_only_closed_ledgers_on_live_bookies_need_no_second_check(ledgers: list[bytes], live: set[BookieId]) -> None:
     sieve = LedgerSieve(frozenset(live))
     columns = LedgerColumns(frozenset(live))
     for number, data in enumerate(ledgers):
@@ -55,7 +55,7 @@ def test_only_closed_ledgers_on_live_bookies_need_no_second_look(ledgers: list[b
     assert sieve.counts.summary() == columns.counts.summary()
 
 
-def test_a_name_that_is_no_bookie_id_is_not_live() -> None:
+def test_a_name_that_is_not_a_bookie_id_is_not_live() -> None:
     """A registration may have any name. Metadata with such a name is unreadable."""
     sound = encode(closed("ab", "cd"))
     assert LedgerSieve(frozenset({"ab", "cd"})).is_settled(sound)
@@ -74,7 +74,7 @@ def read_parts(index: SnapshotIndex, cluster: Cluster, count: int = 1) -> tuple[
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, snappy], ids=["plain", "gzip", "snappy"])
 @pytest.mark.parametrize("kind", [LayoutKind.HIERARCHICAL, LayoutKind.LONG_HIERARCHICAL])
 @pytest.mark.parametrize("count", [1, 3])
-def test_parts_are_read_to_their_end(
+def test_parts_are_read_completely(
     pack: Callable[[bytes], bytes], kind: LayoutKind, count: int, tmp_path: Path
 ) -> None:
     cluster = Cluster(CLUSTER.root, kind, CLUSTER.instance_id)
@@ -92,7 +92,7 @@ def test_parts_are_read_to_their_end(
     assert (counts["returned"], counts["skipped"], counts["unreadable"]) == (5, 0, 0)
 
 
-def test_the_others_are_kept_as_rows_if_they_are_asked_for(tmp_path: Path) -> None:
+def test_the_others_are_kept_as_rows_if_requested(tmp_path: Path) -> None:
     a, b, c = BOOKIES[:3]
     several = closed(a, b, c, starts=(0, 50))
     ledgers = {1: encode(closed(a, b, c)), 2: encode(opened(a, b, c)), 3: b"damage", 70_000: encode(several)}
@@ -112,7 +112,7 @@ def test_the_others_are_kept_as_rows_if_they_are_asked_for(tmp_path: Path) -> No
     assert [{name: row[name] for name in expected[0]} for row in kept] == expected
 
 
-def test_nodes_that_are_no_ledgers_are_skipped(tmp_path: Path) -> None:
+def test_nodes_that_are_not_ledgers_are_skipped(tmp_path: Path) -> None:
     tree = tree_of(CLUSTER, {1: encode(closed(*BOOKIES[:3]))})
     for name in ("L00x1", "L", "M0001", "L00001"):
         put(tree, f"/ledgers/00/0000/{name}", b"")
@@ -142,7 +142,7 @@ def test_a_file_that_changed_after_it_was_verified_is_refused(tmp_path: Path) ->
 
 
 @given(st.lists(st.integers(0, 50), max_size=20), st.integers(1, 30))
-def test_groups_hold_every_part_once_in_order_and_are_about_equal(sizes: list[int], count: int) -> None:
+def test_groups_contain_every_part_once_in_order_and_are_about_equal(sizes: list[int], count: int) -> None:
     parts = [SnapshotPart(f"/{number}", 0, 0, 0, size, 0, 0) for number, size in enumerate(sizes)]
     groups = groups_of(parts, count)
     assert [part for group in groups for part in group] == parts
@@ -152,7 +152,7 @@ def test_groups_hold_every_part_once_in_order_and_are_about_equal(sizes: list[in
     assert all(sum(part.ledgers + 1 for part in group[:-1]) <= fair for group in groups)
 
 
-def test_no_groups_are_refused() -> None:
+def test_zero_groups_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot divide into 0 groups"):
         groups_of([], 0)
 
@@ -162,7 +162,7 @@ def stat(creates: int, children: int, czxid: int = 1) -> Stat:
     return Stat(0, czxid, 0, 0, 0, children, 2 * creates - children, 0)
 
 
-def test_nodes_without_a_creation_since_are_read_in_the_snapshot(tmp_path: Path) -> None:
+def test_nodes_without_new_ledgers_are_read_from_the_snapshot(tmp_path: Path) -> None:
     tree = tree_of(CLUSTER, dict.fromkeys((*range(4), *range(10000, 10003), 20000, 30000), b""))
     delete(tree, "/ledgers/00/0000/L0003")
     file = tmp_path / "snapshot"

@@ -29,7 +29,7 @@ SECRET = "digest super:hunter2"  # used by no server
 @pytest.mark.parametrize(
     "body", [SNAPSHOT, gzip.compress(SNAPSHOT, 1), snappy(SNAPSHOT)], ids=["plain", "gzip", "snappy"]
 )
-def test_what_arrives_is_what_a_file_would_have(tmp_path: Path, body: bytes) -> None:
+def test_a_streamed_snapshot_equals_a_file(tmp_path: Path, body: bytes) -> None:
     answer, target = Answer(body), tmp_path / "target"
     answer.headers = {**answer.headers, "snapshot_size": str(len(body))}
     with serving(answer) as url:
@@ -68,7 +68,7 @@ BAD = Answer(SNAPSHOT[:3000] + bytes([SNAPSHOT[3000] ^ 1]) + SNAPSHOT[3001:])
         (Answer(b""), SnapshotError, "is empty"),
     ],
 )
-def test_what_is_doubtful_is_refused(tmp_path: Path, answer: Answer, error: type[Exception], reason: str) -> None:
+def test_a_doubtful_answer_is_refused(tmp_path: Path, answer: Answer, error: type[Exception], reason: str) -> None:
     with serving(answer) as url, pytest.raises(error, match=reason) as raised:
         stream_snapshot(AdminServer(url, SECRET), tmp_path / "target", CLUSTER, EPOCH_2)
     assert "hunter2" not in str(raised.value)
@@ -87,7 +87,7 @@ def test_another_cluster_is_refused(tmp_path: Path, cluster: Cluster, reason: st
         stream_snapshot(AdminServer(url), tmp_path / "target", cluster, 0)
 
 
-def test_a_server_that_does_not_answer_and_a_full_disk_mark_nothing(tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_or_a_full_disk_leaves_no_marks(tmp_path: Path) -> None:
     with serving(Answer(SNAPSHOT)) as url:
         gone = url
         with pytest.raises(SnapshotError, match="cannot be stored in"):
@@ -99,7 +99,7 @@ def test_a_server_that_does_not_answer_and_a_full_disk_mark_nothing(tmp_path: Pa
 
 
 @pytest.mark.parametrize("sent", [0, len(SNAPSHOT) // 2], ids=["before the headers", "in the body"])
-def test_a_stopped_run_does_not_wait_for_a_silent_server(tmp_path: Path, sent: int) -> None:
+def test_a_stopped_run_does_not_wait_for_an_unreachable_server(tmp_path: Path, sent: int) -> None:
     class StoppedError(Exception):
         pass
 
@@ -120,7 +120,7 @@ def test_a_stopped_run_does_not_wait_for_a_silent_server(tmp_path: Path, sent: i
     assert target.stat().st_size <= sent
 
 
-def test_a_server_that_sends_too_slowly_is_not_awaited(tmp_path: Path) -> None:
+def test_a_server_that_sends_too_slowly_is_a_timeout(tmp_path: Path) -> None:
     class Leap(SystemClock):
         """A clock on which 400 s pass between two calls."""
 
@@ -155,7 +155,7 @@ def test_the_authorization_comes_from_a_file_or_the_environment(tmp_path: Path) 
         read_authorization(tmp_path / "none", {})
 
 
-def test_urls() -> None:
+def test_urls_are_accepted_or_refused() -> None:
     assert AdminServer("http://zk1:8080/").request_url == "http://zk1:8080/commands/snapshot?streaming=true"
     assert AdminServer("https://zk1/zk/cmd/").request_url == "https://zk1/zk/cmd/snapshot?streaming=true"
     assert list(url_problems("http://zk1:8080")) == []

@@ -102,7 +102,7 @@ def start(handler: TabHandler, **fields: str) -> tuple[int, dict[str, str], str]
     return read(handler.api(post("/v1/runs", **{"form.kind": "bookies", **fields})))
 
 
-def test_a_button_starts_a_run_and_leads_back_to_the_tab(auditor: Auditor) -> None:
+def test_a_button_starts_a_run_and_redirects_to_the_tab(auditor: Auditor) -> None:
     tab = handler(auditor)
     status, headers, _ = start(tab, base="/proxy/app-1")
     assert (status, headers["Location"]) == (303, "/proxy/app-1/auditor/")
@@ -111,7 +111,7 @@ def test_a_button_starts_a_run_and_leads_back_to_the_tab(auditor: Auditor) -> No
 
 
 @pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
-def test_a_button_of_a_run_names_it(auditor: Auditor, verb: str) -> None:
+def test_a_button_of_a_run_contains_its_id(auditor: Auditor, verb: str) -> None:
     assert read(handler(auditor).api(post(f"/v1/runs/{RUN_ID}/{verb}")))[0] == 303
     assert auditor.asked == [(verb, RUN_ID, "ann", "192.0.2.7")]
 
@@ -135,7 +135,7 @@ def test_a_program_gets_json(auditor: Auditor) -> None:
         {"header.content-type": "application/json; charset=utf-8", "body": "kind=bookies"},
     ],
 )
-def test_what_is_no_kind_is_refused(auditor: Auditor, fields: dict[str, str]) -> None:
+def test_an_unknown_kind_of_run_is_refused(auditor: Auditor, fields: dict[str, str]) -> None:
     assert read(handler(auditor).api(post("/v1/runs", **fields)))[0] == 400
     assert auditor.asked == []
 
@@ -157,7 +157,7 @@ def test_what_is_no_kind_is_refused(auditor: Auditor, fields: dict[str, str]) ->
         "/v1/runs/x\n/cancel",
     ],
 )
-def test_what_is_not_on_the_list_does_not_exist(auditor: Auditor, path: str) -> None:
+def test_an_unknown_path_is_not_found(auditor: Auditor, path: str) -> None:
     assert read(handler(auditor).api(post(path)))[0] == 404
     assert auditor.asked == []
 
@@ -171,14 +171,14 @@ def test_what_is_not_on_the_list_does_not_exist(auditor: Auditor, path: str) -> 
         (ActionOutcome.UNAVAILABLE, 503),
     ],
 )
-def test_what_the_auditor_refuses_is_said(auditor: Auditor, outcome: ActionOutcome, status: int) -> None:
+def test_a_refusal_of_the_auditor_is_shown(auditor: Auditor, outcome: ActionOutcome, status: int) -> None:
     auditor.result = ActionResult(outcome, "because <so>")
     answered, _, body = start(handler(auditor))
     assert answered == status
     assert "because &lt;so&gt;" in body
 
 
-def test_methods_are_told(auditor: Auditor) -> None:
+def test_the_allowed_methods_are_returned(auditor: Auditor) -> None:
     tab = handler(auditor)
     for method in ("GET", "HEAD", "PUT"):
         status, headers, _ = read(tab.api(facts(method, "/v1/runs", **{"form.token": TOKEN, "form.kind": "bookies"})))
@@ -188,7 +188,7 @@ def test_methods_are_told(auditor: Auditor) -> None:
     assert auditor.asked == []
 
 
-def test_a_tab_that_only_shows_has_no_buttons_and_no_token(auditor: Auditor) -> None:
+def test_a_read_only_tab_has_no_buttons_and_no_token(auditor: Auditor) -> None:
     tab = handler(auditor, TabSettings())
     assert TOKEN not in tab.page(facts())
     assert "<form" not in tab.page(facts())
@@ -197,14 +197,14 @@ def test_a_tab_that_only_shows_has_no_buttons_and_no_token(auditor: Auditor) -> 
     assert auditor.asked == []
 
 
-def test_the_token_is_for_those_who_may_act(auditor: Auditor) -> None:
+def test_only_authorized_users_get_the_token(auditor: Auditor) -> None:
     tab = handler(auditor)
     assert json.loads(read(tab.api(facts(path="/v1/token")))[2]) == {"csrf_token": TOKEN}
     assert read(tab.api(facts(path="/v1/token", user="")))[0] == 403
     assert TOKEN not in tab.page(facts(user=""))
 
 
-def test_the_state_is_there_for_programs(auditor: Auditor) -> None:
+def test_the_state_is_available_as_json(auditor: Auditor) -> None:
     status, headers, body = read(handler(auditor).api(facts()))
     values = json.loads(body)
     assert (status, headers["Content-Type"], values["trouble"]) == (200, "application/json", None)
@@ -212,7 +212,7 @@ def test_the_state_is_there_for_programs(auditor: Auditor) -> None:
     assert values["runs"][0]["report_url"] == "/r"
 
 
-def test_too_many_actions_are_refused_until_time_passes(auditor: Auditor) -> None:
+def test_too_many_actions_are_refused_for_a_while(auditor: Auditor) -> None:
     clock = ManualClock(1000.0, turns=0)
     tab = handler(auditor, clock=clock)
     answers = [start(tab)[0] for _ in range(11)]
@@ -231,7 +231,7 @@ def test_one_action_at_a_time(auditor: Auditor, hang: Callable[[], None]) -> Non
     assert start(tab)[0] == 409
 
 
-def test_an_auditor_that_fails_breaks_no_page(auditor: Auditor) -> None:
+def test_a_failing_auditor_does_not_break_the_page(auditor: Auditor) -> None:
     def fail() -> None:
         raise RuntimeError("it <b>broke")
 
@@ -245,7 +245,7 @@ def test_an_auditor_that_fails_breaks_no_page(auditor: Auditor) -> None:
     assert "Snapshot" in tab.page(facts())
 
 
-def test_an_auditor_that_hangs_leaves_the_last_known_state(auditor: Auditor, hang: Callable[[], None]) -> None:
+def test_with_a_hanging_auditor_the_last_known_state_is_shown(auditor: Auditor, hang: Callable[[], None]) -> None:
     clock = ManualClock(1000.0, turns=0)
     tab = handler(auditor, replace(SETTINGS, snapshot_deadline_s=0.01), clock)
     while "<span>1</span>" not in tab.page(facts()):  # a loaded machine may need longer than the deadline
@@ -259,9 +259,7 @@ def test_an_auditor_that_hangs_leaves_the_last_known_state(auditor: Auditor, han
     assert auditor.snapshots == 2
 
 
-def test_an_auditor_without_a_free_thread_serves_the_tab_when_there_is_one(
-    auditor: Auditor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tab_works_again_once_a_thread_can_be_started(auditor: Auditor, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -274,7 +272,7 @@ def test_an_auditor_without_a_free_thread_serves_the_tab_when_there_is_one(
     assert (start(tab)[0], len(auditor.asked)) == (303, 1)
 
 
-def test_many_viewers_cost_one_look(auditor: Auditor) -> None:
+def test_many_viewers_share_one_snapshot(auditor: Auditor) -> None:
     clock = ManualClock(1000.0, turns=0)
     tab = handler(auditor, clock=clock)
     with ThreadPoolExecutor(16) as viewers:
@@ -284,14 +282,14 @@ def test_many_viewers_cost_one_look(auditor: Auditor) -> None:
     assert "<span>2</span>" in tab.page(facts())
 
 
-def test_what_was_just_done_is_seen_at_once(auditor: Auditor) -> None:
+def test_the_effect_of_an_action_is_shown_at_once(auditor: Auditor) -> None:
     tab = handler(auditor)
     tab.page(facts())
     start(tab)
     assert "<span>2</span>" in tab.page(facts())
 
 
-def test_a_call_without_the_key_is_answered_with_nothing(auditor: Auditor) -> None:
+def test_a_call_without_the_key_is_refused(auditor: Auditor) -> None:
     tab = handler(auditor)
     for key in ("", "x" * 32, "ü"):
         assert read(tab.api(post("/v1/runs", key=key, **{"form.kind": "bookies"})))[0] == 403
@@ -306,7 +304,7 @@ def test_a_garbled_call_is_refused(text: str, auditor: Auditor) -> None:
     assert read(handler(auditor).api(text))[0] == 403
 
 
-def test_line_ends_cannot_reach_a_header(auditor: Auditor) -> None:
+def test_line_breaks_cannot_get_into_a_header(auditor: Auditor) -> None:
     text = encode_answer(Answer(303, "x", headers=(("Location", "/a\r\nSet-Cookie: b=c\n\nbody"),)))
     assert read(text) == (303, {"Content-Type": HTML, "Location": "/a Set-Cookie: b=c body"}, "x")
     status, headers, _ = start(handler(auditor, replace(SETTINGS, proxy_base="/a\nSet-Cookie: b=c")))
@@ -314,7 +312,9 @@ def test_line_ends_cannot_reach_a_header(auditor: Auditor) -> None:
     assert "Set-Cookie" not in headers
 
 
-def test_who_did_what_is_logged_and_the_token_never(auditor: Auditor, caplog: pytest.LogCaptureFixture) -> None:
+def test_actions_are_logged_with_their_user_and_never_with_the_token(
+    auditor: Auditor, caplog: pytest.LogCaptureFixture
+) -> None:
     tab = handler(auditor)
     with caplog.at_level(logging.INFO, "bkheal.audit"):
         start(tab, **{"header.x-forwarded-for": "203.0.113.9"})
@@ -335,7 +335,7 @@ def test_who_did_what_is_logged_and_the_token_never(auditor: Auditor, caplog: py
     assert not [line for line in (done, *refused) if TOKEN in str(line) or "x" * 32 in str(line)]
 
 
-def test_refusals_do_not_fill_the_log(auditor: Auditor, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_logging_of_refusals_is_limited(auditor: Auditor, caplog: pytest.LogCaptureFixture) -> None:
     tab = handler(auditor, TabSettings())
     for _ in range(500):
         start(tab)

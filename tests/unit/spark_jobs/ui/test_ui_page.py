@@ -68,7 +68,7 @@ def test_everything_is_shown() -> None:
     assert ("a", {"href": "https://auditor/reports/1", "rel": "noopener"}) in page.elements
 
 
-def test_buttons_carry_the_token_and_post_to_the_servlet() -> None:
+def test_buttons_contain_the_token_and_post_to_the_servlet() -> None:
     page = read(render_page(replace(VIEW, base="/proxy/app-1")))
     forms = [attributes for tag, attributes in page.elements if tag == "form"]
     assert [form["action"] for form in forms] == ["/proxy/app-1/auditor/api/v1/runs"]
@@ -77,7 +77,7 @@ def test_buttons_carry_the_token_and_post_to_the_servlet() -> None:
     assert hidden == {"token": "t" * 32, "kind": "bookies"}
 
 
-def test_a_run_that_goes_on_can_be_held_and_cancelled() -> None:
+def test_a_current_run_can_be_paused_and_cancelled() -> None:
     run = f"/auditor/api/v1/runs/{RECORD.run_id}"
     assert targets(render_page(running()))[1:] == [f"{run}/pause", f"{run}/cancel"]
     paused = running()
@@ -87,26 +87,26 @@ def test_a_run_that_goes_on_can_be_held_and_cancelled() -> None:
     assert targets(render_page(paused))[1:] == [f"{run}/resume", f"{run}/cancel"]
 
 
-def test_a_run_that_goes_on_shows_how_far_it_is() -> None:
+def test_a_current_run_shows_its_progress() -> None:
     page = render_page(running(done=5, total=10, phase="checking", updated_ms=NOW_MS))
     assert "running: checking 5/10, about 1 min left" in read(page).text
     assert "width: 50%" in page
     assert "width: 100%" in render_page(running(done=15, total=10))
 
 
-def test_a_lost_bookie_is_the_cause_of_a_run_and_nobody_who_asked_for_it() -> None:
+def test_a_lost_bookie_is_shown_as_the_cause_of_a_run_and_not_as_its_owner() -> None:
     loss = running(cause=RunCause.BOOKIE_LOSS, owner="bk1:3181")
     assert "<td>loss of bk1:3181</td>" in render_page(loss)
     assert "<td>auditor-0 (schedule)</td>" in render_page(VIEW)
 
 
-def test_who_may_not_press_sees_why_and_no_token() -> None:
+def test_an_unauthorized_user_sees_the_reason_and_no_token() -> None:
     page = render_page(replace(running(), no_buttons="switched off", token=""))
     assert targets(page) == []
     assert "switched off" in page
 
 
-def test_the_page_loads_again_soon_while_a_run_goes_on() -> None:
+def test_the_page_refreshes_often_during_a_run() -> None:
     def refresh(view: PageInput) -> str | None:
         return next(a["content"] for tag, a in read(render_page(view)).elements if tag == "meta")
 
@@ -115,7 +115,7 @@ def test_the_page_loads_again_soon_while_a_run_goes_on() -> None:
     assert refresh(PageInput(None, TabSettings(), NOW_MS, trouble="no answer")) == "2; url=/auditor/"
 
 
-def test_trouble_is_shown_beside_the_last_known_state() -> None:
+def test_a_problem_is_shown_with_the_last_known_state() -> None:
     page = read(render_page(replace(VIEW, trouble="no answer")))
     assert "no answer" in page.text
     assert "auditor-0" in page.text
@@ -123,7 +123,7 @@ def test_trouble_is_shown_beside_the_last_known_state() -> None:
 
 
 @pytest.mark.parametrize("link", ["javascript:alert(1)", "//evil.example.com"])
-def test_a_report_that_is_no_address_is_no_link(link: str) -> None:
+def test_a_report_url_that_is_not_valid_is_not_a_link(link: str) -> None:
     page = read(render_page(replace(VIEW, state=replace(STATE, runs=(RunView(RECORD, link),)))))
     assert [tag for tag, _ in page.elements if tag == "a"] == []
 
@@ -136,7 +136,7 @@ HOSTILE = st.one_of(
 
 
 @given(HOSTILE, HOSTILE, HOSTILE)
-def test_no_value_becomes_markup(first: str, second: str, third: str) -> None:
+def test_all_values_are_escaped(first: str, second: str, third: str) -> None:
     record = replace(RECORD, run_id=first, owner=second, verdict=third, detail=first, phase=second)
     state = TabState(
         NOW_MS,
@@ -156,12 +156,12 @@ def test_a_notice_is_escaped() -> None:
     assert "<script>" not in render_notice("<script>", "<script>", "")
 
 
-def test_times_read_well() -> None:
+def test_times_are_formatted() -> None:
     assert utc_text(0) == utc_text(1 << 60) == ""
     assert utc_text(1_795_200_000_000) == "2026-11-20 18:40:00 UTC"
 
 
-def test_a_start_whose_time_is_not_known_is_told_in_words() -> None:
+def test_an_unknown_next_start_is_described_in_words() -> None:
     rows = (KindRow("bookies", why_no_next="24h on <the leader>"), KindRow("placement"))
     text = read(render_page(replace(VIEW, state=replace(STATE, kinds=rows)))).text
     assert "24h on <the leader>" in text

@@ -33,12 +33,12 @@ def with_headers(**headers: str) -> TabRequest:
     return replace(GOOD, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
-def test_a_logged_in_person_on_our_own_page_may_act() -> None:
+def test_a_logged_in_user_on_our_own_page_may_act() -> None:
     assert status(GOOD) == 0
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "post"])
-def test_only_post_acts(method: str) -> None:
+def test_only_post_requests_act(method: str) -> None:
     assert status(replace(GOOD, method=method)) == 405
 
 
@@ -47,15 +47,15 @@ def test_a_prefetch_does_not_act(name: str) -> None:
     assert status(replace(GOOD, headers={**GOOD.headers, name: "prefetch"})) == 403
 
 
-def test_without_the_switch_nobody_acts() -> None:
+def test_without_the_switch_no_user_may_act() -> None:
     assert status(GOOD, TabSettings(is_anonymous_allowed=True)) == 403
 
 
-def test_sparks_modify_list_holds() -> None:
+def test_sparks_modify_acl_is_enforced() -> None:
     assert status(replace(GOOD, may_modify=False)) == 403
 
 
-def test_nobody_may_act_though_sparks_list_lets_nobody_through() -> None:
+def test_an_anonymous_user_may_not_act_even_if_sparks_acl_permits_it() -> None:
     assert status(replace(GOOD, user="")) == 403
 
 
@@ -76,7 +76,7 @@ def test_nobody_may_act_though_sparks_list_lets_nobody_through() -> None:
         ("", 403),
     ],
 )
-def test_nobody_acts_under_trusted_hosts_alone(host: str, expected: int) -> None:
+def test_anonymous_users_may_act_only_under_trusted_hosts(host: str, expected: int) -> None:
     settings = replace(
         SETTINGS,
         is_anonymous_allowed=True,
@@ -105,26 +105,26 @@ def test_nobody_acts_under_trusted_hosts_alone(host: str, expected: int) -> None
         ({"host": "d:4040", "sec_fetch_site": "same-site"}, 403),
     ],
 )
-def test_only_our_own_pages_act(headers: dict[str, str], expected: int) -> None:
+def test_only_requests_from_our_own_pages_act(headers: dict[str, str], expected: int) -> None:
     assert status(with_headers(**headers)) == expected
 
 
 @pytest.mark.parametrize("token", ["", TOKEN[:-1], TOKEN.upper(), TOKEN + "0", "\udcff", "ü" * 32])
-def test_the_token_must_be_ours(token: str) -> None:
+def test_the_token_must_match(token: str) -> None:
     assert status(replace(GOOD, form={"token": token, "kind": "bookies"})) == 403
 
 
-def test_a_program_gives_the_token_in_a_header() -> None:
+def test_a_program_sends_the_token_in_a_header() -> None:
     assert status(replace(GOOD, form={}, headers={"host": "d", "x-csrf-token": TOKEN})) == 0
 
 
-def test_bodies_are_bounded_beforehand() -> None:
+def test_the_size_of_a_body_is_checked_before_it_is_read() -> None:
     assert status(replace(GOOD, length=BODY_MAX_BYTES)) == 0
     assert status(replace(GOOD, length=BODY_MAX_BYTES + 1)) == 413
     assert status(with_headers(host="driver:4040", transfer_encoding="chunked")) == 411
 
 
-def test_who_may_not_press_is_told_what_to_set() -> None:
+def test_a_refused_user_is_shown_what_to_configure() -> None:
     for request, settings, word in (
         (GOOD, TabSettings(), "ui_trigger_enabled"),
         (replace(GOOD, user=""), SETTINGS, "ui_allow_anonymous"),
@@ -148,7 +148,7 @@ def test_who_may_not_press_is_told_what_to_set() -> None:
         ("/a b", "", ""),
     ],
 )
-def test_a_base_is_a_path_or_an_address(told: str, configured: str, expected: str) -> None:
+def test_a_base_is_a_path_or_a_url(told: str, configured: str, expected: str) -> None:
     assert safe_base(TabRequest(base=told), TabSettings(proxy_base=configured)) == expected
 
 
@@ -166,5 +166,5 @@ def test_a_base_is_a_path_or_an_address(told: str, configured: str, expected: st
         ("", False),
     ],
 )
-def test_only_addresses_become_links(url: str, is_link: bool) -> None:
+def test_only_urls_become_links(url: str, is_link: bool) -> None:
     assert safe_link(url) == (url if is_link else "")

@@ -49,7 +49,9 @@ class Without:
         (Without(ConnectionRefusedError(111, "refused")), "refused"),
     ],
 )
-def test_one_warning_and_no_tab(session: Any, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tab_that_cannot_be_attached_causes_one_warning(
+    session: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     tab = attach_tab(session, AuditorTwin(session))
     assert (tab.url, reason in tab.why_not) == ("", True)
     tab.detach()
@@ -64,7 +66,7 @@ class Gone:
         raise Py4JError("the JVM is gone")
 
 
-def test_detaching_from_a_spark_that_is_gone_is_quiet_enough(caplog: pytest.LogCaptureFixture) -> None:
+def test_detaching_from_a_stopped_spark_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
     tab = AttachedTab("http://127.0.0.1:4040/auditor/", "", Gone())
     tab.detach()
     tab.detach()

@@ -13,7 +13,7 @@ from tests.worlds.virtual_time import in_virtual_time
 
 
 @in_virtual_time
-async def test_nothing_of_a_tail_runs_after_it_is_closed() -> None:
+async def test_no_task_of_a_tail_runs_after_it_is_closed() -> None:
     async with log_world() as world:
         writer = await world.client(1).log(NAME).write(SMALL)
         for payload in (b"one", b"two", b"three"):
@@ -35,7 +35,7 @@ async def test_nothing_of_a_tail_runs_after_it_is_closed() -> None:
 
 @pytest.mark.parametrize("poll_s", [0.0, -1.0, float("nan")])
 @in_virtual_time
-async def test_a_poll_interval_without_a_wait_is_refused(poll_s: float) -> None:
+async def test_a_poll_interval_that_is_not_positive_is_refused(poll_s: float) -> None:
     async with log_world() as world:
         client = world.client()
         await client.log(NAME).create(SMALL)  # an empty log has no ledger to follow yet

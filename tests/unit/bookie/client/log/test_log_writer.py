@@ -41,7 +41,7 @@ async def taken(source: object, count: int) -> list[bytes]:
 
 
 @in_virtual_time
-async def test_what_is_appended_reads_back_in_order_over_roll_overs() -> None:
+async def test_entries_are_read_back_in_order_across_roll_overs() -> None:
     async with log_world() as world:
         client = world.client()
         async with await client.log(NAME).write(SMALL) as writer:
@@ -72,7 +72,7 @@ async def test_a_log_rolls_over_with_age_but_not_while_it_is_empty() -> None:
 
 
 @in_virtual_time
-async def test_a_roll_over_on_request() -> None:
+async def test_a_log_rolls_over_on_request() -> None:
     async with log_world() as world:
         writer = await world.client().log(NAME).write(SMALL)
         first = writer.ledger_id
@@ -86,7 +86,7 @@ async def test_a_roll_over_on_request() -> None:
 
 
 @in_virtual_time
-async def test_options_are_kept_with_the_log_and_refused_when_impossible() -> None:
+async def test_options_are_stored_with_the_log_and_refused_if_invalid() -> None:
     async with log_world() as world:
         log = world.client().log(NAME)
         for wrong in (
@@ -109,7 +109,7 @@ async def test_options_are_kept_with_the_log_and_refused_when_impossible() -> No
 
 
 @in_virtual_time
-async def test_writing_a_log_that_must_be_there_creates_nothing() -> None:
+async def test_writing_to_a_log_that_must_exist_creates_nothing() -> None:
     async with log_world() as world:
         with pytest.raises(NoSuchLogError):
             await world.client().log(NAME).write(is_created=False)
@@ -146,7 +146,7 @@ async def test_a_takeover_keeps_everything_acknowledged_and_deposes_the_old_writ
 
 
 @in_virtual_time
-async def test_a_deposed_writer_that_has_not_noticed_cannot_list_a_ledger() -> None:
+async def test_a_deposed_writer_cannot_add_a_ledger_to_the_log() -> None:
     async with log_world() as world:
         old = await world.client(1).log(NAME).write(SMALL)
         await append_all(old, LINES[:3])
@@ -159,7 +159,7 @@ async def test_a_deposed_writer_that_has_not_noticed_cannot_list_a_ledger() -> N
 
 
 @in_virtual_time
-async def test_empty_ledgers_of_takeovers_do_not_stay() -> None:
+async def test_empty_ledgers_of_takeovers_are_deleted() -> None:
     async with log_world() as world:
         writers = [await world.client(seed).log(NAME).write(SMALL) for seed in range(5)]
         await writers[-1].append(b"a")
@@ -173,7 +173,7 @@ async def test_empty_ledgers_of_takeovers_do_not_stay() -> None:
 
 
 @in_virtual_time
-async def test_truncation_frees_whole_ledgers_and_readers_are_told() -> None:
+async def test_truncation_deletes_whole_ledgers_and_readers_get_an_error() -> None:
     async with log_world() as world:
         client = world.client()
         log = client.log(NAME)
@@ -199,7 +199,7 @@ async def test_truncation_frees_whole_ledgers_and_readers_are_told() -> None:
 
 
 @in_virtual_time
-async def test_a_truncation_that_was_interrupted_leaks_nothing() -> None:
+async def test_an_interrupted_truncation_leaks_nothing() -> None:
     async with log_world() as world:
         client = world.client()
         log = client.log(NAME)
@@ -215,7 +215,7 @@ async def test_a_truncation_that_was_interrupted_leaks_nothing() -> None:
 
 
 @in_virtual_time
-async def test_a_tail_follows_over_roll_overs_takeovers_and_truncation() -> None:
+async def test_a_tail_continues_across_roll_overs_takeovers_and_truncation() -> None:
     async with log_world() as world:
         writer = await world.client(1).log(NAME).write(SMALL)
         tail = asyncio.create_task(taken(world.client(2).log(NAME).tail(), 60))
@@ -229,7 +229,7 @@ async def test_a_tail_follows_over_roll_overs_takeovers_and_truncation() -> None
 
 
 @in_virtual_time
-async def test_a_tail_goes_on_after_an_outage_with_the_entry_after_the_last_one() -> None:
+async def test_a_tail_resumes_after_an_outage_with_the_next_entry() -> None:
     async with log_world() as world:
         writer, client = await world.client(1).log(NAME).write(), world.client(2)
         is_down = False
@@ -253,7 +253,7 @@ async def test_a_tail_goes_on_after_an_outage_with_the_entry_after_the_last_one(
 
 @pytest.mark.parametrize("is_reread", [False, True])
 @in_virtual_time
-async def test_a_slow_reader_overlooks_nothing_in_a_ledger_that_is_closed_meanwhile(is_reread: bool) -> None:
+async def test_a_slow_reader_misses_nothing_in_a_ledger_that_is_closed_meanwhile(is_reread: bool) -> None:
     """It may read the metadata of its ledger again after bookies were replaced; by then, the ledger is longer."""
     disturbances = {"reader.tiny_chunk", "reader.extra_reread"} if is_reread else {"reader.tiny_chunk"}
     async with log_world() as world:
@@ -285,7 +285,7 @@ async def test_a_tail_of_a_log_that_is_deleted_ends_with_an_error() -> None:
 
 
 @in_virtual_time
-async def test_a_deleted_log_is_gone_with_its_ledgers_and_its_writer_is_told() -> None:
+async def test_deleting_a_log_deletes_its_ledgers_and_its_writer_gets_an_error() -> None:
     async with log_world() as world:
         client = world.client(1)
         writer = await client.log(NAME).write(SMALL)
@@ -316,7 +316,7 @@ async def test_nothing_is_acknowledged_in_the_last_ledger_of_a_deleted_log() -> 
 
 
 @in_virtual_time
-async def test_a_truncation_leaves_the_last_ledger() -> None:
+async def test_a_truncation_keeps_the_last_ledger() -> None:
     async with log_world() as world:
         client = world.client(1)
         writer = await client.log(NAME).write()
@@ -330,7 +330,7 @@ async def test_a_truncation_leaves_the_last_ledger() -> None:
 
 
 @in_virtual_time
-async def test_a_closed_writer_refuses_and_closes_twice() -> None:
+async def test_a_closed_writer_refuses_appends_and_can_be_closed_again() -> None:
     async with log_world() as world:
         writer = await world.client().log(NAME).write(SMALL)
         await writer.append(b"a")
@@ -341,7 +341,7 @@ async def test_a_closed_writer_refuses_and_closes_twice() -> None:
 
 
 @in_virtual_time
-async def test_a_full_list_goes_on_in_its_last_ledger_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_log_with_a_full_list_continues_in_its_last_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     async with log_world() as world:
         log = world.client().log(NAME)
         writer = await log.write(SMALL)
@@ -361,7 +361,7 @@ async def test_a_full_list_goes_on_in_its_last_ledger_and_says_what_to_do(monkey
 @pytest.mark.parametrize("kind", [Fault.LOSE_ANSWER, Fault.FAIL_BEFORE])
 @pytest.mark.parametrize("nth", range(6))
 @in_virtual_time
-async def test_a_lost_answer_of_listing_is_told_apart(kind: Fault, nth: int) -> None:
+async def test_a_lost_answer_to_a_list_change_is_resolved(kind: Fault, nth: int) -> None:
     seen = 0
 
     async def faults(operation: str, path: str) -> Fault | None:
@@ -397,7 +397,7 @@ async def test_a_lost_answer_of_listing_is_told_apart(kind: Fault, nth: int) -> 
 
 
 @in_virtual_time
-async def test_a_roll_over_whose_outcome_is_unknown_goes_on_with_the_same_ledger() -> None:
+async def test_a_roll_over_with_an_unknown_outcome_continues_with_the_same_ledger() -> None:
     failing: list[str] = []
 
     async def faults(operation: str, path: str) -> Fault | None:
@@ -422,7 +422,7 @@ async def test_a_roll_over_whose_outcome_is_unknown_goes_on_with_the_same_ledger
 
 
 @in_virtual_time
-async def test_a_log_goes_on_in_its_ledger_while_no_new_one_can_be_planned() -> None:
+async def test_a_log_continues_in_its_ledger_while_no_new_one_can_be_created() -> None:
     is_down = False
 
     async def faults(operation: str, path: str) -> Fault | None:

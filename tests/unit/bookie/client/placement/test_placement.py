@@ -48,7 +48,7 @@ small = st.integers(1, 7).flatmap(
 @settings(max_examples=300, deadline=None)
 @example((["/b/z/1", "/b/z/2", "/b/z/2", "/a/y/1"], (4, 2)), PlacementPolicy(2, 3, 2), 0)  # the first candidate fails
 @given(small, policies, st.integers())
-def test_new_ensemble_is_the_best_of_all_there_are(
+def test_new_ensemble_is_the_best_possible_one(
     world: tuple[list[str], tuple[int, int]], policy: PlacementPolicy, seed: int
 ) -> None:
     places, (size, quorum) = world
@@ -70,7 +70,7 @@ def test_new_ensemble_is_the_best_of_all_there_are(
 
 @settings(max_examples=300, deadline=None)
 @given(small, policies, st.data())
-def test_replacements_are_the_best_of_all_there_are(
+def test_replacements_are_the_best_possible_ones(
     world: tuple[list[str], tuple[int, int]], policy: PlacementPolicy, data: st.DataObject
 ) -> None:
     places, (size, quorum) = world
@@ -109,7 +109,7 @@ def apart(positions: dict[int, BookieId]) -> dict[str, Location]:
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_large_clusters_get_what_round_robin_over_the_racks_proves_possible(data: st.DataObject) -> None:
+def test_large_clusters_get_at_least_what_round_robin_over_racks_achieves(data: st.DataObject) -> None:
     racks = data.draw(st.integers(2, 12))
     per_rack = data.draw(st.integers(2, 25))
     size = data.draw(st.integers(1, min(20, racks * per_rack)))
@@ -142,7 +142,7 @@ def test_draining_bookies_are_never_chosen() -> None:
         assert placement.replacements(candidates[:3], (0, 1, 2), 3, candidates, (), rng) == {0: candidates[5]}
 
 
-def test_the_choice_follows_from_candidates_and_rng_alone() -> None:
+def test_the_choice_depends_only_on_candidates_and_rng() -> None:
     everyone = bookies(40)
     placement = Placement(PlacementPolicy(min_racks=3), topology_of([f"/r{i % 7}" for i in range(40)]))
     backwards = frozenset(reversed(everyone))
@@ -159,7 +159,7 @@ def test_all_bookies_are_chosen_equally_often_without_weights() -> None:
     assert max(counts.values()) < 1.25 * min(counts.values())
 
 
-def test_free_space_weighs_within_bounds_and_unknown_is_the_median() -> None:
+def test_weights_by_free_space_are_bounded_and_unknown_space_is_the_median() -> None:
     everyone, rng = bookies(6), random.Random(7)
     free = dict(zip(everyone, (10**15, 100, 100, 100, 0), strict=False))  # the free space of the last one is unknown
     placement = Placement(PlacementPolicy(weight_max=3.0), free_bytes=free)
@@ -171,7 +171,7 @@ def test_free_space_weighs_within_bounds_and_unknown_is_the_median() -> None:
     assert set(placement.ensemble(everyone, 6, 3, 2, (), rng)) == set(everyone)
 
 
-def test_weights_yield_to_the_policy() -> None:
+def test_the_policy_takes_precedence_over_weights() -> None:
     everyone = bookies(4)
     free = dict(zip(everyone, (10**9, 10**9, 10**9, 1), strict=True))
     placement = Placement(PlacementPolicy(), topology_of(("/r1", "/r1", "/r1", "/r2")), free)
@@ -180,13 +180,13 @@ def test_weights_yield_to_the_policy() -> None:
 
 
 @pytest.mark.parametrize("free", [{}, {BookieId("bk0:3181"): 0, BookieId("bk1:3181"): 0}, None])
-def test_no_useful_weights_mean_equal_ones(free: dict[BookieId, int] | None) -> None:
+def test_without_useful_weights_all_are_equal(free: dict[BookieId, int] | None) -> None:
     everyone, rng, placement = bookies(3), random.Random(7), Placement(free_bytes=free)
     counts = Counter(placement.ensemble(everyone, 1, 1, 1, (), rng)[0] for _ in range(900))
     assert min(counts.values()) > 200
 
 
-def test_error_says_how_many_bookies_are_missing() -> None:
+def test_error_contains_the_number_of_missing_bookies() -> None:
     with pytest.raises(
         NotEnoughBookiesError, match="needs 3 bookies and 4 are registered writable, 2 of them excluded"
     ):
@@ -195,7 +195,7 @@ def test_error_says_how_many_bookies_are_missing() -> None:
         Placement().ensemble((), 3, 2, 2, (), random.Random(1))
 
 
-def test_strict_policy_says_which_racks_there_are() -> None:
+def test_error_of_a_strict_policy_names_the_racks() -> None:
     placement = Placement(PlacementPolicy(min_racks=3, is_strict=True), topology_of(("/r1", "/r1", "/r1", "/r2")))
     says = r"write set of 3 must span 3 racks, .* among the 4 usable bookies .*: /r1 has 3, /r2 has 1; start bookies in"
     with pytest.raises(NotEnoughBookiesError, match=says):
@@ -217,7 +217,7 @@ def test_strict_replacement_is_refused_rather_than_squeezed_into_one_rack() -> N
     assert squeezed in everyone[2:]
 
 
-def test_a_thin_ensemble_is_still_repaired_under_a_strict_policy() -> None:
+def test_an_ensemble_with_too_few_racks_is_still_repaired_under_a_strict_policy() -> None:
     """A lost member is replaced even if the remaining members already share a rack."""
     everyone = bookies(5)
     topology = topology_of(("/r1", "/r1", "/r2", "/r1", "/r3"))
@@ -237,7 +237,7 @@ def test_two_lost_bookies_are_replaced_together() -> None:
 
 
 @pytest.mark.parametrize("spares", [1, 2])
-def test_a_position_that_no_spare_suits_keeps_no_other_from_being_replaced(spares: int) -> None:
+def test_a_position_without_a_suitable_spare_does_not_block_other_replacements(spares: int) -> None:
     everyone = bookies(5 + spares)
     # All spares are in r3, like position 4. Position 0 is adjacent to position 4, position 2 is not.
     topology = topology_of(("/r1", "/r2", "/r1", "/r2", "/r3", *["/r3"] * spares))
@@ -247,7 +247,7 @@ def test_a_position_that_no_spare_suits_keeps_no_other_from_being_replaced(spare
     assert chosen[2] in everyone[5:]
 
 
-def test_existing_ensembles_are_judged_by_the_present_topology_and_policy() -> None:
+def test_existing_ensembles_are_checked_against_the_current_topology_and_policy() -> None:
     everyone = bookies(3)
     placement = Placement(topology=topology_of(("/r1", "/r1", "/r2")))
     assert not placement.judge().faults(everyone[:2], 2).is_adhering
@@ -257,7 +257,7 @@ def test_existing_ensembles_are_judged_by_the_present_topology_and_policy() -> N
     assert not placement.judge().faults(everyone, 3).is_adhering
 
 
-def test_search_that_takes_too_long_gives_the_best_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_that_takes_too_long_returns_the_best_result_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement_search, "STEPS_MAX", 0)
     monkeypatch.setattr(placement_search, "EAGER_STEPS_MAX", 0)
     everyone = bookies(9)
@@ -270,7 +270,7 @@ def test_search_that_takes_too_long_gives_the_best_it_saw(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("point", ["placement.least_wanted_first", "placement.farthest_first"])
-def test_the_unlikely_order_keeps_the_policy_too(point: str) -> None:
+def test_an_unlikely_search_order_keeps_the_policy_too(point: str) -> None:
     everyone = bookies(12)
     placement = Placement(PlacementPolicy(min_racks=3, is_strict=True), topology_of([f"/r{i % 4}" for i in range(12)]))
     usual = [placement.ensemble(everyone, 6, 3, 2, (), random.Random(seed)) for seed in range(10)]
@@ -281,7 +281,7 @@ def test_the_unlikely_order_keeps_the_policy_too(point: str) -> None:
 
 
 @pytest.mark.parametrize("racks", [1, 2, 20, 500])
-def test_five_hundred_bookies_take_few_steps(racks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placement_among_five_hundred_bookies_takes_few_steps(racks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     everyone = bookies(500)
     placement = Placement(PlacementPolicy(min_racks=3), topology_of([f"/r{i % racks}" for i in range(500)]))
     monkeypatch.setattr(placement_search, "STEPS_MAX", 10_000)

@@ -88,7 +88,7 @@ async def until_located(placement: Placement, where: str) -> None:
 
 
 @in_virtual_time
-async def test_file_counts_before_the_store() -> None:
+async def test_file_takes_precedence_over_the_store() -> None:
     w = await world()
     await w.topologies.write('{"bk1:3181": "/stored"}')
     policy = PlacementPolicy(min_racks=3)
@@ -104,7 +104,7 @@ async def test_file_counts_before_the_store() -> None:
 
 
 @in_virtual_time
-async def test_changes_in_the_store_are_followed() -> None:
+async def test_changes_in_the_store_are_applied() -> None:
     w, placement = await world(), Placement()
     async with w.fed(placement):
         for rack in ("/r1", "/r2"):
@@ -120,7 +120,7 @@ async def test_changes_in_the_store_are_followed() -> None:
 
 
 @in_virtual_time
-async def test_the_feed_outlives_the_session_and_nonsense_at_its_start() -> None:
+async def test_the_feed_survives_an_expired_session_and_invalid_data_at_its_start() -> None:
     w, placement = await world(), Placement()
     await w.store.create("/bookies", b"nonsense")
     other = TopologyStore(MemoryStore(w.store.cell), w.cluster)
@@ -137,7 +137,7 @@ async def test_the_feed_outlives_the_session_and_nonsense_at_its_start() -> None
 
 
 @in_virtual_time
-async def test_the_feed_may_look_again_at_any_moment() -> None:
+async def test_the_feed_can_reread_at_any_moment() -> None:
     w, placement = await world(), Placement()
     looks = iter((True, True, False))
     await w.topologies.write('{"bk1:3181": "/r1"}')
@@ -149,7 +149,7 @@ async def test_the_feed_may_look_again_at_any_moment() -> None:
 
 
 @in_virtual_time
-async def test_each_writable_bookie_is_asked_in_turn_and_no_burst() -> None:
+async def test_writable_bookies_are_queried_in_turn_and_not_in_a_burst() -> None:
     w = await world({BK1: 100, BK2: -5, BK3: Status.TIMEOUT})
     await w.register(BK3, BK2, BK1)
     await w.space.refresh()
@@ -160,7 +160,7 @@ async def test_each_writable_bookie_is_asked_in_turn_and_no_burst() -> None:
 
 
 @in_virtual_time
-async def test_figures_stand_while_nobody_answers_and_go_with_the_registration() -> None:
+async def test_values_are_kept_while_bookies_do_not_answer_until_they_unregister() -> None:
     free: dict[BookieId, int | Status] = {BK1: 100, BK2: 200}
     w = await world(free)
     await w.register(BK1, BK2)
@@ -183,7 +183,7 @@ async def test_figures_stand_while_nobody_answers_and_go_with_the_registration()
 
 
 @in_virtual_time
-async def test_forgotten_figures_are_learnt_again() -> None:
+async def test_discarded_values_are_queried_again() -> None:
     w = await world({BK1: 100})
     await w.register(BK1)
     with deciding_by(lambda name: name == "free_space.forget"):
@@ -194,7 +194,7 @@ async def test_forgotten_figures_are_learnt_again() -> None:
 
 
 @in_virtual_time
-async def test_drains_are_followed_from_their_begin_to_their_end() -> None:
+async def test_drains_are_followed_from_start_to_end() -> None:
     w = await world()
     drains, placement = Drains(w.store, w.cluster.root), Placement()
     feed = PlacementFeed(placement, VirtualClock(), topologies=None, free_space=None, drains=drains)

@@ -92,7 +92,7 @@ def test_every_mode_reads_the_same_bytes(mode: ReadMode, broken: str, how: str) 
 
 
 @in_virtual_time
-async def test_one_replica_is_enough_when_it_answers() -> None:
+async def test_only_one_replica_is_read_if_it_answers() -> None:
     async with a_world("a b c") as world:
         await closed(world, "a b c", (3, 2), 30)
         ports = world.client(read_chunk_entries=1000)
@@ -103,7 +103,7 @@ async def test_one_replica_is_enough_when_it_answers() -> None:
 @pytest.mark.parametrize(
     ("mode", "seconds"), [(ReadMode.SEQUENTIAL, 2.0), (ReadMode.SPECULATIVE, 1.0), (ReadMode.PARALLEL, 0.0)]
 )
-def test_how_long_a_silent_replica_keeps_a_reader_waiting(mode: ReadMode, seconds: float) -> None:
+def test_an_unreachable_replica_delays_a_reader_by_a_bounded_time(mode: ReadMode, seconds: float) -> None:
     async def scenario() -> None:
         async with a_world("a b c") as world:
             await closed(world, "a b c", (3, 2), 3)
@@ -130,7 +130,7 @@ async def test_a_slow_answer_still_counts_when_the_second_replica_fails() -> Non
 
 
 @in_virtual_time
-async def test_near_replicas_are_asked_first() -> None:
+async def test_near_replicas_are_read_first() -> None:
     async with a_world("a b c d e") as world:
         await closed(world, "a b c d e", (3, 2), 20)
         ports = replace(world.client(), near=lambda bookie: {"c": 0, "e": 1}.get(bookie, 2))
@@ -144,7 +144,7 @@ async def test_near_replicas_are_asked_first() -> None:
 
 
 @in_virtual_time
-async def test_the_reason_is_told_of_each_replica() -> None:
+async def test_the_error_contains_the_reason_of_each_replica() -> None:
     async with a_world("a b c") as world:
         await closed(world, "a b c", (3, 2), 1)
         ports = world.client()
@@ -155,7 +155,7 @@ async def test_the_reason_is_told_of_each_replica() -> None:
 
 
 @in_virtual_time
-async def test_an_entry_that_nobody_stored_is_lost() -> None:
+async def test_an_entry_that_no_bookie_stored_is_lost() -> None:
     async with a_world("a b c") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2))
         await world.ledgers.write(LEDGER, ledger.metadata.closed(EntryId(0), 10), 0)
@@ -164,7 +164,7 @@ async def test_an_entry_that_nobody_stored_is_lost() -> None:
 
 
 @in_virtual_time
-async def test_another_entry_than_asked_for_is_not_taken() -> None:
+async def test_another_entry_than_requested_is_not_accepted() -> None:
     async with a_world("a b c") as world:
         await closed(world, "a b c", (1, 1), 6)
 
@@ -182,7 +182,7 @@ async def test_another_entry_than_asked_for_is_not_taken() -> None:
 
 
 @in_virtual_time
-async def test_the_absence_of_another_entry_is_no_loss() -> None:
+async def test_the_absence_of_another_entry_is_not_a_loss() -> None:
     async with a_world("a b c") as world:
         await closed(world, "a b c", (3, 2), 6)
 
@@ -197,7 +197,7 @@ async def test_the_absence_of_another_entry_is_no_loss() -> None:
 
 
 @in_virtual_time
-async def test_an_open_ledger_whose_bookies_are_silent_is_not_an_empty_one() -> None:
+async def test_an_open_ledger_whose_bookies_are_unreachable_is_not_empty() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         world.hang("a", "b", "c")
@@ -236,7 +236,7 @@ async def test_a_reader_survives_the_replacement_of_the_whole_ensemble() -> None
 
 
 @in_virtual_time
-async def test_a_ledger_deleted_meanwhile() -> None:
+async def test_a_ledger_deleted_meanwhile_raises_no_such_ledger() -> None:
     async with a_world("a b c") as world:
         await closed(world, "a b c", (3, 2), 3)
         reader = await reader_of(world, world.ports)
@@ -249,7 +249,7 @@ async def test_a_ledger_deleted_meanwhile() -> None:
 
 
 @in_virtual_time
-async def test_metadata_that_became_nonsense() -> None:
+async def test_metadata_that_became_unreadable() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
         reader = await reader_of(world, world.ports)
@@ -279,7 +279,7 @@ async def test_large_entries_are_read_within_the_bounds_of_an_answer() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("mode", ReadMode)
-def test_whatever_fails_no_wrong_byte_is_returned(seed: int, mode: ReadMode) -> None:
+def test_no_wrong_byte_is_returned_whatever_fails(seed: int, mode: ReadMode) -> None:
     async def scenario() -> None:
         rng = random.Random(seed)
         async with a_world("a b c d e") as world:

@@ -60,7 +60,7 @@ async def test_a_negative_start_is_refused() -> None:
 
 
 @in_virtual_time
-async def test_entries_come_as_they_are_confirmed() -> None:
+async def test_entries_are_returned_as_they_are_confirmed() -> None:
     async with a_world("a b c") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2))
         seen: list[int] = []
@@ -81,7 +81,7 @@ async def test_entries_come_as_they_are_confirmed() -> None:
 
 
 @in_virtual_time
-async def test_an_idle_ledger_costs_one_poll_of_each_member_and_one_look_a_second() -> None:
+async def test_an_idle_ledger_costs_one_poll_of_each_member_and_one_metadata_read_a_second() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
         following = asyncio.create_task(collect(await reader_of(world), 0, []))
@@ -91,7 +91,7 @@ async def test_an_idle_ledger_costs_one_poll_of_each_member_and_one_look_a_secon
 
 
 @in_virtual_time
-async def test_bookies_that_refuse_to_wait_are_not_asked_in_a_hot_loop() -> None:
+async def test_bookies_that_refuse_long_polls_are_not_polled_in_a_busy_loop() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
 
@@ -106,7 +106,7 @@ async def test_bookies_that_refuse_to_wait_are_not_asked_in_a_hot_loop() -> None
 
 
 @in_virtual_time
-async def test_bookies_without_a_place_for_a_poll_are_asked_again_during_the_wait() -> None:
+async def test_bookies_without_a_free_slot_for_a_poll_are_polled_again_during_the_wait() -> None:
     async with a_world("a b c") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2))
         for entry_id in range(2):
@@ -130,7 +130,7 @@ async def test_bookies_without_a_place_for_a_poll_are_asked_again_during_the_wai
 
 
 @pytest.mark.parametrize(("late_s", "options"), [(1.5, {}), (0.2, {"poll_s": 0.1})])
-def test_members_that_answer_after_the_wait_are_heard(late_s: float, options: dict[str, float]) -> None:
+def test_late_answers_of_members_are_used(late_s: float, options: dict[str, float]) -> None:
     @in_virtual_time
     async def scenario() -> None:
         async with a_world("a b c") as world:
@@ -186,7 +186,7 @@ async def test_hanging_members_do_not_delay_the_end_of_the_ledger() -> None:
 
 
 @in_virtual_time
-async def test_a_deleted_ledger_ends_it() -> None:
+async def test_a_deleted_ledger_ends_the_tail() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
         following = asyncio.create_task(collect(await reader_of(world), 0, []))
@@ -197,7 +197,7 @@ async def test_a_deleted_ledger_ends_it() -> None:
 
 
 @in_virtual_time
-async def test_a_ledger_that_a_server_does_not_know_yet_is_followed() -> None:
+async def test_a_ledger_that_a_stale_server_does_not_have_yet_is_followed() -> None:
     class BehindStore(MemoryStore):
         """A store that reads from a server without any data before its first ``sync``."""
 
@@ -228,7 +228,7 @@ async def test_a_ledger_that_a_server_does_not_know_yet_is_followed() -> None:
 
 
 @in_virtual_time
-async def test_unreadable_metadata_ends_it() -> None:
+async def test_unreadable_metadata_ends_the_tail() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
         following = asyncio.create_task(collect(await reader_of(world), 0, []))
@@ -239,7 +239,7 @@ async def test_unreadable_metadata_ends_it() -> None:
 
 
 @in_virtual_time
-async def test_a_silent_store_does_not_stop_it() -> None:
+async def test_an_unreachable_store_does_not_end_the_tail() -> None:
     async with a_world("a b c") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2))
         ports = world.client()
@@ -278,7 +278,7 @@ def test_quorum_last_add_confirmed_needs_coverage(status: Status) -> None:
 
 
 @pytest.mark.parametrize("status", [Status.CORRUPT, Status.IO_ERROR, Status.LIMBO])
-def test_a_bookie_that_cannot_read_its_last_entry_counts_for_no_coverage(status: Status) -> None:
+def test_a_bookie_that_cannot_read_its_last_entry_does_not_count_for_coverage(status: Status) -> None:
     async def scenario() -> None:
         async with a_world("a b c") as world:
             await world.create((0, "a b c"), quorum=(3, 2), filled_to=4)
@@ -296,7 +296,7 @@ def test_a_bookie_that_cannot_read_its_last_entry_counts_for_no_coverage(status:
 
 
 @in_virtual_time
-async def test_a_quorum_read_asks_the_newest_ensemble_and_never_fences() -> None:
+async def test_a_quorum_read_queries_the_newest_ensemble_and_never_fences() -> None:
     async with a_world("a b c d e f") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         reader = await reader_of(world)
@@ -313,7 +313,7 @@ async def test_a_quorum_read_asks_the_newest_ensemble_and_never_fences() -> None
 
 
 @in_virtual_time
-async def test_it_never_goes_back() -> None:
+async def test_the_last_confirmed_entry_never_goes_back() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
         await world.put("a", packet(3), packet(4))
@@ -328,7 +328,7 @@ async def test_it_never_goes_back() -> None:
 
 
 @in_virtual_time
-async def test_a_forged_last_add_confirmed_is_not_believed() -> None:
+async def test_a_forged_last_add_confirmed_is_ignored() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
 
@@ -344,7 +344,7 @@ async def test_a_forged_last_add_confirmed_is_not_believed() -> None:
 
 
 @in_virtual_time
-async def test_an_entry_that_confirms_itself_is_not_believed() -> None:
+async def test_an_entry_that_confirms_itself_is_ignored() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
         await world.put("a", packet(3, lac=3))
@@ -356,7 +356,7 @@ async def test_an_entry_that_confirms_itself_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_dirty_reads_while_writer_and_recoveries_fight(seed: int) -> None:
+def test_no_dirty_reads_while_a_writer_and_recoveries_compete(seed: int) -> None:
     """Every entry that a follower has seen is in the closed ledger, byte for byte, and followers skip no entry."""
 
     async def scenario() -> None:
@@ -425,7 +425,7 @@ def test_no_dirty_reads_while_writer_and_recoveries_fight(seed: int) -> None:
 
 
 @in_virtual_time
-async def test_a_fenced_writer_and_its_follower_agree() -> None:
+async def test_a_fenced_writer_and_its_tail_reader_agree() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
         writer = LedgerWriter(world.client(), await world.ledgers.read(LEDGER), DIGEST, PASSWORD)
@@ -443,7 +443,7 @@ async def test_a_fenced_writer_and_its_follower_agree() -> None:
 
 
 @pytest.mark.parametrize("confirmed", [True, False])
-def test_an_entry_that_comes_along_is_taken_only_if_the_answer_confirms_it(confirmed: bool) -> None:
+def test_a_piggybacked_entry_is_used_only_if_the_answer_confirms_it(confirmed: bool) -> None:
     async def scenario() -> None:
         async with a_world("a b c") as world:
             await world.create((0, "a b c"), quorum=(3, 2))

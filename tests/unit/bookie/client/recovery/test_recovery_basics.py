@@ -62,7 +62,7 @@ async def test_a_closed_ledger_is_left_alone() -> None:
 
 
 @in_virtual_time
-async def test_there_must_be_a_ledger() -> None:
+async def test_a_ledger_that_does_not_exist_is_an_error() -> None:
     async with a_world("a b c") as world:
         with pytest.raises(NoSuchLedgerError):
             await world.recover()
@@ -81,7 +81,7 @@ async def test_a_wrong_password_neither_fences_nor_changes_anything() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_knows_another_key_ends_it() -> None:
+async def test_a_bookie_with_another_key_aborts_the_recovery() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
         await world.storages[BookieId("b")].fence(LEDGER, b"x" * 20)
@@ -97,7 +97,7 @@ async def test_a_bookie_that_knows_another_key_ends_it() -> None:
 
 
 @in_virtual_time
-async def test_every_bookie_asked_refuses_the_old_writer_from_then_on() -> None:
+async def test_every_fenced_bookie_refuses_the_old_writer() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
         await world.recover()
@@ -109,7 +109,7 @@ async def test_every_bookie_asked_refuses_the_old_writer_from_then_on() -> None:
 
 
 @in_virtual_time
-async def test_an_entry_on_one_bookie_only_is_made_durable_verbatim() -> None:
+async def test_an_entry_on_only_one_bookie_is_copied_unchanged() -> None:
     async with a_world("a b c") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=4)
         odd = packet(5, lac=1, payload=b"just one copy", length=63)
@@ -121,7 +121,7 @@ async def test_an_entry_on_one_bookie_only_is_made_durable_verbatim() -> None:
 
 
 @in_virtual_time
-async def test_one_bookie_hangs() -> None:
+async def test_the_recovery_completes_while_one_bookie_hangs() -> None:
     """Catalogue 36 and 42: the others cover the ensemble, and a slow answer does not make the ledger look empty."""
     async with a_world("a b c d") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=6)
@@ -135,7 +135,7 @@ async def test_one_bookie_hangs() -> None:
 
 
 @in_virtual_time
-async def test_a_slow_bookie_that_alone_has_entries_is_waited_for() -> None:
+async def test_a_slow_bookie_with_the_only_copy_of_entries_is_waited_for() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 1))
         await world.put("c", packet(0))
@@ -149,7 +149,7 @@ async def test_a_slow_bookie_that_alone_has_entries_is_waited_for() -> None:
 
 
 @in_virtual_time
-async def test_without_a_spare_the_silent_bookie_is_marked() -> None:
+async def test_without_a_spare_the_unreachable_bookie_is_marked() -> None:
     async with a_world("a b c") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=6)
         world.hang("a")
@@ -160,7 +160,7 @@ async def test_without_a_spare_the_silent_bookie_is_marked() -> None:
 
 
 @pytest.mark.parametrize("names", ["a b", "a b c"])
-def test_too_few_bookies(names: str) -> None:
+def test_with_too_few_bookies_the_ledger_stays_in_recovery(names: str) -> None:
     """Catalogue 41: the ledger stays unclosed, and the next recovery completes after the bookies have returned."""
 
     @in_virtual_time
@@ -204,7 +204,7 @@ def test_a_copy_that_cannot_be_read_is_not_absent(status: Status | None) -> None
 
 
 @pytest.mark.parametrize("status", [Status.NO_LEDGER, Status.NO_ENTRY])
-def test_a_refusal_of_a_whole_read_denies_no_entry(status: Status) -> None:
+def test_a_refused_read_does_not_deny_any_entry(status: Status) -> None:
     @in_virtual_time
     async def scenario() -> None:
         async with a_world("a b c d") as world:
@@ -224,7 +224,7 @@ def test_a_refusal_of_a_whole_read_denies_no_entry(status: Status) -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_in_limbo_votes_neither_for_the_fence_nor_for_an_end() -> None:
+async def test_a_bookie_in_limbo_counts_neither_for_the_fence_nor_for_the_end() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
         await world.storages[BookieId("a")].set_limbo([LEDGER])
@@ -236,7 +236,7 @@ async def test_a_bookie_in_limbo_votes_neither_for_the_fence_nor_for_an_end() ->
 
 
 @pytest.mark.parametrize("status", [Status.NO_LEDGER, Status.NO_ENTRY])
-def test_a_bookie_that_denies_the_ledger_instead_of_fencing_it_counts_for_no_coverage(status: Status) -> None:
+def test_a_bookie_that_denies_the_ledger_instead_of_fencing_it_does_not_count(status: Status) -> None:
     @in_virtual_time
     async def scenario() -> None:
         async with a_world("a b c") as world:
@@ -254,7 +254,7 @@ def test_a_bookie_that_denies_the_ledger_instead_of_fencing_it_counts_for_no_cov
 
 
 @in_virtual_time
-async def test_a_last_entry_that_does_not_verify_counts_for_no_coverage() -> None:
+async def test_a_last_entry_that_does_not_verify_does_not_count_for_coverage() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
         await world.put("a", packet(3)[:-1] + b"?")
@@ -264,7 +264,7 @@ async def test_a_last_entry_that_does_not_verify_counts_for_no_coverage() -> Non
 
 
 @in_virtual_time
-async def test_a_last_entry_that_confirms_itself_counts_for_no_coverage() -> None:
+async def test_a_last_entry_that_confirms_itself_does_not_count_for_coverage() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
         await world.put("a", packet(0, lac=0))
@@ -274,7 +274,7 @@ async def test_a_last_entry_that_confirms_itself_counts_for_no_coverage() -> Non
 
 
 @in_virtual_time
-async def test_a_gap_ends_the_ledger() -> None:
+async def test_the_ledger_ends_before_a_gap() -> None:
     """Catalogue 53: no bookie ever stored entry 3, so entry 4 was never acknowledged."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
@@ -284,7 +284,7 @@ async def test_a_gap_ends_the_ledger() -> None:
 
 
 @in_virtual_time
-async def test_the_length_is_that_of_the_end_where_a_gap_follows_the_confirmed_entry() -> None:
+async def test_the_length_is_that_at_the_end_if_a_gap_follows_the_confirmed_entry() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
         await world.put("a", packet(5, lac=2))
@@ -293,7 +293,7 @@ async def test_the_length_is_that_of_the_end_where_a_gap_follows_the_confirmed_e
 
 
 @in_virtual_time
-async def test_a_last_ensemble_without_entries_does_not_begin_again_at_zero() -> None:
+async def test_an_empty_last_ensemble_does_not_reset_the_end_to_zero() -> None:
     """#2615: every bookie of the last ensemble answers that it has no entries."""
     async with a_world("a b c d e f") as world:
         ledger = await world.create((0, "a b c"), (5, "d e f"), quorum=(3, 2), filled_to=4)
@@ -303,7 +303,7 @@ async def test_a_last_ensemble_without_entries_does_not_begin_again_at_zero() ->
 
 
 @in_virtual_time
-async def test_a_length_that_nobody_can_tell_is_not_guessed() -> None:
+async def test_an_unknown_length_is_not_guessed() -> None:
     async with a_world("a b c d e f") as world:
         await world.create((0, "a b c"), (5, "d e f"), quorum=(3, 2), filled_to=4)
         world.hang("a", "b", "c")
@@ -313,7 +313,7 @@ async def test_a_length_that_nobody_can_tell_is_not_guessed() -> None:
 
 
 @in_virtual_time
-async def test_copies_made_by_apache_are_as_good() -> None:
+async def test_copies_made_by_apache_are_accepted() -> None:
     """Their header has another last add confirmed, so the digest differs as well."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
@@ -327,7 +327,7 @@ async def test_copies_made_by_apache_are_as_good() -> None:
 
 
 @pytest.mark.parametrize("ahead", [1, 3, 13, 256])
-def test_any_read_ahead_gives_the_same_end(ahead: int) -> None:
+def test_the_end_does_not_depend_on_the_read_ahead(ahead: int) -> None:
     """Catalogue 46."""
 
     @in_virtual_time
@@ -358,7 +358,7 @@ async def test_large_entries_are_read_and_stored_in_several_rounds() -> None:
 
 
 @in_virtual_time
-async def test_short_answers_of_several_members_are_read_on_from_the_first_gap() -> None:
+async def test_after_short_answers_of_several_members_reading_continues_at_the_first_gap() -> None:
     async with a_world("a b c") as world:
         ledger = await world.create((0, "a b c"), quorum=(2, 2))
         for entry_id in range(12):
@@ -382,7 +382,7 @@ async def test_short_answers_of_several_members_are_read_on_from_the_first_gap()
 
 
 @in_virtual_time
-async def test_adds_refused_by_all_leave_it_in_recovery() -> None:
+async def test_adds_refused_by_all_leave_the_ledger_in_recovery() -> None:
     """Catalogue 47: the end can be read, but nothing can be stored."""
     async with a_world("a b c d") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
@@ -398,7 +398,7 @@ async def test_adds_refused_by_all_leave_it_in_recovery() -> None:
 
 
 @in_virtual_time
-async def test_an_entry_on_fewer_bookies_than_an_ack_quorum_leaves_it_in_recovery() -> None:
+async def test_an_entry_on_fewer_bookies_than_the_ack_quorum_leaves_the_ledger_in_recovery() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
@@ -412,7 +412,7 @@ async def test_an_entry_on_fewer_bookies_than_an_ack_quorum_leaves_it_in_recover
 
 
 @in_virtual_time
-async def test_bookies_that_fail_the_adds_are_replaced_from_the_entry_on() -> None:
+async def test_bookies_that_fail_adds_are_replaced_from_that_entry_on() -> None:
     """Catalogue 44: two of three bookies, at the same time."""
     async with a_world("a b c d e f") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
@@ -431,7 +431,7 @@ async def test_bookies_that_fail_the_adds_are_replaced_from_the_entry_on() -> No
 
 
 @in_virtual_time
-async def test_a_replacement_is_named_from_the_first_of_the_entries_stored_together() -> None:
+async def test_a_replacement_is_a_member_from_the_first_entry_of_the_batch() -> None:
     async with a_world("a b c d") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         for entry_id in (4, 5, 6):
@@ -484,7 +484,7 @@ async def test_an_empty_last_fragment_is_replaced_in_place() -> None:
 
 
 @in_virtual_time
-async def test_an_ensemble_changed_in_memory_is_not_stored_by_a_recovery_that_stops() -> None:
+async def test_an_aborted_recovery_does_not_store_its_ensemble_change() -> None:
     """BK-581: the next recovery reads from the bookies that the writer used."""
     async with a_world("a b c d") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2))
@@ -510,7 +510,7 @@ async def test_an_ensemble_changed_in_memory_is_not_stored_by_a_recovery_that_st
 
 
 @in_virtual_time
-async def test_a_ledger_deleted_meanwhile() -> None:
+async def test_a_ledger_deleted_meanwhile_is_an_error() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
 
@@ -525,7 +525,7 @@ async def test_a_ledger_deleted_meanwhile() -> None:
 
 
 @in_virtual_time
-async def test_a_busy_bookie_is_offered_the_entries_again() -> None:
+async def test_adds_to_a_busy_bookie_are_retried() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 3))
         await put_copies(world, 0, "abc")
@@ -545,7 +545,7 @@ async def test_a_busy_bookie_is_offered_the_entries_again() -> None:
 
 
 @in_virtual_time
-async def test_a_silent_member_is_waited_for_once_and_not_to_its_deadline() -> None:
+async def test_an_unreachable_member_is_waited_for_once_and_not_until_the_deadline() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=0)
         for entry_id in range(1, 60):
@@ -589,7 +589,7 @@ def test_metadata_without_a_password_is_opened_with_the_given_one_or_an_empty_on
 
 
 @in_virtual_time
-async def test_another_key_met_only_when_reading_or_storing_ends_it_as_well() -> None:
+async def test_another_key_found_only_by_a_read_or_add_aborts_the_recovery_as_well() -> None:
     async with a_world("a b c") as world:
         for kind, refused in ((Read, ReadReply), (AddBatch, AddReply)):
             await world.create((0, "a b c"), quorum=(3, 2), filled_to=1)

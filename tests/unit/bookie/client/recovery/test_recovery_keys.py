@@ -33,7 +33,7 @@ def packet(entry_id: int) -> bytes:
 
 
 @in_virtual_time
-async def test_a_wrong_password_is_refused_with_nothing_changed() -> None:
+async def test_a_wrong_password_is_refused_without_any_change() -> None:
     async with a_world("a b c") as world:
         before = await create_without_password(world, "b c")
         for password in (None, b"a guess"):
@@ -46,7 +46,7 @@ async def test_a_wrong_password_is_refused_with_nothing_changed() -> None:
 
 
 @in_virtual_time
-async def test_members_that_are_gone_or_silent_are_passed_over() -> None:
+async def test_missing_and_unreachable_members_are_skipped() -> None:
     async with a_world("a b c") as world:
         before = await create_without_password(world, "a b c")
         world.hang_up("a")
@@ -57,7 +57,7 @@ async def test_members_that_are_gone_or_silent_are_passed_over() -> None:
 
 
 @in_virtual_time
-async def test_one_that_nobody_could_check_leaves_the_ledger_in_recovery() -> None:
+async def test_a_wrong_password_that_no_member_can_check_leaves_the_ledger_in_recovery() -> None:
     """No member has an entry when the password is verified."""
     async with a_world("a b c") as world:
         await create_without_password(world, "")

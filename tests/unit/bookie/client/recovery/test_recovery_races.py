@@ -54,7 +54,7 @@ async def shuffled(world: RecoveryWorld, rng: random.Random, ports: Any) -> None
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_four_recoveries_at_once_agree(seed: int) -> None:
+def test_four_concurrent_recoveries_agree(seed: int) -> None:
     """Catalogue 33: members fail for one recovery and not for another."""
 
     async def scenario() -> None:
@@ -92,7 +92,7 @@ async def writer_of(world: RecoveryWorld, ports: Any) -> LedgerWriter:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_a_living_writer_had_acknowledged_is_kept(seed: int) -> None:
+def test_entries_acknowledged_by_a_running_writer_are_kept(seed: int) -> None:
     """Catalogue 32, 49 and 54: several recoveries, an active writer, and members that leave and return."""
 
     async def scenario() -> None:
@@ -170,7 +170,7 @@ async def test_a_writer_cannot_commit_after_another_client_closed() -> None:
 
 
 @in_virtual_time
-async def test_a_read_that_answers_never_stored_has_fenced() -> None:
+async def test_a_bookie_that_denies_an_entry_to_a_recovery_is_fenced() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
 
@@ -206,7 +206,7 @@ def once(world: RecoveryWorld, kind: type[Asked], action: Any) -> None:
 
 
 @in_virtual_time
-async def test_a_member_on_other_disks_is_fenced_again() -> None:
+async def test_a_member_with_new_disks_is_fenced_again() -> None:
     """R132: an Apache bookie loses its fences with its disks, so an ack quorum would accept adds of the writer."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
@@ -246,7 +246,7 @@ async def test_an_older_fragment_repaired_meanwhile_is_kept() -> None:
 
 
 @in_virtual_time
-async def test_a_length_is_read_from_where_repair_has_moved_the_entry() -> None:
+async def test_a_length_is_read_from_the_bookie_to_which_repair_moved_the_entry() -> None:
     async with a_world("a b c d e f g") as world:
         ledger = await world.create((0, "d e f"), (4, "a b c"), quorum=(1, 1), filled_to=2)
         await world.put("g", packet(3))
@@ -270,7 +270,7 @@ async def test_a_length_is_read_from_any_member_if_one_has_lost_the_confirmed_en
 
 
 @in_virtual_time
-async def test_a_changed_last_fragment_makes_it_begin_anew() -> None:
+async def test_a_changed_last_fragment_restarts_the_recovery() -> None:
     """Catalogue 45: answers of bookies that are no longer members do not count."""
     async with a_world("a b c d e f") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
@@ -287,7 +287,7 @@ async def test_a_changed_last_fragment_makes_it_begin_anew() -> None:
 
 
 @in_virtual_time
-async def test_a_last_fragment_that_never_stands_still_ends_it() -> None:
+async def test_a_last_fragment_that_keeps_changing_aborts_the_recovery() -> None:
     async with a_world("a b c d") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
@@ -305,7 +305,7 @@ async def test_a_last_fragment_that_never_stands_still_ends_it() -> None:
 
 
 @in_virtual_time
-async def test_an_ensemble_changed_before_the_takeover_is_the_one_that_is_read() -> None:
+async def test_an_ensemble_changed_before_the_takeover_is_used() -> None:
     async with a_world("a b c d e f") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         for name in "def":
@@ -325,7 +325,7 @@ async def test_an_ensemble_changed_before_the_takeover_is_the_one_that_is_read()
 
 
 @in_virtual_time
-async def test_closed_by_another_client_meanwhile() -> None:
+async def test_an_end_set_by_another_client_meanwhile_is_kept() -> None:
     """Catalogue 48: the other client's end is kept. The unresponsive bookie was marked before, which is only a hint."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
@@ -341,7 +341,7 @@ async def test_closed_by_another_client_meanwhile() -> None:
 
 
 @in_virtual_time
-async def test_deleted_and_created_again_meanwhile() -> None:
+async def test_a_ledger_deleted_and_created_again_meanwhile_is_not_recovered() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
 
@@ -358,7 +358,7 @@ async def test_deleted_and_created_again_meanwhile() -> None:
 @pytest.mark.parametrize("fault", Fault)
 @pytest.mark.parametrize("operation", ["set", "sync", "get"])
 @pytest.mark.parametrize("nth", range(4))
-def test_a_store_that_fails_once(operation: str, nth: int, fault: Fault) -> None:
+def test_a_single_store_failure_does_no_harm(operation: str, nth: int, fault: Fault) -> None:
     async def scenario() -> None:
         async with a_world("a b c d") as world:
             await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
@@ -387,7 +387,7 @@ def test_a_store_that_fails_once(operation: str, nth: int, fault: Fault) -> None
 
 
 @in_virtual_time
-async def test_every_answer_to_the_closing_change_is_lost() -> None:
+async def test_the_recovery_survives_lost_answers_to_its_close() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
         world.hang("c")
@@ -403,7 +403,7 @@ async def test_every_answer_to_the_closing_change_is_lost() -> None:
         assert await world.marked() == ("c",)
 
 
-def test_whatever_step_it_dies_at_the_next_one_completes() -> None:
+def test_a_recovery_that_dies_at_any_step_is_completed_by_the_next_one() -> None:
     """Catalogue 58: cancelled after each turn of the loop, with a spare in use.
 
     The next recovery must agree with all earlier ones.
@@ -440,7 +440,7 @@ def test_whatever_step_it_dies_at_the_next_one_completes() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_every_fault_point_is_legal(seed: int) -> None:
+def test_the_recovery_is_correct_with_every_fault_point(seed: int) -> None:
     async def scenario() -> None:
         rng = random.Random(seed)
         async with a_world("a b c d e f g h") as world:
@@ -482,7 +482,7 @@ async def test_an_answer_about_another_entry_proves_nothing() -> None:
 
 
 @in_virtual_time
-async def test_a_rolling_restart_does_not_stop_it() -> None:
+async def test_a_rolling_restart_does_not_stop_the_recovery() -> None:
     """Catalogue 43: the bookies are down one after another for a while."""
     async with a_world("a b c d e") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
@@ -506,7 +506,7 @@ async def test_a_rolling_restart_does_not_stop_it() -> None:
 
 
 @in_virtual_time
-async def test_a_member_that_is_late_with_an_add_is_replaced() -> None:
+async def test_a_member_whose_add_times_out_is_replaced() -> None:
     async with a_world("a b c d") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
@@ -523,7 +523,7 @@ async def test_a_member_that_is_late_with_an_add_is_replaced() -> None:
 
 
 @in_virtual_time
-async def test_what_the_dead_writer_left_short_is_marked() -> None:
+async def test_members_left_incomplete_by_the_dead_writer_are_marked() -> None:
     """Members that never received entries confirmed before the recovery cannot be found in another way."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
@@ -536,7 +536,7 @@ async def test_what_the_dead_writer_left_short_is_marked() -> None:
 
 
 @in_virtual_time
-async def test_who_is_short_is_marked_before_the_close_and_again_after_it() -> None:
+async def test_incomplete_members_are_marked_before_and_after_the_close() -> None:
     """The recovery can die between the two marks, and a worker completes the task of an open ledger."""
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=6)
@@ -562,7 +562,7 @@ async def test_who_is_short_is_marked_before_the_close_and_again_after_it() -> N
 
 
 @in_virtual_time
-async def test_a_spare_whose_disks_are_replaced_before_it_is_named_is_not_named_for_what_they_held() -> None:
+async def test_a_spare_whose_disks_are_replaced_gets_the_entries_again_before_it_is_a_member() -> None:
     """New disks search the metadata only once for entries of the former disks; here, the search would find nothing."""
     async with a_world("a b c d") as world:
         histories = Incarnations(world.store, ROOT)

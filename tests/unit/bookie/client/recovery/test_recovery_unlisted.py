@@ -31,7 +31,7 @@ async def left_short(world: RecoveryWorld) -> None:
 
 
 @in_virtual_time
-async def test_what_a_member_does_not_serve_is_marked() -> None:
+async def test_a_member_that_does_not_serve_an_entry_is_marked() -> None:
     async with a_world("a b c") as world:
         await left_short(world)
         without_lists(world)

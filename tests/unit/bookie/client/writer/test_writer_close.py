@@ -17,7 +17,7 @@ from tests.worlds.writer import WriterWorld, in_world, recovering
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_a_lost_answer_to_the_close_is_settled_by_reading(fault: Fault) -> None:
+def test_a_lost_answer_to_the_close_is_resolved_by_a_read(fault: Fault) -> None:
     @in_world(3)
     async def run(world: WriterWorld) -> None:
         writer = await world.writer()
@@ -60,7 +60,7 @@ async def test_a_ledger_in_recovery_is_never_closed_by_its_writer(world: WriterW
 
 
 @pytest.mark.parametrize(("last", "length"), [(2, 22), (1, 14), (3, 21)])
-def test_another_end_is_in_doubt(last: int, length: int) -> None:
+def test_a_close_is_in_doubt_if_the_ledger_was_closed_at_another_end(last: int, length: int) -> None:
     @in_world(3)
     async def run(world: WriterWorld) -> None:
         writer = await world.writer()
@@ -73,7 +73,7 @@ def test_another_end_is_in_doubt(last: int, length: int) -> None:
 
 
 @in_world(3)
-async def test_the_same_end_is_a_success(world: WriterWorld) -> None:
+async def test_a_close_succeeds_if_the_ledger_was_closed_at_the_same_end(world: WriterWorld) -> None:
     writer = await world.writer()
     await world.fill(writer, 3)
     await world.set_state(writer, lambda found: found.closed(EntryId(2), 21))
@@ -81,7 +81,7 @@ async def test_the_same_end_is_a_success(world: WriterWorld) -> None:
 
 
 @in_world(3)
-async def test_a_fenced_writer_learns_of_a_recovery_that_sealed_where_it_ended(world: WriterWorld) -> None:
+async def test_a_fenced_writer_detects_a_recovery_that_closed_at_its_end(world: WriterWorld) -> None:
     writer = await world.writer()
     await world.fill(writer, 3)
     for bookie in world.bookies.values():
@@ -97,7 +97,7 @@ async def test_a_fenced_writer_learns_of_a_recovery_that_sealed_where_it_ended(w
 
 
 @in_world(3)
-async def test_closing_after_a_failed_change_that_was_stored_seals_at_the_last_acknowledged_entry(
+async def test_after_a_failed_but_stored_change_the_end_is_the_last_acknowledged_entry(
     world: WriterWorld,
 ) -> None:
     await world.join("b3")
@@ -114,7 +114,7 @@ async def test_closing_after_a_failed_change_that_was_stored_seals_at_the_last_a
 
 
 @in_world(3)
-async def test_closing_waits_for_all_copies_and_marks_who_is_late(world: WriterWorld) -> None:
+async def test_closing_waits_for_all_copies_and_marks_bookies_that_are_overdue(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2)
     slow = writer.metadata.last_fragment.members[2]
     world.bookies[slow].latency_s = 3
@@ -133,7 +133,7 @@ async def test_closing_waits_for_all_copies_and_marks_who_is_late(world: WriterW
 
 
 @in_world(3)
-async def test_marking_that_fails_at_close_is_an_error_and_closing_again_marks(world: WriterWorld) -> None:
+async def test_failed_marking_at_close_is_an_error_and_closing_again_marks(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2)
     failed = writer.metadata.last_fragment.members[2]
 
@@ -151,7 +151,7 @@ async def test_marking_that_fails_at_close_is_an_error_and_closing_again_marks(w
 
 
 @in_world(3)
-async def test_nothing_of_a_writer_is_left_running_after_it_was_closed(world: WriterWorld) -> None:
+async def test_no_task_of_a_writer_runs_after_it_was_closed(world: WriterWorld) -> None:
     before = asyncio.all_tasks()
     everything = WriterOptions(True, True, 5, 1, 7)
     for end in ("close", "abandon"):
@@ -164,7 +164,7 @@ async def test_nothing_of_a_writer_is_left_running_after_it_was_closed(world: Wr
 
 
 @in_world(3)
-async def test_who_is_short_at_the_close_is_marked_before_it_and_again_after_it(world: WriterWorld) -> None:
+async def test_incomplete_bookies_are_marked_before_and_after_the_close(world: WriterWorld) -> None:
     """The writer can die between the two marks, and a worker completes the task of an open ledger."""
     writer = await world.writer(close_timeout_s=1)
     silent = writer.metadata.last_fragment.members[2]

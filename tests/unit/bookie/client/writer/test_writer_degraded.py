@@ -22,7 +22,7 @@ def held(world: WriterWorld, writer: LedgerWriter, bookie: str) -> list[int]:
 
 
 @in_world(5)
-async def test_a_delayed_change_goes_on_with_what_is_there_and_marks_who_is_short(world: WriterWorld) -> None:
+async def test_a_delayed_change_continues_with_a_quorum_and_marks_the_incomplete_bookie(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2, DELAYED)
     await world.fill(writer, 3)
     failed = writer.metadata.last_fragment.members[1]
@@ -54,7 +54,7 @@ async def test_a_delayed_change_is_made_once_an_entry_cannot_reach_its_quorum(wo
 
 
 @in_world(7)
-async def test_a_delayed_change_looks_at_each_write_set(world: WriterWorld) -> None:
+async def test_a_delayed_change_checks_each_write_set(world: WriterWorld) -> None:
     writer = await world.writer(5, 3, 2, DELAYED)
     members = writer.metadata.last_fragment.members
     world.bookies[members[0]].refusal = Status.IO_ERROR
@@ -117,7 +117,7 @@ async def test_nothing_is_acknowledged_while_a_degraded_writer_takes_a_spare_boo
 
 
 @in_world(3)
-async def test_a_bookie_that_is_back_is_written_to_again(world: WriterWorld) -> None:
+async def test_a_returned_bookie_is_written_to_again(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2, DELAYED)
     await world.fill(writer, 3)
     name = writer.metadata.last_fragment.members[1]
@@ -137,7 +137,7 @@ async def test_a_bookie_that_is_back_is_written_to_again(world: WriterWorld) -> 
 
 
 @in_world(3)
-async def test_a_bookie_that_is_back_on_other_disks_is_not_written_to(world: WriterWorld) -> None:
+async def test_a_bookie_that_returns_with_other_disks_is_not_written_to(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2, DELAYED)
     await world.fill(writer, 3)
     name = writer.metadata.last_fragment.members[1]
@@ -156,7 +156,7 @@ async def test_a_bookie_that_is_back_on_other_disks_is_not_written_to(world: Wri
 
 
 @in_world(3)
-async def test_without_a_spare_bookie_the_writer_goes_on_with_its_quorum(world: WriterWorld) -> None:
+async def test_without_a_spare_bookie_the_writer_continues_with_its_quorum(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2)
     await world.fill(writer, 3)
     failed = writer.metadata.last_fragment.members[0]
@@ -194,7 +194,7 @@ async def test_a_degraded_writer_takes_a_spare_bookie_when_there_is_one(world: W
 
 
 @in_world(3)
-async def test_the_writer_ends_when_its_quorum_is_out_of_reach(world: WriterWorld) -> None:
+async def test_the_writer_fails_when_its_quorum_cannot_be_reached(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2)
     await world.fill(writer, 3)
     world.member(writer, 0).refusal = Status.IO_ERROR
@@ -207,7 +207,7 @@ async def test_the_writer_ends_when_its_quorum_is_out_of_reach(world: WriterWorl
 
 
 @in_world(3)
-async def test_a_member_that_is_back_saves_the_quorum(world: WriterWorld) -> None:
+async def test_a_returned_member_restores_the_quorum(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2)
     await world.fill(writer, 3)
     first, second = world.member(writer, 0), world.member(writer, 1)
@@ -238,7 +238,7 @@ async def test_as_many_positions_as_there_are_spares_are_replaced(world: WriterW
 
 
 @in_world(3)
-async def test_entries_do_not_pile_up_for_a_bookie_that_nobody_sends_to(world: WriterWorld) -> None:
+async def test_entries_do_not_accumulate_for_a_failed_bookie(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2, DELAYED)
     world.member(writer, 0).refusal = Status.IO_ERROR
     await world.fill(writer, 50)
@@ -249,7 +249,7 @@ async def test_entries_do_not_pile_up_for_a_bookie_that_nobody_sends_to(world: W
 
 
 @in_world(3)
-async def test_a_hung_bookie_does_not_hold_up_a_degraded_writer_for_long(world: WriterWorld) -> None:
+async def test_a_hanging_bookie_does_not_delay_a_degraded_writer_for_long(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2, pipeline_entries_max=20)
     hung = world.member(writer, 2)
     hung.is_silent = True
@@ -262,7 +262,7 @@ async def test_a_hung_bookie_does_not_hold_up_a_degraded_writer_for_long(world: 
 
 
 @in_world(3)
-async def test_marking_that_fails_does_not_hurt_and_is_done_at_close(world: WriterWorld) -> None:
+async def test_failed_marking_does_not_fail_the_writer_and_is_done_at_close(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2)
     await world.fill(writer, 1)
 
@@ -281,7 +281,7 @@ async def test_marking_that_fails_does_not_hurt_and_is_done_at_close(world: Writ
 
 
 @in_world(4)
-async def test_entries_that_only_the_failed_bookie_lacks_are_confirmed_from_the_stored_ensemble(
+async def test_an_ack_from_before_its_bookie_failed_still_counts(
     world: WriterWorld,
 ) -> None:
     """An ack that was counted before its bookie failed still counts: the metadata names that bookie for the entry."""

@@ -93,7 +93,7 @@ async def test_the_ack_of_a_replaced_bookie_that_returns_does_not_count(world: W
 
 
 @in_world(6)
-async def test_only_the_positions_of_a_write_set_matter(world: WriterWorld) -> None:
+async def test_an_entry_needs_only_the_positions_of_its_write_set(world: WriterWorld) -> None:
     writer = await world.writer(5, 2, 2)
     world.member(writer, 3).refusal = Status.IO_ERROR  # entries 2 and 3 are the first ones that it stores
     assert await (await world.submit(writer)) == 0
@@ -106,7 +106,7 @@ async def test_only_the_positions_of_a_write_set_matter(world: WriterWorld) -> N
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_ANSWER, Fault.FAIL_BEFORE])
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_lost_answer_to_a_change_is_told_apart(fault: Fault, times: int) -> None:
+def test_a_lost_answer_to_a_change_is_resolved(fault: Fault, times: int) -> None:
     @in_world(4)
     async def run(world: WriterWorld) -> None:
         writer = await world.writer(3, 2, 2)
@@ -159,7 +159,7 @@ async def test_a_conflict_with_repair_of_an_older_fragment_keeps_both_changes(wo
 
 
 @in_world(4)
-async def test_a_ledger_that_is_deleted_while_it_is_written_says_so(world: WriterWorld) -> None:
+async def test_writing_to_a_ledger_that_is_deleted_meanwhile_raises_ledger_deleted(world: WriterWorld) -> None:
     writer = await world.writer(3, 2, 2)
     await world.fill(writer, 2)
     await world.client.delete_ledger(writer.ledger_id)
@@ -172,7 +172,7 @@ async def test_a_ledger_that_is_deleted_while_it_is_written_says_so(world: Write
 
 
 @in_world(3)
-async def test_a_busy_bookie_is_waited_for_within_bounds(world: WriterWorld) -> None:
+async def test_adds_to_a_busy_bookie_are_retried_within_bounds(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 3)
     busy = world.member(writer, 1)
     busy.busy_left = 10
@@ -186,7 +186,7 @@ async def test_a_busy_bookie_is_waited_for_within_bounds(world: WriterWorld) -> 
 
 
 @in_world(4)
-async def test_a_cancelled_append_leaves_the_change_alone(world: WriterWorld) -> None:
+async def test_a_cancelled_append_does_not_affect_the_change(world: WriterWorld) -> None:
     writer = await world.writer(3, 2, 2)
     await world.fill(writer, 2)
 
@@ -230,7 +230,7 @@ async def test_closing_while_a_change_runs_closes_at_the_last_acknowledged_entry
 
 
 @in_world(7)
-async def test_a_writer_may_change_the_ensemble_only_so_often(world: WriterWorld) -> None:
+async def test_the_number_of_ensemble_changes_of_a_writer_is_limited(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2, WriterOptions(ensemble_changes_max=2))
     for _ in range(2):
         world.member(writer, 0).refusal = Status.IO_ERROR
@@ -262,7 +262,7 @@ async def test_a_fenced_writer_never_succeeds_again(world: WriterWorld) -> None:
 
 
 @in_world(4)
-async def test_writing_goes_on_while_the_metadata_store_is_away(world: WriterWorld) -> None:
+async def test_writing_continues_while_the_metadata_store_is_unavailable(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2)
     await world.fill(writer, 3)
     world.store.suspend()
@@ -272,7 +272,9 @@ async def test_writing_goes_on_while_the_metadata_store_is_away(world: WriterWor
 
 
 @in_world(4)
-async def test_a_failure_while_the_metadata_store_is_away_costs_no_acknowledged_entry(world: WriterWorld) -> None:
+async def test_a_failure_while_the_metadata_store_is_unavailable_loses_no_acknowledged_entry(
+    world: WriterWorld,
+) -> None:
     writer = await world.writer(3, 3, 2, add_timeout_s=1)
     await world.fill(writer, 3)
     failed = writer.metadata.last_fragment.members[0]
@@ -293,7 +295,7 @@ async def test_a_failure_while_the_metadata_store_is_away_costs_no_acknowledged_
 
 
 @in_world(4)
-async def test_a_change_that_was_certainly_not_stored_leaves_the_writer_its_ensemble(world: WriterWorld) -> None:
+async def test_after_a_change_that_was_certainly_not_stored_the_writer_keeps_its_ensemble(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2, add_timeout_s=1)
     await world.fill(writer, 3)
     failed = writer.metadata.last_fragment.members[0]
@@ -307,7 +309,7 @@ async def test_a_change_that_was_certainly_not_stored_leaves_the_writer_its_ense
 
 
 @in_world(4)
-async def test_a_writer_that_does_not_know_its_ensemble_acknowledges_nothing(world: WriterWorld) -> None:
+async def test_a_writer_with_an_unknown_ensemble_acknowledges_nothing(world: WriterWorld) -> None:
     """The change was stored, but its answer was lost: two live members are no quorum of the stored ensemble."""
     writer = await world.writer(3, 3, 2)
     await world.fill(writer, 3)
@@ -332,7 +334,7 @@ async def test_a_writer_that_does_not_know_its_ensemble_acknowledges_nothing(wor
 
 
 @in_world(5)
-async def test_a_writer_that_cannot_read_what_became_of_its_change_acknowledges_nothing(world: WriterWorld) -> None:
+async def test_a_writer_that_cannot_read_the_outcome_of_its_change_acknowledges_nothing(world: WriterWorld) -> None:
     """The change was stored and its answer was lost.
 
     A repair of an older fragment hides the change from the first read.

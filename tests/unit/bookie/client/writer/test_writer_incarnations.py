@@ -12,7 +12,7 @@ from tests.worlds.writer import WriterWorld, in_world
 
 
 @in_world(4)
-async def test_each_add_names_the_disks_that_its_member_had(world: WriterWorld) -> None:
+async def test_each_add_contains_the_incarnation_of_its_member(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2)
     await world.fill(writer, 3)
     world.member(writer, 0).refusal = Status.IO_ERROR
@@ -24,7 +24,7 @@ async def test_each_add_names_the_disks_that_its_member_had(world: WriterWorld) 
 
 
 @in_world(4)
-async def test_fresh_disks_under_an_old_name_never_take_adds_that_were_meant_for_the_old_ones(
+async def test_new_disks_never_accept_adds_that_were_meant_for_the_old_ones(
     world: WriterWorld,
 ) -> None:
     writer = await world.writer(3, 2, 2)
@@ -70,7 +70,7 @@ async def test_a_member_without_an_incarnation_is_not_pinned(world: WriterWorld)
 
 
 @in_world(4)
-async def test_a_bookie_whose_registration_is_gone_is_not_chosen_for_a_new_ledger(world: WriterWorld) -> None:
+async def test_an_unregistered_bookie_is_not_chosen_for_a_new_ledger(world: WriterWorld) -> None:
     gone: list[BookieId] = []
 
     async def vanish(operation: str, path: str) -> Fault | None:
@@ -93,7 +93,7 @@ async def test_a_bookie_whose_registration_is_gone_is_not_chosen_for_a_new_ledge
 
 
 @in_world(5)
-async def test_a_bookie_whose_registration_is_gone_is_not_chosen_as_a_replacement(world: WriterWorld) -> None:
+async def test_an_unregistered_bookie_is_not_chosen_as_a_replacement(world: WriterWorld) -> None:
     writer = await world.writer(3, 2, 2)
     await world.fill(writer, 3)
     gone: list[BookieId] = []
@@ -114,14 +114,14 @@ async def test_a_bookie_whose_registration_is_gone_is_not_chosen_as_a_replacemen
 
 
 @in_world(2)
-async def test_only_what_is_registered_is_found(world: WriterWorld) -> None:
+async def test_only_incarnations_of_registered_bookies_are_found(world: WriterWorld) -> None:
     await world.join("b1", incarnation="")
     found = await world.ports.registrations.incarnations([BookieId("b0"), BookieId("b1"), BookieId("b2")])
     assert found == {"b0": "b0-disks", "b1": ""}
 
 
 @in_world(5)
-async def test_a_replacement_found_stored_later_is_meant_with_the_disks_it_was_chosen_with(world: WriterWorld) -> None:
+async def test_a_replacement_found_stored_later_keeps_the_incarnation_it_was_chosen_with(world: WriterWorld) -> None:
     """The answer to the change is lost, and the next attempt would choose another bookie."""
     writer = await world.writer(3, 3, 2)
     await world.fill(writer, 3)

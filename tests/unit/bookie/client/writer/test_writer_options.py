@@ -42,7 +42,7 @@ async def test_adds_that_take_too_long_are_in_doubt_and_the_ledger_closes_at_the
 
 
 @in_world(3)
-async def test_a_slow_cluster_that_keeps_up_is_no_timeout(world: WriterWorld) -> None:
+async def test_a_slow_cluster_that_keeps_up_does_not_time_out(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2, TIMEOUT)
     for bookie in world.bookies.values():
         bookie.latency_s = 2.5
@@ -57,7 +57,9 @@ async def test_a_slow_cluster_that_keeps_up_is_no_timeout(world: WriterWorld) ->
     bursts=st.lists(st.tuples(st.integers(0, 5), st.floats(0, 3)), max_size=20),
     confirmed=st.lists(st.integers(-1, 60), max_size=20),
 )
-def test_the_oldest_unconfirmed_entry_decides(bursts: list[tuple[int, float]], confirmed: list[int]) -> None:
+def test_the_timeout_counts_from_the_oldest_unconfirmed_entry(
+    bursts: list[tuple[int, float]], confirmed: list[int]
+) -> None:
     timeout, now_s, end = QuorumTimeout(10), 0.0, 0
     admitted_s: dict[int, float] = {}
     last = -1
@@ -82,7 +84,7 @@ def lacs(world: WriterWorld, writer: LedgerWriter) -> list[int]:
 
 
 @in_world(5)
-async def test_the_last_add_confirmed_is_told_once_when_no_entry_carries_it(world: WriterWorld) -> None:
+async def test_the_last_add_confirmed_is_sent_once_if_no_entry_contains_it(world: WriterWorld) -> None:
     writer = await world.writer(5, 3, 2, EXPLICIT)
     await world.fill(writer, 8)
     await asyncio.sleep(60)
@@ -98,7 +100,7 @@ async def test_the_last_add_confirmed_is_told_once_when_no_entry_carries_it(worl
 
 
 @in_world(3)
-async def test_nothing_is_told_while_entries_carry_it_or_when_it_is_off(world: WriterWorld) -> None:
+async def test_no_explicit_lac_is_sent_while_entries_contain_it_or_if_it_is_off(world: WriterWorld) -> None:
     busy = await world.writer(3, 3, 2, EXPLICIT)
     quiet = await world.writer(3, 3, 2)
     await world.fill(quiet, 2)
@@ -111,7 +113,7 @@ async def test_nothing_is_told_while_entries_carry_it_or_when_it_is_off(world: W
 
 
 @in_world(3)
-async def test_nothing_is_told_before_the_first_acknowledgement(world: WriterWorld) -> None:
+async def test_no_explicit_lac_is_sent_before_the_first_acknowledgement(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2, EXPLICIT)
     await asyncio.sleep(60)
     assert lacs(world, writer) == []
@@ -119,7 +121,7 @@ async def test_nothing_is_told_before_the_first_acknowledgement(world: WriterWor
 
 
 @in_world(3)
-async def test_a_refused_explicit_lac_is_told_again_and_never_ends_the_writer(world: WriterWorld) -> None:
+async def test_a_refused_explicit_lac_is_sent_again_and_never_fails_the_writer(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2, EXPLICIT)
     await world.fill(writer, 2)
     for bookie in world.bookies.values():

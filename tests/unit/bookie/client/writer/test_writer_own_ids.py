@@ -28,7 +28,7 @@ OWN = WriterOptions(has_own_entry_ids=True)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_entries_in_any_order_are_acknowledged_in_order_and_are_stored_whole(seed: int) -> None:
+def test_entries_in_any_order_are_acknowledged_in_order_and_stored_completely(seed: int) -> None:
     @in_world(4)
     async def run(world: WriterWorld) -> None:
         writer = await world.writer(3, 2, 2, OWN)
@@ -87,7 +87,7 @@ async def test_bad_ids_are_refused_before_anything_is_changed(world: WriterWorld
 
 
 @in_world(3)
-async def test_ids_are_refused_where_the_writer_numbers_the_entries(world: WriterWorld) -> None:
+async def test_ids_are_refused_if_the_writer_assigns_them(world: WriterWorld) -> None:
     writer = await world.writer()
     with pytest.raises(InvalidEntryIdError, match="has_own_entry_ids"):
         await writer.append_at(EntryId(0), b"x")
@@ -96,7 +96,7 @@ async def test_ids_are_refused_where_the_writer_numbers_the_entries(world: Write
 
 
 @in_world(3)
-async def test_closing_seals_before_the_first_gap_and_what_is_beyond_is_in_doubt(world: WriterWorld) -> None:
+async def test_the_ledger_is_closed_before_the_first_gap_and_later_entries_are_in_doubt(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 2, OWN)
     first = [await writer.submit_at(EntryId(n), b"x") for n in (1, 0, 4, 3, 6)]
     metadata = await writer.close()
@@ -109,7 +109,7 @@ async def test_closing_seals_before_the_first_gap_and_what_is_beyond_is_in_doubt
 
 
 @in_world(3)
-async def test_the_pipeline_stays_bounded_and_closing_admits_what_was_taken(world: WriterWorld) -> None:
+async def test_the_pipeline_stays_bounded_and_closing_admits_accepted_entries(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 3, OWN, pipeline_entries_max=5)
     waiters = [await writer.submit_at(EntryId(n), b"x") for n in (5, 4, 3, 2, 1)]
     submits = [asyncio.ensure_future(writer.submit_at(EntryId(n), b"x")) for n in (0, 6, 7)]
@@ -125,7 +125,7 @@ async def test_the_pipeline_stays_bounded_and_closing_admits_what_was_taken(worl
 
 
 @in_world(3)
-async def test_a_full_pipeline_admits_what_waits_each_time(world: WriterWorld) -> None:
+async def test_a_full_pipeline_admits_waiting_entries_each_time(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 3, OWN, pipeline_entries_max=2)
     async with asyncio.timeout(60):
         for start in (0, 4, 8):
@@ -135,7 +135,7 @@ async def test_a_full_pipeline_admits_what_waits_each_time(world: WriterWorld) -
 
 
 @in_world(3)
-async def test_a_cancelled_call_that_waited_for_room_takes_its_id_back(world: WriterWorld) -> None:
+async def test_the_id_of_a_cancelled_call_that_waited_for_room_can_be_reused(world: WriterWorld) -> None:
     writer = await world.writer(3, 3, 3, OWN, pipeline_entries_max=1)
     first = await writer.submit_at(EntryId(0), b"x")
     second = asyncio.ensure_future(writer.submit_at(EntryId(1), b"taken back"))
@@ -148,7 +148,7 @@ async def test_a_cancelled_call_that_waited_for_room_takes_its_id_back(world: Wr
 
 
 @in_world(3)
-async def test_what_waits_for_a_missing_id_is_in_doubt_when_the_writer_fails(world: WriterWorld) -> None:
+async def test_entries_that_wait_for_a_missing_id_are_in_doubt_when_the_writer_fails(world: WriterWorld) -> None:
     writer = await world.writer(3, 2, 2, OWN)
     beyond = await writer.submit_at(EntryId(7), b"x")
     for bookie in world.bookies.values():

@@ -101,7 +101,7 @@ def test_confirmed_entries_are_still_sent_to_the_slow_member() -> None:
     assert writer.unsettled_bytes == 0
 
 
-def test_a_member_given_up_before_it_had_a_confirmed_entry_is_listed_as_short() -> None:
+def test_a_member_dropped_before_it_had_a_confirmed_entry_is_listed_as_incomplete() -> None:
     writer = state()
     admit(writer, 1)
     ack_all(writer, writer.lanes[0])
@@ -113,7 +113,7 @@ def test_a_member_given_up_before_it_had_a_confirmed_entry_is_listed_as_short() 
     assert not writer.needs_change
 
 
-def test_an_entry_confirmed_after_the_failure_counts_the_failed_member_as_short() -> None:
+def test_an_entry_confirmed_after_a_failure_makes_the_failed_member_incomplete() -> None:
     writer = state()
     admit(writer, 1)
     writer.lanes[2].take_batch()
@@ -156,7 +156,7 @@ def test_a_batch_goes_beyond_its_size_by_less_than_an_entry() -> None:
     count=st.integers(1, 12),
     order=st.randoms(use_true_random=False),
 )
-def test_confirmed_is_the_longest_prefix_with_enough_acks(
+def test_the_longest_prefix_with_enough_acks_is_confirmed(
     shape: tuple[int, int, int], count: int, order: object
 ) -> None:
     ensemble, write, ack = shape

@@ -126,7 +126,7 @@ async def slow_disk(limits: ListenerLimits = LIMITS) -> AsyncIterator[SlowDisk]:
 
 
 @in_virtual_time
-async def test_adds_during_a_flush_longer_than_the_caches_are_all_acknowledged_and_none_is_counted_as_refused() -> None:
+async def test_adds_during_a_flush_beyond_the_caches_are_acknowledged_and_not_counted_as_refused() -> None:
     async with slow_disk() as world:
         client, _ = await world.fallen_behind()
         assert not client.is_paused
@@ -164,7 +164,7 @@ async def test_a_flush_longer_than_the_limit_refuses_each_add_after_its_own_wait
 
 
 @in_virtual_time
-async def test_adds_of_one_ledger_keep_their_order_also_those_that_come_when_there_is_room_again() -> None:
+async def test_adds_of_one_ledger_keep_their_order_when_there_is_room_again() -> None:
     async with slow_disk() as world:
         client, _ = await world.fallen_behind()
         world.catch_up()
@@ -191,7 +191,7 @@ async def test_a_fence_does_not_wait_and_refuses_the_waiting_adds_but_not_those_
 
 
 @in_virtual_time
-async def test_adds_of_a_connection_that_ends_wait_no_longer() -> None:
+async def test_adds_of_a_closed_connection_stop_waiting() -> None:
     async with slow_disk() as world:
         client, begun = await world.fallen_behind()
         other = Client(world)
@@ -227,7 +227,7 @@ async def test_waiting_adds_are_answered_at_once_when_a_disk_fails() -> None:
 
 
 @in_virtual_time
-async def test_small_adds_that_wait_fill_the_room_by_the_memory_they_take() -> None:
+async def test_small_waiting_adds_count_with_the_memory_they_take() -> None:
     limits = ListenerLimits(add_bytes_max=100 * GROUP_OVERHEAD_BYTES, all_add_bytes_max=150 * GROUP_OVERHEAD_BYTES)
     async with slow_disk(limits) as world:
         fallen, _ = await world.fallen_behind()
@@ -247,7 +247,7 @@ async def test_small_adds_that_wait_fill_the_room_by_the_memory_they_take() -> N
 
 
 @in_virtual_time
-async def test_small_adds_of_one_connection_that_wait_stay_within_its_bound() -> None:
+async def test_small_waiting_adds_of_one_connection_stay_within_its_limit() -> None:
     limits = ListenerLimits(add_bytes_max=100 * GROUP_OVERHEAD_BYTES)
     async with slow_disk(limits) as world:
         await world.fallen_behind()
@@ -261,7 +261,7 @@ async def test_small_adds_of_one_connection_that_wait_stay_within_its_bound() ->
 
 
 @in_virtual_time
-async def test_the_wait_of_an_add_counts_from_its_arrival_also_if_it_waited_for_room_first() -> None:
+async def test_the_wait_of_an_add_counts_from_its_arrival_even_if_it_waited_for_room() -> None:
     limits = ListenerLimits(all_add_bytes_max=100 * GROUP_OVERHEAD_BYTES)
     async with slow_disk(limits) as world:
         await world.fallen_behind()

@@ -119,13 +119,13 @@ def check(dialect: Dialect, bodies: Sequence[bytes]) -> int:
 
 @given(st.lists(ordinary() | odd(), min_size=1, max_size=6))
 @example([add(entry(number), echo=number).SerializeToString() for number in range(5)])
-def test_version_3_is_decoded_and_answered_as_protobuf_does(bodies: list[bytes]) -> None:
+def test_version_3_is_decoded_and_answered_as_by_protobuf(bodies: list[bytes]) -> None:
     for start in range(len(bodies)):
         check(V3, bodies[start:])
 
 
 @given(ordinary() | odd(), st.integers(1, 150), st.data())
-def test_messages_that_differ_in_a_few_bytes_are_told_apart(body: bytes, count: int, data: st.DataObject) -> None:
+def test_messages_that_differ_in_a_few_bytes_are_distinguished(body: bytes, count: int, data: st.DataObject) -> None:
     bodies = [bytearray(body) for _ in range(count)]
     for _ in range(data.draw(st.integers(0, 4))):
         changed = data.draw(st.sampled_from(bodies))
@@ -146,13 +146,13 @@ def test_messages_that_differ_in_a_few_bytes_are_told_apart(body: bytes, count: 
         max_size=6,
     )
 )
-def test_version_2_is_decoded_and_answered_as_its_dialect_does(adds: list[v2.AddV2]) -> None:
+def test_version_2_is_decoded_and_answered_as_by_its_dialect(adds: list[v2.AddV2]) -> None:
     for start in range(len(adds)):
         check(V2, [v2.encode_request(one) for one in adds[start:]])
 
 
 @pytest.mark.parametrize("is_recovery", [False, True])
-def test_what_clients_send_is_taken_wholly(is_recovery: bool) -> None:
+def test_adds_as_clients_send_them_all_take_the_fast_path(is_recovery: bool) -> None:
     sizes = (5, 100, 100, 100, 1024, 20_000, 20_000, 5)
     bodies = []
     for number in range(400):
@@ -167,7 +167,7 @@ def test_what_clients_send_is_taken_wholly(is_recovery: bool) -> None:
     assert check(V2, [v2.encode_request(v2.AddV2(KEY, packet, flags)) for packet in packets]) == len(packets)
 
 
-def test_plain_and_recovery_adds_of_apaches_client_are_taken() -> None:
+def test_plain_and_recovery_adds_of_apaches_client_take_the_fast_path() -> None:
     adds = []
     for row in rows("frames"):
         body = bytes.fromhex(row["body"])
@@ -179,7 +179,7 @@ def test_plain_and_recovery_adds_of_apaches_client_are_taken() -> None:
 
 
 @pytest.mark.parametrize("dialect", [V2, V3])
-def test_half_a_frame_one_that_is_too_long_and_what_is_no_add_are_left(dialect: Dialect) -> None:
+def test_incomplete_or_oversized_frames_and_other_requests_are_not_taken(dialect: Dialect) -> None:
     take = take_adds_v3 if dialect is V3 else take_adds_v2
     one = add(entry(0)).SerializeToString() if dialect is V3 else v2.encode_request(v2.AddV2(KEY, entry(0)))
     other = read(0).SerializeToString() if dialect is V3 else v2.encode_request(v2.ReadV2(LEDGER, 0))
@@ -211,7 +211,7 @@ def test_a_read_is_answered_with_the_bytes_of_protobuf(
 
 
 @pytest.mark.parametrize("status", [Status.FENCED, Status.UNAUTHORIZED, Status.LIMBO, Status.IO_ERROR])
-def test_a_refusal_repeats_what_the_success_would_have_repeated(status: Status) -> None:
+def test_a_refusal_echoes_the_same_fields_as_a_success(status: Status) -> None:
     message = add(entry(3), echo=-5)
     message.header.txnId = (1 << 64) - 1
     one = by_dialect(V3, message.SerializeToString())

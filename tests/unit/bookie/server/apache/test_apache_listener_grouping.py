@@ -31,12 +31,12 @@ def numbers(adds: list[Add]) -> list[list[int]]:
     return [[int(answer) for answer in group.accepted] for group in found.groups]
 
 
-def test_adds_of_one_ledger_key_and_kind_are_one_batch_also_with_others_between() -> None:
+def test_adds_of_one_ledger_key_and_kind_are_one_batch_even_if_interleaved() -> None:
     adds = [add(0), add(1, 2), add(2), add(3, key=b"x"), add(4, is_recovery=True), add(5, 2), add(6)]
     assert numbers(adds) == [[0, 2, 6], [1, 5], [3], [4]]
 
 
-def test_a_batch_keeps_the_storages_bounds() -> None:
+def test_a_batch_stays_within_the_limits_of_the_storage() -> None:
     by_count = numbers([add(number) for number in range(BATCH_ENTRIES_MAX + 1)])
     assert [len(group) for group in by_count] == [BATCH_ENTRIES_MAX, 1]
     half = BATCH_BYTES_MAX // 2
@@ -48,7 +48,7 @@ def test_a_batch_keeps_the_storages_bounds() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 5000, BATCH_BYTES_MAX // 2, BATCH_BYTES_MAX, 2 * BATCH_BYTES_MAX])
-def test_adds_that_come_together_are_grouped_as_those_that_come_one_by_one(size: int) -> None:
+def test_adds_that_arrive_together_are_grouped_like_those_that_arrive_one_by_one(size: int) -> None:
     entry = bytes(size)
     count = 2500 if size <= 1 else 500 if size <= 5000 else 5
     kind = AddKind(DIALECT, LedgerId(1), b"k", False)
@@ -59,7 +59,7 @@ def test_adds_that_come_together_are_grouped_as_those_that_come_one_by_one(size:
     assert [[int(answer) for answer in group.accepted] for group in together.groups] == one_by_one
 
 
-def test_reads_of_one_ledger_go_together_unless_they_ask_for_the_last_or_fence() -> None:
+def test_reads_of_one_ledger_are_grouped_unless_they_fence_or_read_the_last_entry() -> None:
     info = Info(1, True, True)
     one, two, last, fencing, elsewhere = read(5), read(3), read(-1), read(4, fence_key=b"k"), read(3, 2)
     groups = group_others([one, last, two, info, fencing, elsewhere])
@@ -71,7 +71,7 @@ def test_a_group_of_reads_is_bounded() -> None:
     assert [len(group) for group in groups if isinstance(group, list)] == [READS_MAX, 1]
 
 
-async def test_known_lacs_grow_only_and_forget_the_ledger_that_was_met_longest_ago() -> None:
+async def test_known_lacs_only_grow_and_the_least_recently_seen_ledger_is_forgotten() -> None:
     clock = VirtualClock()
     known = KnownLacs(clock, ledgers_max=2)
     one, two, three = LedgerId(1), LedgerId(2), LedgerId(3)

@@ -49,7 +49,7 @@ async def world() -> JoiningWorld:
     return await JoiningWorld().found()
 
 
-def test_both_protocols_are_registered_as_apaches_clients_look_for_them() -> None:
+def test_both_protocols_are_registered_as_apaches_clients_expect() -> None:
     info = service_info("h", 1, "uuid", apache_port=2, is_tls=True)
     assert info.endpoint("bookie-rpc") == Endpoint("bookie", "h", 2, "bookie-rpc", extensions=("tls",))
     assert info.endpoint("bookie-grpc") == Endpoint("grpc", "h", 1, "bookie-grpc")
@@ -58,13 +58,13 @@ def test_both_protocols_are_registered_as_apaches_clients_look_for_them() -> Non
     assert plain.endpoints[0].extensions == ()
 
 
-def test_without_the_listener_the_registration_is_what_it_was() -> None:
+def test_without_the_listener_the_registration_is_unchanged() -> None:
     assert service_info("h", 1, "u", is_tls=True) == ServiceInfo(
         (Endpoint("bookie", "h", 1, "bookie-grpc"),), (("bkheal.incarnation", "u"),)
     )
 
 
-async def test_beside_apaches_bookies_only_a_bookie_that_speaks_their_protocol_joins(world: JoiningWorld) -> None:
+async def test_in_a_cluster_of_apaches_bookies_only_a_bookie_with_their_protocol_joins(world: JoiningWorld) -> None:
     await world.add_apache()
     with pytest.raises(ForeignClusterError, match="--apache-port") as refused:
         await world.join()
@@ -72,7 +72,7 @@ async def test_beside_apaches_bookies_only_a_bookie_that_speaks_their_protocol_j
     assert (await world.join(speaks_apache=True)).bookie_id == US
 
 
-async def test_a_new_bookie_must_speak_what_the_others_speak(world: JoiningWorld) -> None:
+async def test_a_new_bookie_must_speak_the_protocol_of_the_others(world: JoiningWorld) -> None:
     await world.join(OTHER, speaks_apache=True)
     with pytest.raises(ForeignClusterError, match=r"other:3181.*--apache-port"):
         await world.join()
@@ -100,7 +100,9 @@ async def test_a_known_bookie_whose_index_was_rebuilt_is_let_in_as_well(world: J
         assert (again.incarnation, again.is_stamped) == ("new", False)
 
 
-async def test_its_own_earlier_listener_holds_nobody_up(world: JoiningWorld, caplog: pytest.LogCaptureFixture) -> None:
+async def test_its_own_earlier_registration_causes_no_refusal_or_warning(
+    world: JoiningWorld, caplog: pytest.LogCaptureFixture
+) -> None:
     first = await world.join(speaks_apache=True)
     assert await world.join() == first
     assert caplog.records == []
@@ -110,7 +112,7 @@ async def test_its_own_earlier_listener_holds_nobody_up(world: JoiningWorld, cap
     ("port", "apache_port", "problem"),
     [(0, 0, None), (1, 2, None), (3, None, None), (5, 5, "each its own"), (0, 65536, "65536"), (0, -1, "-1")],
 )
-def test_ports_that_cannot_work_are_named(port: int, apache_port: int | None, problem: str | None) -> None:
+def test_invalid_ports_are_named(port: int, apache_port: int | None, problem: str | None) -> None:
     if problem is None:
         BookieSettings("zk://h/ledgers", "/j", "/l", port=port, apache_port=apache_port)
         return
@@ -119,7 +121,7 @@ def test_ports_that_cannot_work_are_named(port: int, apache_port: int | None, pr
     assert len(refused.value.problems) == 1
 
 
-def test_a_listener_without_room_for_a_connection_is_refused() -> None:
+def test_a_listener_too_small_for_one_connection_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="apache_connections_max = 0") as refused:
         BookieSettings("zk://h/l", "/j", "/l", apache_connections_max=0)
     assert len(refused.value.problems) == 1

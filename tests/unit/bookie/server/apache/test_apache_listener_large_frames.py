@@ -111,7 +111,7 @@ class SlowStorage(RequestAnswerer):
 
 
 @in_virtual_time
-async def test_what_waits_for_the_storage_stays_within_the_bounds() -> None:
+async def test_frames_that_wait_for_the_storage_stay_within_the_bounds() -> None:
     world = SlowStorage()
     for ledger in range(60):
         Socket(world, frame(0, ledger=ledger), frame(1, ledger=ledger))
@@ -125,7 +125,7 @@ async def test_what_waits_for_the_storage_stays_within_the_bounds() -> None:
 
 
 @in_virtual_time
-async def test_a_frame_behind_another_takes_room_once_that_one_has_begun() -> None:
+async def test_a_frame_takes_room_once_the_one_before_it_has_begun() -> None:
     world = SlowStorage()
     Socket(world, frame(0)).arrive()
     pipelining = Socket(world, frame(0), frame(1))
@@ -140,7 +140,7 @@ async def test_a_frame_behind_another_takes_room_once_that_one_has_begun() -> No
 
 
 @in_virtual_time
-async def test_frames_that_are_gathered_keep_their_room_while_the_next_one_comes() -> None:
+async def test_collected_frames_keep_their_room_while_the_next_one_arrives() -> None:
     world, size = SlowStorage(), 300 << 10
     gathering = Socket(world, frame(0, size), frame(1, size))
     gathering.arrive(size + PIECE // 2)
@@ -150,7 +150,7 @@ async def test_frames_that_are_gathered_keep_their_room_while_the_next_one_comes
 
 
 @in_virtual_time
-async def test_room_is_given_back_when_what_waits_is_dropped() -> None:
+async def test_room_is_released_when_waiting_frames_are_dropped() -> None:
     world = SlowStorage()
     Socket(world, frame(0)).arrive()
     waiting, partly = Socket(world, frame(0)), Socket(world, frame(0))
@@ -167,7 +167,7 @@ async def test_room_is_given_back_when_what_waits_is_dropped() -> None:
 
 
 @in_virtual_time
-async def test_a_client_that_left_takes_no_room_when_its_adds_end() -> None:
+async def test_a_disconnected_client_takes_no_room_when_its_adds_end() -> None:
     world = SlowStorage()
     leaving = Socket(world, frame(0), frame(1))
     leaving.arrive(SIZE + PIECE)
@@ -200,7 +200,7 @@ class Contended(SlowStorage):
 
 
 @in_virtual_time
-async def test_a_client_that_is_not_read_has_all_the_time_for_its_frame_once_it_is_read_again() -> None:
+async def test_a_paused_client_has_the_full_time_for_its_frame_after_it_is_resumed() -> None:
     world = Contended()
     await world.begin()
     await asyncio.sleep(world.limits.frame_s * 5.5)
@@ -214,7 +214,7 @@ async def test_a_client_that_is_not_read_has_all_the_time_for_its_frame_once_it_
 
 
 @in_virtual_time
-async def test_a_client_that_fetches_no_answers_keeps_the_room_of_its_frames_for_no_longer() -> None:
+async def test_a_client_that_reads_no_answers_releases_the_room_of_its_frames() -> None:
     world = Contended()
     await world.begin()
     world.held_back.unfetched = 2 * world.limits.unsent_bytes_max
@@ -225,7 +225,7 @@ async def test_a_client_that_fetches_no_answers_keeps_the_room_of_its_frames_for
 
 
 @in_virtual_time
-async def test_who_says_nothing_is_closed_in_the_end_and_who_has_spoken_may_be_silent() -> None:
+async def test_connections_without_any_request_are_closed_and_later_silence_is_allowed() -> None:
     world = SlowStorage(ListenerLimits(silent_s=60))
     silent, talking = Socket(world), Socket(world, frame(0))
     talking.arrive()
@@ -236,7 +236,7 @@ async def test_who_says_nothing_is_closed_in_the_end_and_who_has_spoken_may_be_s
 
 
 @in_virtual_time
-async def test_of_those_who_hold_the_room_of_answers_only_who_fetches_nothing_is_closed() -> None:
+async def test_of_clients_that_hold_the_room_of_answers_only_those_that_read_none_are_closed() -> None:
     world = SlowStorage(ListenerLimits(all_answer_bytes_max=1, unsent_bytes_max=2 << 20, unfetched_s=30))
     one_read = framed(v2.encode_request(v2.ReadV2(LEDGER, 0)))
     slow, stuck, waiting = Socket(world, one_read), Socket(world, one_read), Socket(world, one_read)

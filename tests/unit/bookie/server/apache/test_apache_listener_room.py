@@ -25,7 +25,7 @@ class Taker:
             self.begun.append((self, self.jobs.popleft()))
 
 
-def test_who_waits_longest_is_next_and_gets_one_turn_before_the_others() -> None:
+def test_the_longest_waiter_is_next_and_gets_one_turn() -> None:
     room, begun = Room(10), list[tuple[Taker, int]]()
     greedy, small, late = Taker(room, [10] * 4, begun), Taker(room, [2, 2, 2], begun), Taker(room, [1], begun)
     for taker in (greedy, small, late):
@@ -39,7 +39,7 @@ def test_who_waits_longest_is_next_and_gets_one_turn_before_the_others() -> None
     assert (room.held, room.is_wanted) == (0, False)
 
 
-def test_more_than_there_is_is_had_alone_and_not_passed_by_smaller_ones() -> None:
+def test_a_request_above_the_limit_runs_alone_and_is_not_overtaken() -> None:
     room, begun = Room(10), list[tuple[Taker, int]]()
     first, huge, small = (Taker(room, [size], begun) for size in (4, 50, 1))
     for taker in (first, huge, small):
@@ -52,7 +52,7 @@ def test_more_than_there_is_is_had_alone_and_not_passed_by_smaller_ones() -> Non
     assert [taker for taker, _ in begun] == [first, huge, small]
 
 
-def test_who_leaves_the_line_or_wants_nothing_when_asked_lets_the_next_one_in() -> None:
+def test_a_waiter_that_leaves_or_needs_no_room_lets_the_next_one_in() -> None:
     room, begun = Room(10), list[tuple[Taker, int]]()
     holder, leaving, content, next_one = (Taker(room, [size], begun) for size in (9, 5, 1, 1))
     for taker in (holder, leaving, content, next_one):
@@ -63,7 +63,7 @@ def test_who_leaves_the_line_or_wants_nothing_when_asked_lets_the_next_one_in() 
     assert (room.held, room.is_wanted) == (10, False)
 
 
-def test_what_turned_out_to_be_more_is_counted() -> None:
+def test_room_taken_above_the_estimate_is_counted() -> None:
     room = Room(10)
     assert room.take(lambda: None, 8)
     room.give(-4)
@@ -74,7 +74,7 @@ def test_what_turned_out_to_be_more_is_counted() -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 15), max_size=6), max_size=6), st.randoms())
-def test_everybody_is_served_and_no_more_is_held_than_there_is(jobs: list[list[int]], rng: random.Random) -> None:
+def test_every_waiter_is_served_and_the_limit_is_never_exceeded(jobs: list[list[int]], rng: random.Random) -> None:
     room, begun = Room(10), list[tuple[Taker, int]]()
     takers = [Taker(room, sizes, begun) for sizes in jobs]
     for taker in takers:
@@ -90,7 +90,7 @@ def test_everybody_is_served_and_no_more_is_held_than_there_is(jobs: list[list[i
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=12), st.data())
-def test_frames_are_found_however_the_stream_is_cut(bodies: list[bytes], data: st.DataObject) -> None:
+def test_frames_are_found_however_the_stream_is_split(bodies: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(map(framed, bodies))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     frames, found = FrameBlocks(1000), list[bytes]()
@@ -117,7 +117,7 @@ def used(frames: FrameBlocks, *pieces: bytes) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 6))
-def test_a_length_that_means_nothing_is_refused_as_soon_as_it_is_there(cut: int) -> None:
+def test_an_invalid_length_is_refused_as_soon_as_it_arrives(cut: int) -> None:
     for length, error in ((b"\x00\x00\x03\xe5", FrameTooLargeError), (b"\x00" * 4, MalformedFrameError)):
         stream = length + b"...."
         with pytest.raises(error):

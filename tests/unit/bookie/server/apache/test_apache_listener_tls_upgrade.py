@@ -88,7 +88,7 @@ class Upgrading:
 
 
 @in_virtual_time
-async def test_requests_that_arrive_before_the_end_of_the_handshake_is_noticed_are_served_encrypted() -> None:
+async def test_requests_that_arrive_before_the_handshake_is_complete_are_served_encrypted() -> None:
     world = await ProtocolWorld.create()
     frames = b"".join(framed(message.SerializeToString()) for message in (add(entry(0)), read(0)))
 
@@ -109,7 +109,7 @@ async def test_requests_that_arrive_before_the_end_of_the_handshake_is_noticed_a
 
 
 @in_virtual_time
-async def test_a_client_that_leaves_right_after_the_handshake_gets_nothing_encrypted() -> None:
+async def test_a_client_that_disconnects_right_after_the_handshake_gets_no_answer() -> None:
     world = await ProtocolWorld.create()
     frame = framed(read(0).SerializeToString())
 

@@ -46,7 +46,7 @@ async def test_the_documented_frames_are_answered_as_documented(world: ProtocolW
     assert await exchange(world, ADD) == "02010000" + "00000068" + ADDED[16:]
 
 
-async def test_answers_repeat_an_older_version(world: ProtocolWorld) -> None:
+async def test_answers_echo_an_older_version(world: ProtocolWorld) -> None:
     assert await exchange(world, "01" + ADD[2:]) == "01" + ADDED[2:]
     assert await exchange(world, "00000002" + READ[8:]) == "00000002" + FOUND[8:]
 
@@ -57,7 +57,7 @@ async def test_a_newer_version_is_refused(world: ProtocolWorld) -> None:
     assert code(await world.ask_v2(v2.BatchReadV2(LEDGER, 0, 1, 1, 100, version=4))) == 103
 
 
-async def test_fences_and_keys_are_kept(world: ProtocolWorld) -> None:
+async def test_fences_and_keys_are_enforced(world: ProtocolWorld) -> None:
     await world.ask_v2(v2.AddV2(KEY, entry(0)))
     assert code(await world.ask_v2(v2.AddV2(OTHER_KEY, entry(1)))) == 102
     assert code(await world.ask_v2(v2.ReadV2(LEDGER, 0, OTHER_KEY, v2.DO_FENCING))) == 102
@@ -80,7 +80,7 @@ async def test_refusals_have_their_codes(world: ProtocolWorld) -> None:
     assert code(await world.ask_v2(v2.ReadV2(LEDGER, 0))) == 101
 
 
-async def test_nobody_has_to_log_in(world: ProtocolWorld) -> None:
+async def test_no_login_is_required(world: ProtocolWorld) -> None:
     assert await world.ask_v2(v2.AuthV2("sasl", b"token")) == v2.AuthV2("AuthDisabledPlugin", b"")
 
 
@@ -111,7 +111,7 @@ async def test_a_batch_read_stops_at_a_gap_the_count_or_the_bytes(world: Protoco
     assert (await batch(world, -1, 5, 1 << 20)).code == 100
 
 
-async def test_a_batch_read_fits_a_frame_whatever_it_asks_for(world: ProtocolWorld) -> None:
+async def test_a_batch_read_fits_a_frame_whatever_it_requests(world: ProtocolWorld) -> None:
     for entry_id in range(8):
         await world.ask_v2(v2.AddV2(KEY, entry(entry_id, size=1 << 20)))
     answer = await batch(world, 0, 0, 1 << 40)
@@ -126,7 +126,7 @@ async def test_a_fencing_batch_read_fences(world: ProtocolWorld) -> None:
     assert code(await world.ask_v2(v2.AddV2(KEY, entry(1)))) == 104
 
 
-def test_a_connection_that_must_be_tls_refuses_in_every_layout() -> None:
+def test_a_connection_that_requires_tls_refuses_in_every_layout() -> None:
     dialect = DialectV2(may_serve=False)
     for message in (v2.ReadV2(LEDGER, 0), v2.AddV2(KEY, entry(0)), v2.BatchReadV2(LEDGER, 0, 1, 1, 1)):
         refused = dialect.decode(v2.encode_request(message))

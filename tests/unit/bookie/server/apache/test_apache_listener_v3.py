@@ -45,7 +45,7 @@ async def test_an_added_entry_is_read_back_as_it_was_sent(world: ProtocolWorld) 
     assert (found.status, found.readResponse.entryId, found.readResponse.body) == (pb.EOK, 0, entry(0))
 
 
-async def test_the_documented_fence_read_is_understood_and_fences_an_unknown_ledger(world: ProtocolWorld) -> None:
+async def test_the_documented_fencing_read_fences_an_unknown_ledger(world: ProtocolWorld) -> None:
     """The vector of docs/formats.md#version-3."""
     frame = bytes.fromhex(
         "0a06080310011801a20626080710ffffffffffffffffff011a14850bf1071c5e3d8c24235676f8816ae0cbe2f14fa00601"
@@ -57,20 +57,20 @@ async def test_the_documented_fence_read_is_understood_and_fences_an_unknown_led
     assert await world.status(read(0)) == pb.ENOENTRY
 
 
-async def test_where_an_entry_belongs_is_what_its_body_says(world: ProtocolWorld) -> None:
+async def test_the_ids_of_an_added_entry_are_those_in_its_body(world: ProtocolWorld) -> None:
     added = await world.ask(add(entry(3, ledger=99), echo=55))
     assert (added.status, added.addResponse.ledgerId, added.addResponse.entryId) == (pb.EOK, LEDGER, 55)
     assert await world.status(read(3, ledger=99)) == pb.EOK
     assert await world.status(read(55)) == pb.ENOLEDGER
 
 
-async def test_adds_need_the_key_of_the_first(world: ProtocolWorld) -> None:
+async def test_adds_need_the_key_of_the_first_add(world: ProtocolWorld) -> None:
     assert await world.status(add(entry(0))) == pb.EOK
     assert await world.status(add(entry(1), OTHER_KEY)) == pb.EUA
     assert await world.status(read(1)) == pb.ENOENTRY
 
 
-async def test_a_fenced_ledger_takes_recovery_adds_alone(world: ProtocolWorld) -> None:
+async def test_a_fenced_ledger_accepts_only_recovery_adds(world: ProtocolWorld) -> None:
     await world.ask(add(entry(0)))
     fenced = await world.ask(read(-1, fence_key=KEY))
     assert (fenced.status, fenced.readResponse.body) == (pb.EOK, entry(0))
@@ -89,7 +89,7 @@ async def test_fencing_needs_the_key(world: ProtocolWorld) -> None:
     assert await world.status(add(entry(1))) == pb.EOK
 
 
-async def test_a_fencing_read_of_one_entry_fences_and_tells_no_lac(world: ProtocolWorld) -> None:
+async def test_a_fencing_read_of_one_entry_fences_and_returns_no_lac(world: ProtocolWorld) -> None:
     await world.ask(add(entry(1, lac=0)))
     found = await world.ask(read(1, fence_key=KEY))
     assert (found.status, found.readResponse.body) == (pb.EOK, entry(1, lac=0))
@@ -98,7 +98,7 @@ async def test_a_fencing_read_of_one_entry_fences_and_tells_no_lac(world: Protoc
     assert await world.status(add(entry(2))) == pb.EFENCED
 
 
-async def test_a_fence_that_is_not_durable_is_not_answered_well(world: ProtocolWorld) -> None:
+async def test_a_fence_that_is_not_durable_is_answered_with_an_error(world: ProtocolWorld) -> None:
     async def fail(operation: Operation, path: str) -> None:
         if operation is Operation.INDEX_READ:
             raise DiskError("index gone")
@@ -107,13 +107,13 @@ async def test_a_fence_that_is_not_durable_is_not_answered_well(world: ProtocolW
     assert await world.status(read(-1, fence_key=KEY)) == pb.EIO
 
 
-async def test_reading_the_last_entry_repeats_minus_one(world: ProtocolWorld) -> None:
+async def test_reading_the_last_entry_echoes_minus_one(world: ProtocolWorld) -> None:
     await world.ask(add(entry(4)))
     found = await world.ask(read(-1))
     assert (found.readResponse.entryId, found.readResponse.body) == (-1, entry(4))
 
 
-async def test_what_is_not_there_has_its_own_answers(world: ProtocolWorld) -> None:
+async def test_absent_ledgers_and_entries_have_their_own_codes(world: ProtocolWorld) -> None:
     assert await world.status(read(0)) == pb.ENOLEDGER
     assert await world.status(read(-1)) == pb.ENOLEDGER
     await world.ask(add(entry(0)))
@@ -123,7 +123,7 @@ async def test_what_is_not_there_has_its_own_answers(world: ProtocolWorld) -> No
     assert not missing.readResponse.HasField("maxLAC")
 
 
-async def test_plain_reads_tell_the_greatest_lac_that_was_seen(world: ProtocolWorld) -> None:
+async def test_plain_reads_return_the_greatest_lac_seen(world: ProtocolWorld) -> None:
     await world.ask(add(entry(0)))
     assert (await world.ask(read(0))).readResponse.maxLAC == -1
     await world.ask(add(entry(5, lac=4)))
@@ -135,7 +135,7 @@ async def test_plain_reads_tell_the_greatest_lac_that_was_seen(world: ProtocolWo
     assert (await world.ask(read(0))).readResponse.maxLAC == 5
 
 
-async def test_a_header_that_no_writer_made_proves_no_lac(world: ProtocolWorld) -> None:
+async def test_an_impossible_header_proves_no_lac(world: ProtocolWorld) -> None:
     await world.ask(add(entry(0, lac=700)))
     assert (await world.ask(read(0))).readResponse.maxLAC == -1
 
@@ -164,7 +164,7 @@ async def test_a_broken_disk_is_an_io_error(world: ProtocolWorld) -> None:
         assert await world.status(message) == pb.EIO
 
 
-async def test_a_read_only_bookie_takes_recovery_adds_alone(world: ProtocolWorld) -> None:
+async def test_a_read_only_bookie_accepts_only_recovery_adds(world: ProtocolWorld) -> None:
     world.service.is_read_only = True
     assert await world.status(add(entry(0))) == pb.EREADONLY
     assert await world.status(add(entry(0), is_recovery=True)) == pb.EOK
@@ -182,7 +182,7 @@ async def test_an_entry_without_a_header_is_a_bad_request(world: ProtocolWorld) 
     assert await world.status(read(-2)) == pb.EBADREQ
 
 
-async def test_the_long_poll_brings_the_entry_that_was_waited_for(world: ProtocolWorld) -> None:
+async def test_the_long_poll_returns_the_awaited_entry(world: ProtocolWorld) -> None:
     await world.ask(add(entry(0)))
     poll = asyncio.create_task(world.ask(long_poll(-1, 20_000)))
     await asyncio.sleep(0)
@@ -192,7 +192,7 @@ async def test_the_long_poll_brings_the_entry_that_was_waited_for(world: Protoco
     assert found.lacUpdateTimestamp > 0
 
 
-async def test_the_long_poll_ends_with_what_there_is(world: ProtocolWorld) -> None:
+async def test_the_long_poll_returns_the_current_lac_at_its_deadline(world: ProtocolWorld) -> None:
     assert await world.status(long_poll(0, 1)) == pb.ENOLEDGER
     await world.ask(add(entry(1, lac=0)))
     for wait_ms in (None, 1):
@@ -211,20 +211,20 @@ async def test_a_fence_ends_the_long_poll(world: ProtocolWorld) -> None:
     assert [(answer.status, answer.readResponse.maxLAC) for answer in answers] == [(pb.EOK, -1)] * 2
 
 
-async def test_the_long_poll_is_good_also_where_the_entry_is_elsewhere(world: ProtocolWorld) -> None:
+async def test_the_long_poll_succeeds_even_if_another_bookie_has_the_entry(world: ProtocolWorld) -> None:
     await world.ask(add(entry(5, lac=4)))
     answer = await world.ask(long_poll(2, 1000))
     assert (answer.status, answer.readResponse.maxLAC) == (pb.EOK, 4)
     assert (answer.readResponse.entryId, answer.readResponse.HasField("body")) == (-1, False)
 
 
-async def test_a_long_poll_for_nothing_but_time_reads_its_entry(world: ProtocolWorld) -> None:
+async def test_a_long_poll_that_awaits_no_lac_reads_its_entry(world: ProtocolWorld) -> None:
     await world.ask(add(entry(1, lac=0)))
     answer = await world.ask(long_poll(-1, 1000, entry_id=1, wants_entry=False))
     assert (answer.readResponse.entryId, answer.readResponse.body) == (1, entry(1, lac=0))
 
 
-async def test_an_entry_comes_along_only_with_a_poll_for_the_last(world: ProtocolWorld) -> None:
+async def test_an_entry_is_piggybacked_only_on_a_poll_for_the_last_entry(world: ProtocolWorld) -> None:
     await world.ask(add(entry(0)))
     assert await world.status(long_poll(-1, 1, entry_id=0)) == pb.EBADREQ
     plain = read(-1)
@@ -233,7 +233,7 @@ async def test_an_entry_comes_along_only_with_a_poll_for_the_last(world: Protoco
     assert await world.status(long_poll(-5, 1)) == pb.EBADREQ
 
 
-async def test_read_lac_tells_what_there_is(world: ProtocolWorld) -> None:
+async def test_read_lac_returns_the_last_entry_and_the_explicit_lac(world: ProtocolWorld) -> None:
     message = request(pb.READ_LAC)
     message.readLacRequest.ledgerId = LEDGER
     assert await world.status(message) == pb.ENOENTRY
@@ -261,7 +261,7 @@ async def test_write_lac_needs_the_key_and_a_packet(world: ProtocolWorld) -> Non
     assert await world.status(write) == pb.EBADREQ
 
 
-async def test_force_is_answered_at_once_also_for_unknown_ledgers(world: ProtocolWorld) -> None:
+async def test_force_is_answered_at_once_even_for_unknown_ledgers(world: ProtocolWorld) -> None:
     message = request(pb.FORCE_LEDGER)
     message.forceLedgerRequest.ledgerId = 12345
     answer = await world.ask(message)
@@ -275,12 +275,14 @@ def request_info(wanted: int) -> pb.Request:
 
 
 @pytest.mark.parametrize(("wanted", "total", "free"), [(0, False, False), (1, True, False), (2, False, True)])
-async def test_bookie_info_tells_what_was_asked_for(world: ProtocolWorld, wanted: int, total: bool, free: bool) -> None:
+async def test_bookie_info_returns_the_requested_fields(
+    world: ProtocolWorld, wanted: int, total: bool, free: bool
+) -> None:
     answer = (await world.ask(request_info(wanted))).getBookieInfoResponse
     assert (answer.HasField("totalDiskCapacity"), answer.HasField("freeDiskSpace")) == (total, free)
 
 
-async def test_the_entry_list_is_apaches(world: ProtocolWorld) -> None:
+async def test_the_entry_list_is_encoded_as_by_apache(world: ProtocolWorld) -> None:
     message = request(pb.GET_LIST_OF_ENTRIES_OF_LEDGER)
     message.getListOfEntriesOfLedgerRequest.ledgerId = LEDGER
     assert await world.status(message) == pb.ENOLEDGER
@@ -290,7 +292,7 @@ async def test_the_entry_list_is_apaches(world: ProtocolWorld) -> None:
     assert EntryRuns.decode(listed) == EntryRuns(((0, 1), (5, 5)))
 
 
-async def test_nobody_has_to_log_in(world: ProtocolWorld) -> None:
+async def test_no_login_is_required(world: ProtocolWorld) -> None:
     message = request(pb.AUTH)
     message.authRequest.authPluginName, message.authRequest.payload = "sasl", b"token"
     answer = await world.ask(message)
@@ -298,18 +300,18 @@ async def test_nobody_has_to_log_in(world: ProtocolWorld) -> None:
     assert answer.authResponse.payload == b""
 
 
-async def test_tls_is_refused_where_there_is_none(world: ProtocolWorld) -> None:
+async def test_tls_is_refused_if_it_is_not_configured(world: ProtocolWorld) -> None:
     assert await world.status(request(pb.START_TLS)) == pb.EBADREQ
 
 
-async def test_other_versions_are_refused_in_the_operations_own_words(world: ProtocolWorld) -> None:
+async def test_other_versions_are_refused_in_the_response_of_the_operation(world: ProtocolWorld) -> None:
     message = read(4)
     message.header.version = pb.VERSION_TWO
     answer = await world.ask(message)
     assert (answer.status, answer.readResponse.entryId) == (pb.EBADVERSION, 4)
 
 
-async def test_an_operation_that_nobody_knows_is_refused_by_its_number(world: ProtocolWorld) -> None:
+async def test_an_unknown_operation_is_refused_by_its_number(world: ProtocolWorld) -> None:
     unknown = bytes.fromhex("0a06080310041807")  # RANGE_ADD_ENTRY, txn 7
     answer = await world.answered(world.v3.decode(unknown))
     assert sorted(answer[:8]) == sorted(unknown)  # the received header, with its fields in another order
@@ -317,19 +319,19 @@ async def test_an_operation_that_nobody_knows_is_refused_by_its_number(world: Pr
     assert (response.header.txnId, response.status) == (7, pb.EBADREQ)
 
 
-async def test_an_operation_without_its_part_is_a_bad_request(world: ProtocolWorld) -> None:
+async def test_an_operation_without_its_message_is_a_bad_request(world: ProtocolWorld) -> None:
     for operation in (pb.READ_ENTRY, pb.ADD_ENTRY, pb.WRITE_LAC, pb.READ_LAC, pb.FORCE_LEDGER):
         answer = await world.ask(request(operation))
         assert (answer.status, len(answer.ListFields())) == (pb.EBADREQ, 2)
 
 
 @pytest.mark.parametrize("body", ["", "0201000085", "0a020803", "ff", "0a06080310021807aa06020807"])
-def test_what_is_no_request_is_malformed(body: str, world: ProtocolWorld) -> None:
+def test_bytes_that_are_not_a_request_are_malformed(body: str, world: ProtocolWorld) -> None:
     with pytest.raises(MalformedFrameError):
         world.v3.decode(bytes.fromhex(body))
 
 
-async def test_one_bad_entry_does_not_condemn_those_beside_it(world: ProtocolWorld) -> None:
+async def test_one_bad_entry_does_not_fail_the_others_of_its_batch(world: ProtocolWorld) -> None:
     packets = [entry(0), entry(1)[:20], entry(2)]
     adds = [world.v3.decode(add(packet, echo=number).SerializeToString()) for number, packet in enumerate(packets)]
     answers = await world.added([item for item in adds if isinstance(item, Add)])
@@ -353,7 +355,7 @@ async def test_reads_in_any_order_and_number_are_each_answered(world: ProtocolWo
 
 
 @pytest.mark.parametrize("entry_id", [0, -1])
-async def test_one_entry_that_is_asked_for_often_is_answered_within_the_bytes_of_a_read(
+async def test_repeated_reads_of_one_entry_are_answered_within_the_byte_limit_of_a_read(
     world: ProtocolWorld, entry_id: int
 ) -> None:
     packet = entry(0, size=1 << 20)
@@ -370,7 +372,7 @@ async def test_one_entry_that_is_asked_for_often_is_answered_within_the_bytes_of
     assert max(sizes) < READ_BYTES_MAX + 2 * len(packet)
 
 
-async def test_a_connection_that_must_be_tls_serves_login_alone() -> None:
+async def test_a_connection_that_requires_tls_serves_only_login() -> None:
     v3 = DialectV3(may_serve=False)
     assert isinstance(v3.decode(request(pb.START_TLS).SerializeToString()), StartTls)
     for message in (read(0), add(entry(0)), request(pb.GET_BOOKIE_INFO)):
