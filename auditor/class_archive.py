@@ -22,7 +22,7 @@ from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from bookie.runtime.class_data import is_possible, is_usable_path, make_base, mark_whole, writing
+from bookie.runtime.class_data import is_possible, is_usable_path, make_base_archive, mark_complete, writing
 from bookie.runtime.java import Java, is_wrapped, java_environment
 from spark_jobs.class_archive import SUBMIT_OPTIONS, VARIABLE
 
@@ -52,7 +52,7 @@ def make_class_archive(path: Path, java: Java) -> None:
     """
     if not is_possible(java) and is_wrapped(java):
         try:
-            make_base(java)
+            make_base_archive(java)
         except subprocess.CalledProcessError as error:
             raise ClassArchiveError(
                 f"Java made no archive of its own classes: {error}; {_end_of(error.stdout)}"
@@ -72,7 +72,7 @@ def make_class_archive(path: Path, java: Java) -> None:
     with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as directory:
         made = Path(directory) / path.name
         asyncio.run(_make(made, java, Path(directory)))
-        mark_whole(made)
+        mark_complete(made)
         made.replace(path)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bookie.metadata.access import access_in_use
+from bookie.metadata.access import current_access
 from bookie.model.exit_codes import ExitCode
 from bookie.runtime.configuration.options import add_options, build, values_in
 from bookie.runtime.configuration.settings import ConfigurationError, read_config, resolve_metadata_uri
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     setup_logging(given.log_level)
     try:
-        access_in_use()
+        current_access()
         settings = build(
             ReplicatorSettings,
             values_in(given, ReplicatorSettings),

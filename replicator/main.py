@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
-from bookie.client.placement.feed import feed_of, load_placement
+from bookie.client.placement.feed import load_placement, make_placement_feed
 from bookie.client.resolve import RegistrationResolver
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.topology import topology_text
@@ -141,7 +141,9 @@ async def _run_on(
     ports = await _ports(store, uri, settings)
     progress = Progress()
     is_from_file = settings.topology_file is not None
-    feed = feed_of(ports.placement, store, ports.cluster, ports.transport, ports.clock, is_from_file=is_from_file)
+    feed = make_placement_feed(
+        ports.placement, store, ports.cluster, ports.transport, ports.clock, is_from_file=is_from_file
+    )
     feeding = guarded("placement feed", feed.run())
     guarding: asyncio.Task[str] | None = None
     try:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from bookie.metadata.uri import uri_problems
 from bookie.model.option import Group, Option
-from bookie.model.spread import STANDARD, PlacementPolicy
+from bookie.model.spread import DEFAULT_PLACEMENT_POLICY, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.telemetry.status_settings import StatusServerSettings
@@ -65,7 +65,7 @@ class ReplicatorSettings:
     placement: Annotated[
         PlacementPolicy,
         Group(heading="Placement of copies", help={"is_strict": "Park a ledger rather than break the policy."}),
-    ] = STANDARD
+    ] = DEFAULT_PLACEMENT_POLICY
     """The placement policy for copies. It must equal the policy of the cluster's writers."""
     topology_file: Annotated[
         Path | None,

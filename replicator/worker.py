@@ -203,7 +203,7 @@ class Worker:
             except PermanentError as error:
                 if self._settings.once:
                     raise
-                await self._pause_refused(_TASKS, error, refusals.next_s())
+                await self._pause_refused(_TASKS, error, refusals.next_pause_s())
                 continue
             refusals.reset()
             if end is not None:
@@ -310,7 +310,7 @@ class Worker:
             _log.warning("search for placement debts failed, trying again", extra={"error": str(error)})
             await self._ports.clock.sleep(STORE_PAUSE_S)
         except PermanentError as error:
-            await self._pause_refused(_DEBTS, error, self._debts_refused.next_s())
+            await self._pause_refused(_DEBTS, error, self._debts_refused.next_pause_s())
         else:
             self._debts_refused.reset()
             self._note_allowed(_DEBTS)
@@ -487,7 +487,7 @@ class Worker:
                 continue
             except PermanentError as error:
                 seen = None
-                await self._pause_refused(_BOOKIES, error, refusals.next_s())
+                await self._pause_refused(_BOOKIES, error, refusals.next_pause_s())
                 continue
             refusals.reset()
             self._ports.recent.note_bookies_changed()

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bookie.metadata.access import ZooKeeperAccess, use_access
+from bookie.metadata.access import ZooKeeperAccess, set_current_access
 from bookie.metadata.cluster import Cluster, NotAClusterError, open_cluster
 from bookie.metadata.port import MetadataStore, StoreUnavailableError
 from bookie.metadata.runs.readers import Readers
@@ -59,7 +59,7 @@ async def connected(
         NotAClusterError: there is no cluster at the root, or its layout differs from the URI's.
     """
     if access is not None:
-        use_access(access)
+        set_current_access(access)
     store = await ZooKeeperStore.connect(uri.hosts, connect_timeout_s=connect_timeout_s, access=access)
     try:
         yield Connection(store, await open_cluster(store, uri))

@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from bookie.model.errors import FatalError
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.java import find_java, java_environment
-from bookie.runtime.open_files import can_open_files, is_lack_of_files
+from bookie.runtime.open_files import can_open_files, is_open_files_limit_error
 from spark_jobs.class_archive import LAUNCHER_DEFAULT, LAUNCHER_OPTIONS, archive_options
 from spark_jobs.pacing.budget import NICE
 from spark_jobs.spark_master import master_problems
@@ -70,7 +70,7 @@ def is_alive(spark: SparkSession) -> bool:
     try:
         return not spark.sparkContext._jsc.sc().isStopped()
     except (Py4JError, OSError) as error:  # no answer; no connection
-        return is_lack_of_files(error) or not can_open_files(1)
+        return is_open_files_limit_error(error) or not can_open_files(1)
     except AttributeError:  # this process has stopped the context
         return False
 

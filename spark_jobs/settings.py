@@ -17,7 +17,7 @@ from bookie.metadata.uri import uri_problems
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.option import Group, Option
 from bookie.model.run import RunKind
-from bookie.model.spread import STANDARD, PlacementPolicy
+from bookie.model.spread import DEFAULT_PLACEMENT_POLICY, PlacementPolicy
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.wire.security import NO_FILES, SecurityFiles
@@ -135,7 +135,7 @@ class AuditSettings:
     placement_policy: Annotated[
         PlacementPolicy,
         Group(heading=_PLACEMENT, help={"is_strict": "Report also ensembles that span all existing domains."}),
-    ] = STANDARD
+    ] = DEFAULT_PLACEMENT_POLICY
     """For the placement check: what each write set must span. Strict: this holds even if the topology has too few
     domains."""
     mark_misplaced: Annotated[

@@ -82,9 +82,9 @@ def log_set_up_undone() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def access_undone() -> Iterator[None]:
     """Restore the access to ZooKeeper after a test, because commands in this process set it for the whole process."""
-    before = list(access._in_use)
+    before = list(access._process_access)
     yield
-    access._in_use[:] = before
+    access._process_access[:] = before
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from typing_extensions import override
 from auditor.cli.configuration.security_options import CallOptions, set_for_this_call
 from auditor.cli.configuration.settings_options import with_options
 from auditor.cli.output import print_error, print_line
-from bookie.metadata.access import VARIABLES, use_access
+from bookie.metadata.access import VARIABLES, set_current_access
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.runtime.closed_pipes import STANDARD_OUTPUT, flush_or_discard, prepare_streams
@@ -225,7 +225,7 @@ def options(
     """
     made = build(CallOptions, given)
     set_for_this_call(made.security)
-    use_access(made.zookeeper)
+    set_current_access(made.zookeeper)
     if version:
         from importlib.metadata import version as installed
 

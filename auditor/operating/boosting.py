@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from auditor.operating.client import Actor, ClusterClient, Document, NoSuchObjectError
-from bookie.metadata.tasks.boosts import Boost, Boosts, TooManyBoostsError, check_room
+from bookie.metadata.tasks.boosts import Boost, Boosts, TooManyBoostsError, check_boost_capacity
 from bookie.model.ids import LedgerId
 from bookie.model.times import rfc3339
 
@@ -51,7 +51,7 @@ async def boost_ledgers(
     for ledger_id in ledgers:
         try:
             if is_dry_run and not problem:
-                check_room(recorded, ledger_id)
+                check_boost_capacity(recorded, ledger_id)
                 recorded.add(ledger_id)
             elif not problem:
                 await boosts.start(Boost(ledger_id, actor.name, now_ms, until_ms))

@@ -13,7 +13,7 @@ from auditor.operating.checked import Checked, State
 from auditor.operating.client import ClusterClient
 from auditor.operating.old_state import old_state
 from auditor.operating.permissions import permission_checks
-from bookie.metadata.access import access_in_use
+from bookie.metadata.access import current_access
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown, unaudited
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.cluster import Cluster
@@ -55,7 +55,7 @@ async def examine(client: ClusterClient) -> AsyncIterator[Checked]:
 
 def layout_check(cluster: Cluster) -> Checked:
     """Return the layout of the cluster. It is supported, because a cluster with another layout cannot be opened."""
-    text = f"layout {cluster.kind.value}, instance {cluster.instance_id}, own state below {access_in_use().state_root}"
+    text = f"layout {cluster.kind.value}, instance {cluster.instance_id}, own state below {current_access().state_root}"
     return Checked("cluster", cluster.root, State.OK, text)
 
 
@@ -69,12 +69,12 @@ async def state_check(client: ClusterClient) -> Checked | None:
         cluster = await client.store.stat(f"{root}/{INSTANCE_ID}")
         old = None if cluster is None else await old_state(client.store, root, cluster.czxid)
     except AccessDeniedError as error:
-        return Checked("state", access_in_use().state_root, State.UNKNOWN, f"its age cannot be read: {error}")
+        return Checked("state", current_access().state_root, State.UNKNOWN, f"its age cannot be read: {error}")
     if old is None or not (old.paths or old.unread):
         return None
     unread = f"not all records were read below {', '.join(old.unread)}"
     if not old.paths:
-        return Checked("state", access_in_use().state_root, State.UNKNOWN, f"its age is not known: {unread}")
+        return Checked("state", current_access().state_root, State.UNKNOWN, f"its age is not known: {unread}")
     named = ", ".join(old.paths[:_NAMED_MAX])
     text = f"older than the cluster (its INSTANCEID node), so perhaps of a deleted cluster: {named}"
     if len(old.paths) > _NAMED_MAX:
@@ -90,7 +90,7 @@ async def state_check(client: ClusterClient) -> Checked | None:
         "processes (docs/operations.md, A cluster was created again); if the nodes were copied from another ZooKeeper, "
         "nothing has to be done"
     )
-    return Checked("state", access_in_use().state_root, State.WARNING, text, advice, old.paths)
+    return Checked("state", current_access().state_root, State.WARNING, text, advice, old.paths)
 
 
 async def clock_check(client: ClusterClient) -> Checked:

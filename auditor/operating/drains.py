@@ -15,7 +15,7 @@ from auditor.safety.draining import holdings_of, mark
 from auditor.safety.scan import Advance, Shape, count, scan
 from auditor.safety.stopping import room_problems
 from bookie.metadata.bookies.drains import (
-    STARTED_AT_ONCE_MAX,
+    DRAINS_PER_REQUEST_MAX,
     Drain,
     DrainListing,
     Drains,
@@ -102,8 +102,8 @@ async def check_startable(
         StoreUnavailableError, NotAClusterError: see ``scan``.
     """
     ports = client.ports
-    if len(bookies) > STARTED_AT_ONCE_MAX:
-        raise RefusedError(f"name at most {STARTED_AT_ONCE_MAX} bookies at once")
+    if len(bookies) > DRAINS_PER_REQUEST_MAX:
+        raise RefusedError(f"name at most {DRAINS_PER_REQUEST_MAX} bookies at once")
     await check_names(client, bookies)
     seen = await Drains(client.store, client.cluster.root).current()
     registered = await ports.registrations.list()

@@ -18,7 +18,7 @@ from typing import Final
 
 from auditor.operating.checked import Checked, State
 from auditor.operating.client import ClusterClient
-from bookie.metadata.access import access_in_use
+from bookie.metadata.access import current_access
 from bookie.metadata.layout import COOKIES, UNDERREPLICATION, available_path, locks_path, task_level_names, tasks_path
 from bookie.metadata.nodes import find, parent_of
 from bookie.metadata.own_state import KINDS, own_path
@@ -75,7 +75,7 @@ def _parts(root: str, tasks: Sequence[str]) -> list[_Part]:
             (top, *tasks, locks_path(root), election_path(root)),
             "marks, locks and switches: nothing would be marked or repaired",
         ),
-        _Part(access_in_use().state_root, own, "bkheal's own records: neither auditors nor replicators would start"),
+        _Part(current_access().state_root, own, "bkheal's own records: neither auditors nor replicators would start"),
         _Part(
             f"{root}/{COOKIES}",
             (f"{root}/{COOKIES}",),

@@ -36,7 +36,7 @@ from auditor.operating.ledger_copies import (
 from auditor.safety.recovering import brake
 from auditor.safety.scan import Advance
 from bookie.client.access import recorded_digest
-from bookie.client.held_entries import HeldEntries
+from bookie.client.held_entries import HeldEntriesReader
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.maintenance import MaintenanceWindows
@@ -117,7 +117,7 @@ class Verifier:
         total = copies_count(ledger.metadata, bookies.registered, is_tail_written=is_tail_written)
         with counting(total) as advance:
             transport = _PacedReads(ports.transport, self._throttle, advance)
-            held = HeldEntries(transport, ports.clock, REQUEST_TIMEOUT_S, _ATTEMPTS_MAX)
+            held = HeldEntriesReader(transport, ports.clock, REQUEST_TIMEOUT_S, _ATTEMPTS_MAX)
             members = {
                 bookie: _Member(bookie, ledger, held) for bookie in ledger.metadata.members() & bookies.registered
             }
@@ -351,7 +351,7 @@ class _Member:
 
     bookie: BookieId
     ledger: Versioned
-    held: HeldEntries
+    held: HeldEntriesReader
     silence: str = ""
     """Why it receives no more requests; empty as long as it does."""
     listed: ListReply | None = None

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.client.held_entries import HeldEntries
+from bookie.client.held_entries import HeldEntriesReader
 from bookie.client.ports import ClientPorts
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX, Bookies
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
@@ -307,7 +307,7 @@ class DeadLetters:
             CannotAcceptError: the answer of a bookie is not a complete list of its entries.
         """
         metadata, held = ledger.metadata, dict[BookieId, EntryRuns]()
-        asking = HeldEntries(self._ports.transport, self._ports.clock, _LIST_TIMEOUT_S, _ATTEMPTS_MAX)
+        asking = HeldEntriesReader(self._ports.transport, self._ports.clock, _LIST_TIMEOUT_S, _ATTEMPTS_MAX)
         for bookie in sorted(metadata.members() & bookies.registered):
             wanted = (
                 entry_id

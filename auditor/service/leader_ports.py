@@ -26,7 +26,7 @@ from auditor.service.listeners import Listener
 from auditor.service.settings import ServiceSettings
 from bookie.model.hosts import is_host
 from bookie.runtime.clock import Clock
-from bookie.runtime.listening import accept_singly, address_in_use
+from bookie.runtime.listening import accept_one_at_a_time, address_in_use
 from bookie.runtime.tasks import cancel, guarded
 
 CONNECTIONS_MAX: Final = 256
@@ -125,7 +125,7 @@ class LeaderPort(Listener):
         host, port = self._listen
         try:
             self._server = await asyncio.start_server(self._accept, host, port, limit=_CHUNK_BYTES, backlog=1)
-            accept_singly(self._server)
+            accept_one_at_a_time(self._server)
         except OSError as error:
             options = (f"--leader-{self._name}-port", "--http-host")
             raise address_in_use(host, port, f"the leader's {self._name}", options, error) from error

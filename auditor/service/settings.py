@@ -19,7 +19,7 @@ from bookie.metadata.uri import uri_problems
 from bookie.model.hosts import host_problems
 from bookie.model.option import Group, Option
 from bookie.model.run import PAUSE_S, PAUSE_S_MAX, RunKind
-from bookie.model.spread import STANDARD, PlacementPolicy
+from bookie.model.spread import DEFAULT_PLACEMENT_POLICY, PlacementPolicy
 from bookie.runtime.access.access import anonymous_write_problems
 from bookie.runtime.configuration.options import file_problem, range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
@@ -226,7 +226,7 @@ class ServiceSettings:
     placement: Annotated[
         PlacementPolicy,
         Group(heading="Placement check", help={"is_strict": "Report also ensembles that span all existing domains."}),
-    ] = STANDARD
+    ] = DEFAULT_PLACEMENT_POLICY
     bookie_security: Annotated[SecurityFiles, Group("bookie_", heading="How to reach bookies")] = NO_FILES
     """For the replicas check, and for the figures of bookies."""
     reports_kept: Annotated[int, Option("Reports that are kept.", minimum=1, maximum=100_000)] = 50

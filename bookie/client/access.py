@@ -19,7 +19,7 @@ class LedgerAccess:
     key: bytes = field(repr=False)
 
 
-def access_to(ledger: Versioned, password: bytes | None) -> LedgerAccess:
+def ledger_access(ledger: Versioned, password: bytes | None) -> LedgerAccess:
     """Return the access with ``password``, or with the stored password for None (administration).
 
     Metadata of format 1 stores neither a password nor a digest type. The digest type is then CRC32, and the password is

@@ -139,7 +139,7 @@ class BookKeeper:
         Raises:
             NoSuchLedgerError: there is no such ledger.
             WrongPasswordError: the password is not the ledger's.
-            RecoveryImpossibleNowError: too few bookies answer to find the end; recover again when they are back.
+            RecoveryNotPossibleError: too few bookies answer to find the end; recover again when they are back.
             OutcomeUnknownError: the answer of the metadata store was lost; recover again.
             StoreUnavailableError: no answer from the metadata store.
         """
@@ -227,13 +227,13 @@ class BookKeeper:
                 batch.append(ledger_id)
             size = _SCAN_LEDGERS if left is None or where.needs_metadata else min(left, _SCAN_LEDGERS)
             if len(batch) >= size:
-                for item in await self._matching(batch, where):
+                for item in await self._read_matching(batch, where):
                     yield item
                     left = None if left is None else left - 1
                     if left == 0:
                         return
                 batch = []
-        for item in (await self._matching(batch, where))[:left]:
+        for item in (await self._read_matching(batch, where))[:left]:
             yield item
 
     def log(self, name: str) -> Log:
@@ -258,7 +258,7 @@ class BookKeeper:
         """
         return await self._logs().names()
 
-    async def _matching(self, ids: Sequence[LedgerId], where: LedgerFilter) -> list[Versioned | Unreadable]:
+    async def _read_matching(self, ids: Sequence[LedgerId], where: LedgerFilter) -> list[Versioned | Unreadable]:
         matching: list[Versioned | Unreadable] = []
         for item in await self.ports.ledgers.read_many(ids):
             if isinstance(item, Unreadable):

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from bookie.client.bookkeeper import BookKeeper
-from bookie.client.placement.feed import feed_of, load_placement
+from bookie.client.placement.feed import load_placement, make_placement_feed
 from bookie.client.placement.placement import Placement
 from bookie.client.ports import ClientPorts
 from bookie.client.resolve import RegistrationResolver
@@ -22,7 +22,7 @@ from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.metadata.uri import parse_uri
-from bookie.model.spread import STANDARD, PlacementPolicy
+from bookie.model.spread import DEFAULT_PLACEMENT_POLICY, PlacementPolicy
 from bookie.model.topology import Location, location
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.tasks import cancel, guarded
@@ -43,7 +43,7 @@ class ConnectedBookKeeper(BookKeeper):
     def follow_placement(self, *, is_from_file: bool) -> None:
         """Keep the placement up to date until the client is closed. Call it only once."""
         ports = self.ports
-        feed = feed_of(
+        feed = make_placement_feed(
             ports.placement, self.store, self.cluster, ports.transport, ports.clock, is_from_file=is_from_file
         )
         self._feed = guarded("placement feed", feed.run())
@@ -72,7 +72,7 @@ async def connect(
     session_timeout_s: float = 10.0,
     security: BookieSecurity = PLAINTEXT,
     topology_file: Path | None = None,
-    placement_policy: PlacementPolicy = STANDARD,
+    placement_policy: PlacementPolicy = DEFAULT_PLACEMENT_POLICY,
     where: str | None = None,
 ) -> ConnectedBookKeeper:
     """Connect to the cluster at ``metadata_uri`` (``zk+hierarchical://host:port/ledgers``).

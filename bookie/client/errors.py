@@ -12,7 +12,7 @@ from bookie.wire.port import Status
 _REASONS_MAX: Final = 3
 """Maximum number of different reasons quoted in one text; most bookies fail for the same reason."""
 _REASON_CHARS_MAX: Final = 300
-_ASKS_FOR_LOGIN: Final = "a bookie that answers UNAUTHORIZED to a read asks for a login"
+_LOGIN_REQUIRED_HINT: Final = "a bookie that answers UNAUTHORIZED to a read asks for a login"
 
 
 class NotEnoughBookiesError(TransientError):
@@ -95,7 +95,7 @@ class EntryUnavailableError(TransientError):
         answers = ", ".join(f"{bookie}: {status.name}" for bookie, status in evidence.items())
         told = [reason for bookie, reason in (reasons or {}).items() if bookie in evidence]
         if Status.UNAUTHORIZED in evidence.values():
-            told.append(_ASKS_FOR_LOGIN)
+            told.append(_LOGIN_REQUIRED_HINT)
         super().__init__(
             f"ledger {ledger_id} entry {entry_id} could not be read from any replica ({answers}){quoted(told)}"
         )
@@ -123,7 +123,7 @@ class EntryLostError(PermanentError):
         self.entry_id = entry_id
 
 
-class RecoveryImpossibleNowError(TransientError):
+class RecoveryNotPossibleError(TransientError):
     """The end of the ledger cannot be determined or stored safely with the bookies that answer now.
 
     The ledger stays in recovery, and nothing acknowledged is lost. Recover it again later.
@@ -139,7 +139,7 @@ class RecoveryImpossibleNowError(TransientError):
         self.evidence = evidence or {}
 
 
-class ConfirmedEntryUnreadableError(RecoveryImpossibleNowError):
+class ConfirmedEntryUnreadableError(RecoveryNotPossibleError):
     """The last confirmed entry, which contains the ledger's length, cannot be read: none of its bookies serves it now.
 
     It may be in a fragment before the last one. ``evidence`` contains the answer of each of its bookies.

@@ -4,7 +4,7 @@ Apache's bookies are not asked for lists, and with ``DbLedgerStorage`` they have
 A bookie holds every entry that it serves, so reading each entry proves the same as a list (R24: every id, not only the
 first and last), but transfers all bytes. Bookies do not verify digests. So if the digest is known, an entry counts as
 held only if its bytes are verified here. Entries are dropped after the check; at most ``REQUESTS_MAX`` answers of about
-``_ANSWER_BYTES`` each are in memory.
+``_TARGET_ANSWER_BYTES`` each are in memory.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from bookie.wire.verified import verified
 
 REQUESTS_MAX: Final = 2
 """Maximum number of concurrent reads of one ledger from one bookie."""
-_ANSWER_BYTES: Final = 1 << 20
+_TARGET_ANSWER_BYTES: Final = 1 << 20
 """Intended size of the answer to one request. The number of entries is chosen by the mean size of the entries so far.
 The transport's own bound is larger."""
-_ENTRIES_AT_FIRST: Final = 16
+_INITIAL_ENTRIES: Final = 16
 _BACKOFF_S: Final = 0.25
 _NOTHING: Final = EntryRuns(())
 _RETRIED: Final = frozenset({Status.TOO_MANY_REQUESTS, Status.TIMEOUT, Status.UNREACHABLE})
@@ -40,7 +40,7 @@ class Copies:
     """The copies of a ledger on a bookie."""
 
     held: ListReply
-    """The held entries, as returned by ``HeldEntries.held``. The status is CORRUPT if any other entry is damaged."""
+    """The held entries, as from ``HeldEntriesReader.held``. The status is CORRUPT if any other entry is damaged."""
     unread: EntryRuns = _NOTHING
     """Wanted entries that the bookie could not read: damaged copies."""
     damaged: EntryRuns = _NOTHING
@@ -48,7 +48,7 @@ class Copies:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldEntries:
+class HeldEntriesReader:
     """Asks bookies for the entries that they hold. Each request has its own deadline and few attempts."""
 
     transport: Transport
@@ -109,7 +109,7 @@ class HeldEntries:
         """Return the entries that the bookie lists; UNSUPPORTED if it does not list."""
         for attempt in itertools.count(1):
             reply = await self.transport.ask(bookie, ListEntries(ledger_id), self.timeout_s)
-            if not await self._is_again(reply.status, attempt):
+            if not await self._wait_before_retry(reply.status, attempt):
                 return reply
         raise AssertionError("unreachable: counting has no end")
 
@@ -143,11 +143,11 @@ class HeldEntries:
         """Read entries, and repeat a request without an answer."""
         for attempt in itertools.count(1):
             reply = await self.transport.ask(bookie, Read(ledger_id, entry_ids), self.timeout_s)
-            if reply.results or not await self._is_again(reply.status, attempt):
+            if reply.results or not await self._wait_before_retry(reply.status, attempt):
                 return reply
         raise AssertionError("unreachable: counting has no end")
 
-    async def _is_again(self, status: Status, attempt: int) -> bool:
+    async def _wait_before_retry(self, status: Status, attempt: int) -> bool:
         if status not in _RETRIED or attempt >= self.attempts_max:
             return False
         await self.clock.sleep(_BACKOFF_S * 2**attempt)
@@ -158,7 +158,7 @@ class HeldEntries:
 class _Probe:
     """The state of one probe, shared by its concurrent reads."""
 
-    to: HeldEntries
+    to: HeldEntriesReader
     bookie: BookieId
     ledger_id: LedgerId
     wanted: Iterator[EntryId]
@@ -189,9 +189,9 @@ class _Probe:
 
     def _chunk_entries(self) -> int:
         if not self._answered:
-            return _ENTRIES_AT_FIRST
+            return _INITIAL_ENTRIES
         mean = max(1, self._bytes // self._answered)
-        return max(1, min(_ANSWER_BYTES // mean, READ_ENTRIES_MAX))
+        return max(1, min(_TARGET_ANSWER_BYTES // mean, READ_ENTRIES_MAX))
 
     async def _read(self, chunk: list[EntryId]) -> list[EntryId]:
         """Read the part of ``chunk`` that fits into one answer; return the rest."""

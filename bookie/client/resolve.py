@@ -12,29 +12,29 @@ from bookie.model.ids import BookieId
 from bookie.runtime.clock import Clock
 from bookie.wire.resolver import APACHE_PROTOCOL, GRPC_PROTOCOL, BookieAddress
 
-_FRESH_S: Final = 2.0
+_CACHE_TTL_S: Final = 2.0
 """Time for which an answer is used. A restarted bookie may come back on another port within a second or two."""
-_REMEMBERED_MAX: Final = 10_000
+_CACHED_ADDRESSES_MAX: Final = 10_000
 """Maximum number of cached answers, more than a cluster has bookies. The bound is necessary because a bookie looks up
 any id that a request to copy contains."""
-_UNGUARDED_S: Final = 30.0
+_APACHE_ADDRESS_TTL_S: Final = 30.0
 """Time for which an address of Apache's protocol remains valid while the store does not answer. The registration of a
 dead bookie lasts as long as its session, ten to thirty seconds, so an address of this age is as good as a registered
 one."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Remembered:
+class _CachedAddress:
     address: BookieAddress | None
     until_s: float
     seen_s: float
     """The time of the store's last answer."""
 
-    def stands_at(self, now_s: float) -> bool:
+    def is_usable_at(self, now_s: float) -> bool:
         """Whether the address may be used while the store does not answer."""
         if self.address is None:
             return False
-        return self.address.protocol != APACHE_PROTOCOL or now_s - self.seen_s < _UNGUARDED_S
+        return self.address.protocol != APACHE_PROTOCOL or now_s - self.seen_s < _APACHE_ADDRESS_TTL_S
 
 
 class RegistrationResolver:
@@ -51,7 +51,7 @@ class RegistrationResolver:
         self._registrations = registrations
         self._clock = clock
         self._patience_s = patience_s
-        self._remembered: dict[BookieId, _Remembered] = {}
+        self._remembered: dict[BookieId, _CachedAddress] = {}
 
     async def resolve(self, bookie: BookieId) -> BookieAddress | None:
         """Return the address of a bookie's gRPC endpoint, else of its Apache endpoint; None if it has neither.
@@ -59,8 +59,8 @@ class RegistrationResolver:
         While the store does not answer, the last address remains valid. An address with an incarnation also remains
         valid after the registration is deleted: a bookie continues to serve after its ZooKeeper session has ended, and
         the incarnation in each request prevents answers from another bookie on the same port. Apache's protocol has no
-        incarnations. So its addresses end with the registration, or ``_UNGUARDED_S`` after the store's last answer: the
-        "never stored" of another bookie must not be taken for the answer of this one (S6, R145).
+        incarnations. So its addresses end with the registration, or ``_APACHE_ADDRESS_TTL_S`` after the store's last
+        answer: the "never stored" of another bookie must not be taken for the answer of this one (S6, R145).
 
         Raises:
             StoreUnavailableError: no answer, and no address that is still valid; the address is unknown.
@@ -68,7 +68,7 @@ class RegistrationResolver:
         known, now_s = self._remembered.get(bookie), self._clock.monotonic_s()
         if known is not None and now_s < known.until_s:
             return known.address
-        valid = known if known is not None and known.stands_at(now_s) else None
+        valid = known if known is not None and known.is_usable_at(now_s) else None
         try:
             # A store without a connection would delay the request beyond its own deadline.
             async with asyncio.timeout(None if valid is None else self._patience_s):
@@ -81,9 +81,9 @@ class RegistrationResolver:
             seen_s = now_s
             if address is None and known is not None and known.address is not None and known.address.incarnation:
                 address = known.address
-        if bookie not in self._remembered and len(self._remembered) >= _REMEMBERED_MAX:
+        if bookie not in self._remembered and len(self._remembered) >= _CACHED_ADDRESSES_MAX:
             del self._remembered[next(iter(self._remembered))]
-        self._remembered[bookie] = _Remembered(address, self._clock.monotonic_s() + _FRESH_S, seen_s)
+        self._remembered[bookie] = _CachedAddress(address, self._clock.monotonic_s() + _CACHE_TTL_S, seen_s)
         return address
 
     async def _look_up(self, bookie: BookieId) -> BookieAddress | None:

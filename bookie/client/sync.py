@@ -37,8 +37,8 @@ from bookie.runtime.loop_thread import LoopThread, Started
 
 _PositionT = TypeVar("_PositionT")
 
-_WAITING_ENTRIES: Final = 512
-_WAITING_BYTES: Final = 4 << 20
+_WAITING_ENTRIES_MAX: Final = 512
+_WAITING_BYTES_MAX: Final = 4 << 20
 """Maximum entries, and maximum bytes, of ``append_all`` that wait for room in the pipeline of the writer."""
 
 
@@ -142,11 +142,11 @@ class SyncLog:
         return self._loop.run(self._log.info())
 
 
-class _Submits(Protocol[_PositionT]):
+class _Submitter(Protocol[_PositionT]):
     def submit(self, payload: bytes) -> Coroutine[Any, Any, asyncio.Future[_PositionT]]: ...
 
 
-def _append_all(loop: LoopThread, writer: _Submits[_PositionT], payloads: Iterable[bytes]) -> list[_PositionT]:
+def _append_all(loop: LoopThread, writer: _Submitter[_PositionT], payloads: Iterable[bytes]) -> list[_PositionT]:
     """Append each entry as soon as ``payloads`` yields it in this thread. The iterable may wait and use this client."""
     admitted: collections.deque[tuple[int, Started[asyncio.Future[_PositionT]]]] = collections.deque()
     acknowledgements: list[asyncio.Future[_PositionT]] = []
@@ -154,7 +154,7 @@ def _append_all(loop: LoopThread, writer: _Submits[_PositionT], payloads: Iterab
     for payload in payloads:
         admitted.append((len(payload), loop.start(writer.submit(payload))))
         waiting_bytes += len(payload)
-        while len(admitted) > _WAITING_ENTRIES or waiting_bytes > _WAITING_BYTES:
+        while len(admitted) > _WAITING_ENTRIES_MAX or waiting_bytes > _WAITING_BYTES_MAX:
             size, future = admitted.popleft()
             acknowledgements.append(future.result())
             waiting_bytes -= size

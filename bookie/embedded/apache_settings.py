@@ -24,13 +24,13 @@ appender.out.layout.pattern = {pattern}
 rootLogger.level = warn
 rootLogger.appenderRef.out.ref = out
 """
-_TEXT_ONLY: Final = "%m%replace{ %X}{^ [{][}]$}{}%n%rEx{12}"
+_SHELL_LOG_PATTERN: Final = "%m%replace{ %X}{^ [{][}]$}{}%n%rEx{12}"
 """The message and its attributes, if any: release 4.18 logs values as attributes of a constant message."""
-_WITH_TIME: Final = "%d{yyyy-MM-dd'T'HH:mm:ss.SSSXXX} %p %c{1} " + _TEXT_ONLY
+_BOOKIE_LOG_PATTERN: Final = "%d{yyyy-MM-dd'T'HH:mm:ss.SSSXXX} %p %c{1} " + _SHELL_LOG_PATTERN
 
-_LOGGED: Final = ("org.apache.bookkeeper.common.component.ComponentStarter",)
+_BOOKIE_LOGGERS: Final = ("org.apache.bookkeeper.common.component.ComponentStarter",)
 """Logger of the line that is printed once everything has started."""
-_LOGGED_BY_SHELL: Final = ("org.apache.bookkeeper.tools", "org.apache.bookkeeper.bookie.BookieShell")
+_SHELL_LOGGERS: Final = ("org.apache.bookkeeper.tools", "org.apache.bookkeeper.bookie.BookieShell")
 """Apache's shell prints most of its answers to the log."""
 
 
@@ -165,8 +165,8 @@ def write_settings(path: Path, settings: Mapping[str, str]) -> None:
 
 def write_log_settings(path: Path, *, is_shell: bool) -> None:
     """Write a log configuration for warnings, and for the line about a started server or the answers of the shell."""
-    text = _LOG4J.replace("{pattern}", _TEXT_ONLY if is_shell else _WITH_TIME)
-    for number, name in enumerate(_LOGGED_BY_SHELL if is_shell else _LOGGED):
+    text = _LOG4J.replace("{pattern}", _SHELL_LOG_PATTERN if is_shell else _BOOKIE_LOG_PATTERN)
+    for number, name in enumerate(_SHELL_LOGGERS if is_shell else _BOOKIE_LOGGERS):
         text += f"logger.l{number}.name = {name}\nlogger.l{number}.level = info\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

@@ -38,7 +38,7 @@ _KILL_DEADLINE_S: Final = 10.0
 _TAIL_BYTES: Final = 16_384
 _READ_BYTES: Final = 1 << 16
 
-_START_WITH_WATCH: Final = """\
+_WATCHDOG_SCRIPT: Final = """\
 exec 3<&0 </dev/null
 { read -r _ <&3; kill -s KILL 0; } >/dev/null 2>&1 &
 exec "$@" 3<&-
@@ -81,7 +81,7 @@ class ManagedProcess:
         with log_path.open("ab") as log:
             log_offset = log.tell()
             process = subprocess.Popen(
-                ["/bin/sh", "-c", _START_WITH_WATCH, name, *arguments],
+                ["/bin/sh", "-c", _WATCHDOG_SCRIPT, name, *arguments],
                 stdin=subprocess.PIPE,  # the watch blocks on this pipe; closed on exec in other children
                 stdout=log,
                 stderr=log,

@@ -5,8 +5,8 @@ from these files, or from environment variables, for each new connection (``stor
 certificate or password takes effect without a restart.
 
 **One access per process.** All connections of a process use the same access, so none can be left out
-(docs/decisions/0062). It is set once, at the start of the process (``use_access``). Otherwise it is read from the
-environment, so child processes inherit it.
+(docs/decisions/0062). It is set once, at the start of the process (``set_current_access``). Otherwise it is read from
+the environment, so child processes inherit it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ DEFAULT_STATE_ROOT: Final = "/bkheal"
 
 _STATE_ROOT: Final = re.compile(r"(/[A-Za-z0-9._-]+)+")
 _STATE_ROOT_CHARACTERS_MAX: Final = 200
-_OF_ZOOKEEPER: Final = "/zookeeper"
-_LETTERS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
+_ZOOKEEPER_SYSTEM_PATH: Final = "/zookeeper"
+_PERMISSION_BITS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
 _ALL: Final = 31
 _ENTRIES_MAX: Final = 64
 _ACL_BYTES_MAX: Final = 16 * 1024
@@ -221,8 +221,8 @@ def _state_root_problem(path: str) -> str:
     if len(path) > _STATE_ROOT_CHARACTERS_MAX:
         return f"is longer than {_STATE_ROOT_CHARACTERS_MAX} characters"
     return (
-        f"belongs to ZooKeeper: use a path outside of {_OF_ZOOKEEPER}"
-        if f"{path}/".startswith(f"{_OF_ZOOKEEPER}/")
+        f"belongs to ZooKeeper: use a path outside of {_ZOOKEEPER_SYSTEM_PATH}"
+        if f"{path}/".startswith(f"{_ZOOKEEPER_SYSTEM_PATH}/")
         else ""
     )
 
@@ -257,34 +257,34 @@ def _bytes_of(acl: Acl) -> int:
 def _entry(text: str) -> AclEntry:
     scheme, colon, rest = text.partition(":")
     identity, last, letters = rest.rpartition(":")
-    if not (scheme and colon and last and letters) or not set(letters) <= _LETTERS.keys():
+    if not (scheme and colon and last and letters) or not set(letters) <= _PERMISSION_BITS.keys():
         raise ZooKeeperAccessError(
             f"zk_acl: {text!r} is not an ACL entry: write scheme:identity:permissions, with letters of "
             "cdrwa (create, delete, read, write, admin)"
         )
-    return AclEntry(sum(_LETTERS[letter] for letter in set(letters)), scheme, identity)
+    return AclEntry(sum(_PERMISSION_BITS[letter] for letter in set(letters)), scheme, identity)
 
 
 PLAIN_ACCESS: Final = ZooKeeperAccess()
 """No TLS, no login, open ACLs: for a ZooKeeper on loopback or in a trusted network."""
 
-_in_use: list[ZooKeeperAccess] = []
+_process_access: list[ZooKeeperAccess] = []
 
 
-def use_access(access: ZooKeeperAccess) -> None:
+def set_current_access(access: ZooKeeperAccess) -> None:
     """Set the access of this process. Call it at the start, before any connection."""
-    _in_use[:] = [access]
+    _process_access[:] = [access]
 
 
-def access_in_use() -> ZooKeeperAccess:
+def current_access() -> ZooKeeperAccess:
     """Return the access of this process, or that of its environment if none was set.
 
     Raises:
         ConfigurationError: the environment has unusable values.
     """
-    if not _in_use:
-        use_access(access_from_environment(os.environ))
-    return _in_use[0]
+    if not _process_access:
+        set_current_access(access_from_environment(os.environ))
+    return _process_access[0]
 
 
 def access_from_environment(environment: Mapping[str, str]) -> ZooKeeperAccess:
@@ -326,7 +326,7 @@ def use_plain_access() -> None:
     kept = without_access(os.environ)
     for name in [name for name in os.environ if name not in kept]:
         del os.environ[name]
-    use_access(PLAIN_ACCESS)
+    set_current_access(PLAIN_ACCESS)
 
 
 def without_access(environment: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Final
 from bookie.metadata.layout import INSTANCE_ID, LAYOUT, LayoutKind, available_path
 from bookie.metadata.migration import check_not_migrating, migration_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, ensure_path, parent_of, reread
-from bookie.metadata.own_state import check_apart, check_state_root, record_path
+from bookie.metadata.own_state import check_roots_separate, check_state_root, record_path
 from bookie.metadata.port import (
     AccessDeniedError,
     Create,
@@ -25,16 +25,16 @@ from bookie.model.errors import ConflictError, PermanentError
 
 _LAYOUT_FORMAT: Final = 2
 _MANAGER_VERSION: Final = "1"
-_FIRST_FORMAT_NAMES: Final = {"hierarchical": LayoutKind.HIERARCHICAL, "flat": LayoutKind.FLAT}
+_V1_LAYOUT_KINDS: Final = {"hierarchical": LayoutKind.HIERARCHICAL, "flat": LayoutKind.FLAT}
 """Format 1 held a short name in place of the class."""
 
-_OTHER_MANAGERS: Final = {
+_UNSUPPORTED_MANAGERS: Final = {
     "MSLedgerManagerFactory": ". A metastore keeps its ledgers outside of the ZooKeeper tree",
     "LegacyHierarchicalLedgerManagerFactory": ". Apache's own clients refuse this one in a URI as well",
 }
 
 
-_LONG_ALONE: Final = "000/0000/0000"
+_LONG_TREE_PROBE: Final = "000/0000/0000"
 """Parent of small ledger ids in the layout longhierarchical; the hierarchical one never has it."""
 
 
@@ -70,7 +70,7 @@ async def format_cluster(
         StateRootError: the root and the state root of this process contain each other; nothing was changed.
         StoreUnavailableError, WriteOutcomeUnknownError: see ``MetadataStore.multi``.
     """
-    check_apart(root)
+    check_roots_separate(root)
     instance_id = str(uuid.UUID(int=rng.getrandbits(128), version=4)).encode()
     operations: list[Operation] = [
         Create(root),
@@ -162,10 +162,11 @@ async def _kind_without_layout(store: MetadataStore, root: str, wanted: str | No
         raise NotAClusterError(f"{about}. {hint}; otherwise its LAYOUT was lost, and must be put back")
     if wanted != LayoutKind.HIERARCHICAL.value:
         raise NotAClusterError(f"{about}, and the URI asks for {wanted}. {hint}")
-    if await store.stat(f"{root}/{_LONG_ALONE}") is not None:
+    if await store.stat(f"{root}/{_LONG_TREE_PROBE}") is not None:
         raise NotAClusterError(
-            f"the cluster at {root} has no LAYOUT node, and keeps small ledger ids in a long tree ({_LONG_ALONE}): it "
-            "is not of the layout hierarchical, which the URI asks for. Its LAYOUT was lost, and must be put back"
+            f"the cluster at {root} has no LAYOUT node, and keeps small ledger ids in a long tree "
+            f"({_LONG_TREE_PROBE}): it does not have the layout hierarchical, which the URI names. Its LAYOUT node was "
+            "lost, and must be restored"
         )
     return LayoutKind.HIERARCHICAL
 
@@ -191,9 +192,9 @@ def decode_layout(data: bytes, root: str) -> LayoutKind:
             f"the cluster at {root} has version {manager_version[:20]!r} of the layout {name[:200]!r}; "
             f"supported: version {_MANAGER_VERSION}"
         )
-    kinds = _FIRST_FORMAT_NAMES if version.strip() == "1" else {kind.factory: kind for kind in LayoutKind}
+    kinds = _V1_LAYOUT_KINDS if version.strip() == "1" else {kind.factory: kind for kind in LayoutKind}
     if name not in kinds:
         supported = ", ".join(kind.value for kind in LayoutKind)
-        why = _OTHER_MANAGERS.get(name.rpartition(".")[2], "")
+        why = _UNSUPPORTED_MANAGERS.get(name.rpartition(".")[2], "")
         raise NotAClusterError(f"the cluster at {root} is of the layout {name[:200]!r}; supported: {supported}{why}")
     return kinds[name]

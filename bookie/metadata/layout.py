@@ -28,11 +28,11 @@ Source: docs/formats.md#ledger-paths.
 """
 
 _FACTORY_PACKAGE: Final = "org.apache.bookkeeper.meta."
-_SHORT_TOP: Final = re.compile(r"[0-9]{2}")
-_LONG_TOP: Final = re.compile(r"[0-9]{3}")
-_INNER: Final = re.compile(r"[0-9]{4}")
+_SHORT_TOP_PATTERN: Final = re.compile(r"[0-9]{2}")
+_LONG_TOP_PATTERN: Final = re.compile(r"[0-9]{3}")
+_INNER_PATTERN: Final = re.compile(r"[0-9]{4}")
 _LEAF: Final = re.compile(r"L[0-9]{4}")
-_FLAT: Final = re.compile(r"L[0-9]{10,19}")
+_FLAT_LEAF_PATTERN: Final = re.compile(r"L[0-9]{10,19}")
 _TASK_LEVEL: Final = re.compile(r"[0-9a-f]{4}")
 _TASK: Final = re.compile(r"urL([0-9]{10,19})")
 
@@ -83,7 +83,7 @@ def ledger_ids_under(kind: LayoutKind, root: str, parent: str, names: Sequence[s
     So are ids with another path in this layout: no client would find such a ledger by its id.
     """
     if kind is LayoutKind.FLAT:
-        is_short, base, pattern = True, 0 if parent == root else None, _FLAT
+        is_short, base, pattern = True, 0 if parent == root else None, _FLAT_LEAF_PATTERN
     else:
         is_short, base = _leaf_base(kind, root, parent)
         pattern = _LEAF
@@ -98,23 +98,25 @@ def ledger_ids_under(kind: LayoutKind, root: str, parent: str, names: Sequence[s
 def _leaf_base(kind: LayoutKind, root: str, parent: str) -> tuple[bool, int | None]:
     """Whether a parent of ledgers is in the short tree, and the id of its ledger ``L0000``; None for other paths."""
     top, *inner = parent[len(root) + 1 :].split("/") if parent.startswith(root + "/") else [""]
-    is_short = kind is LayoutKind.HIERARCHICAL and bool(_SHORT_TOP.fullmatch(top))
-    is_top = is_short or bool(_LONG_TOP.fullmatch(top))
-    if not is_top or len(inner) != (1 if is_short else 3) or not all(map(_INNER.fullmatch, inner)):
+    is_short = kind is LayoutKind.HIERARCHICAL and bool(_SHORT_TOP_PATTERN.fullmatch(top))
+    is_top = is_short or bool(_LONG_TOP_PATTERN.fullmatch(top))
+    if not is_top or len(inner) != (1 if is_short else 3) or not all(map(_INNER_PATTERN.fullmatch, inner)):
         return is_short, None
     return is_short, int(top + "".join(inner)) * 10_000
 
 
 def top_names(kind: LayoutKind, names: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Names at the top of the short and of the long tree among the root's children, each sorted."""
-    short = sorted(name for name in names if _SHORT_TOP.fullmatch(name)) if kind is LayoutKind.HIERARCHICAL else []
-    long = sorted(name for name in names if _LONG_TOP.fullmatch(name)) if kind is not LayoutKind.FLAT else []
+    short = (
+        sorted(name for name in names if _SHORT_TOP_PATTERN.fullmatch(name)) if kind is LayoutKind.HIERARCHICAL else []
+    )
+    long = sorted(name for name in names if _LONG_TOP_PATTERN.fullmatch(name)) if kind is not LayoutKind.FLAT else []
     return short, long
 
 
 def inner_names(names: tuple[str, ...]) -> list[str]:
     """Names of the ledger tree's inner nodes among ``names``, sorted."""
-    return sorted(name for name in names if _INNER.fullmatch(name))
+    return sorted(name for name in names if _INNER_PATTERN.fullmatch(name))
 
 
 def task_level_names(names: Sequence[str]) -> list[str]:

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-READ_AT_ONCE: Final = 1500
+READS_PER_BATCH: Final = 1500
 """Number of nodes that a listing reads at a time: several requests of a bulk reader, and little memory."""
 STEP: Final = 200
 """Number of items that a listing decodes or judges before it yields to the event loop: a few milliseconds of work."""
@@ -291,10 +291,10 @@ async def create_missing(store: MetadataStore, paths: Sequence[str], root: str) 
 
 def batches(operations: Iterable[Operation]) -> Iterator[list[Operation]]:
     """Yield ``operations`` in order, in parts of at most one ``multi``."""
-    return batches_of((operation,) for operation in operations)
+    return group_batches((operation,) for operation in operations)
 
 
-def batches_of(groups: Iterable[Sequence[Operation]]) -> Iterator[list[Operation]]:
+def group_batches(groups: Iterable[Sequence[Operation]]) -> Iterator[list[Operation]]:
     """As ``batches``, with each group in one part. No group may be too large for one ``multi``.
 
     A part is yielded as soon as the next group does not fit into it.

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
-from bookie.metadata.access import DEFAULT_STATE_ROOT, access_in_use
+from bookie.metadata.access import DEFAULT_STATE_ROOT, current_access
 from bookie.metadata.layout import UNDERREPLICATION
 from bookie.metadata.nodes import create_with_parents, reread
 from bookie.metadata.port import AccessDeniedError, MetadataStore, NodeExistsError, WriteOutcomeUnknownError
@@ -74,7 +74,7 @@ class StateRecord:
 
 def own_path(kind: str, ledgers_root: str) -> str:
     """Path of the state of one ``kind`` about the cluster at ``ledgers_root``, below the root of this process."""
-    return state_path(access_in_use().state_root, kind, ledgers_root)
+    return state_path(current_access().state_root, kind, ledgers_root)
 
 
 def state_path(state_root: str, kind: str, ledgers_root: str) -> str:
@@ -87,13 +87,13 @@ def record_path(ledgers_root: str) -> str:
     return f"{ledgers_root}/{UNDERREPLICATION}/{_RECORD}"
 
 
-def check_apart(ledgers_root: str) -> None:
+def check_roots_separate(ledgers_root: str) -> None:
     """Refuse a ledgers root that contains the state root of this process, or is contained in it.
 
     Raises:
         StateRootError: one of them contains the other.
     """
-    if why := refusal(access_in_use().state_root, ledgers_root, None):
+    if why := refusal(current_access().state_root, ledgers_root, None):
         raise StateRootError(why)
 
 
@@ -109,10 +109,10 @@ async def check_state_root(store: MetadataStore, ledgers_root: str, record: byte
         StateRootError: the cluster has another state root, or the state root and the ledgers root contain each other.
         StoreUnavailableError: no answer.
     """
-    root = access_in_use().state_root
+    root = current_access().state_root
     if why := refusal(root, ledgers_root, record):
         raise StateRootError(why)
-    if root != DEFAULT_STATE_ROOT and (why := await _used_by_default(store, ledgers_root)):
+    if root != DEFAULT_STATE_ROOT and (why := await _default_root_evidence(store, ledgers_root)):
         raise StateRootError(
             f"bkheal's state about the cluster at {ledgers_root} is below {DEFAULT_STATE_ROOT} ({why}), and this "
             f"process was given --state-root {root}. Use {DEFAULT_STATE_ROOT}; or stop every process of bkheal and "
@@ -173,7 +173,7 @@ async def claim_state_root(store: MetadataStore, ledgers_root: str) -> None:
         StateRootError: another root was recorded in the meantime.
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; claiming again is safe.
     """
-    root = access_in_use().state_root
+    root = current_access().state_root
     if root == DEFAULT_STATE_ROOT:
         return
     path = record_path(ledgers_root)
@@ -187,7 +187,7 @@ async def claim_state_root(store: MetadataStore, ledgers_root: str) -> None:
         raise StateRootError(why)
 
 
-async def _used_by_default(store: MetadataStore, ledgers_root: str) -> str:
+async def _default_root_evidence(store: MetadataStore, ledgers_root: str) -> str:
     """Return evidence of this cluster's state below the default root; empty if there is none."""
     paths = [state_path(DEFAULT_STATE_ROOT, kind, ledgers_root) for kind in SHARED_KINDS]
     try:

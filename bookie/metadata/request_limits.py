@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from bookie.metadata.access import access_in_use
+from bookie.metadata.access import current_access
 from bookie.metadata.port import (
     MULTI_OPS_MAX,
     NODE_DATA_MAX,
@@ -23,14 +23,14 @@ from bookie.metadata.port import (
     SetData,
 )
 
-_WITH_DATA: Final = (Create, SetData)
+_OPERATIONS_WITH_DATA: Final = (Create, SetData)
 PATH_BYTES_MAX: Final = 4096
 """bkheal's paths are shorter. The bound keeps an overlong name from making a request too large."""
 
-_CREATE_FIELDS: Final = 21
+_CREATE_FIELDS_BYTES: Final = 21
 """Bytes of a create in a request, in addition to its path, data and ACL."""
 
-_KNOWN_PATHS: Final = 4096
+_PATH_CACHE_SIZE: Final = 4096
 """Number of cached results: the repair of a ledger uses the same few paths several times."""
 
 # ZooKeeper refuses empty and relative parts, control characters, surrogates and characters for private use. It checks
@@ -50,7 +50,7 @@ def check_path(path: str) -> None:
         raise RequestRefusedError(f"not a path of the metadata store: {path[:200]!r}")
 
 
-@lru_cache(_KNOWN_PATHS)
+@lru_cache(_PATH_CACHE_SIZE)
 def _is_path(path: str) -> bool:
     return len(path) <= PATH_BYTES_MAX and _PATH.fullmatch(path) is not None
 
@@ -75,13 +75,13 @@ def check_multi(operations: Sequence[Operation]) -> int:
     if len(operations) > MULTI_OPS_MAX:
         raise NodeTooLargeError(f"a multi of {len(operations)} operations: at most {MULTI_OPS_MAX} fit, split it")
     size = OPERATION_OVERHEAD * len(operations)
-    longer = _longer_create()
+    longer = _extra_create_bytes()
     for operation in operations:
         path = operation.path
         if not _is_path(path):
             check_path(path)
         size += len(path) if path.isascii() else len(path.encode())
-        if isinstance(operation, _WITH_DATA):
+        if isinstance(operation, _OPERATIONS_WITH_DATA):
             size += len(operation.data)
             if longer and isinstance(operation, Create):
                 size += longer
@@ -95,10 +95,10 @@ def operation_size(operation: Operation) -> int:
     path = operation.path
     size = OPERATION_OVERHEAD + (len(path) if path.isascii() else len(path.encode()))
     if isinstance(operation, Create):
-        size += _longer_create()
-    return size + len(operation.data) if isinstance(operation, _WITH_DATA) else size
+        size += _extra_create_bytes()
+    return size + len(operation.data) if isinstance(operation, _OPERATIONS_WITH_DATA) else size
 
 
-def _longer_create() -> int:
+def _extra_create_bytes() -> int:
     """Bytes of a create beyond ``OPERATION_OVERHEAD``, because it contains the ACL of this process's new nodes."""
-    return max(0, _CREATE_FIELDS + access_in_use().acl_bytes - OPERATION_OVERHEAD)
+    return max(0, _CREATE_FIELDS_BYTES + current_access().acl_bytes - OPERATION_OVERHEAD)

@@ -22,7 +22,7 @@ _EXAMPLE: Final = "zk://zk1:2181;zk2:2181/ledgers"
 _PULSAR_EXAMPLE: Final = "metadata-store:zk:zk1:2181,zk2:2181"
 _LAYOUTS: Final = frozenset({"hierarchical", "longhierarchical", "flat"})
 _ANY_LAYOUT: Final = frozenset({"null", "none"})
-_OTHER_LAYOUTS: Final = {
+_UNSUPPORTED_LAYOUTS: Final = {
     "ms": "the metastore layout keeps its ledgers outside the ZooKeeper tree",
     "legacyhierarchical": "Apache's own clients refuse it in a URI as well; leave the layout out",
 }
@@ -31,9 +31,11 @@ _OTHER_LAYOUTS: Final = {
 PULSAR_DRIVER: Final = "metadata-store"
 """Scheme of a URI of Pulsar's metadata driver, which has no ``//``."""
 _PULSAR_LAYOUT: Final = "hierarchical"
-_ONLY_ZOOKEEPER: Final = "metadata in {} is not supported, only in ZooKeeper"
-_OTHER_STORES: Final = {"etcd": "etcd", "oxia": "Oxia", "rocksdb": "RocksDB", "memory": "memory"}
-_OF_A_BROKER: Final = "without // it is the address of a broker's metadata; a bookie's begins with metadata-store:"
+_UNSUPPORTED_STORE_MESSAGE: Final = "metadata in {} is not supported, only in ZooKeeper"
+_UNSUPPORTED_STORES: Final = {"etcd": "etcd", "oxia": "Oxia", "rocksdb": "RocksDB", "memory": "memory"}
+_BROKER_ADDRESS_HINT: Final = (
+    "without // it is the address of a broker's metadata; a bookie's begins with metadata-store:"
+)
 
 
 class InvalidUriError(PermanentError):
@@ -61,11 +63,11 @@ def parse_uri(text: str) -> MetadataUri:
     driver, _, store = text.strip().partition(":")
     if driver.lower() == PULSAR_DRIVER:
         return _pulsar_uri(text, store)
-    if (name := _OTHER_STORES.get(driver.lower())) is not None:
-        raise _refuse(text, _ONLY_ZOOKEEPER.format(name))
+    if (name := _UNSUPPORTED_STORES.get(driver.lower())) is not None:
+        raise _refuse(text, _UNSUPPORTED_STORE_MESSAGE.format(name))
     scheme, separator, rest = text.strip().partition("://")
     if not separator and driver.lower() == "zk" and store:
-        raise _refuse(text, _OF_A_BROKER, _PULSAR_EXAMPLE)
+        raise _refuse(text, _BROKER_ADDRESS_HINT, _PULSAR_EXAMPLE)
     if not separator:
         raise _refuse(text, "it has no scheme")
     layout = _layout(text, scheme.lower())
@@ -77,8 +79,8 @@ def parse_uri(text: str) -> MetadataUri:
 def _pulsar_uri(text: str, store: str) -> MetadataUri:
     """``zk:<hosts>[/<chroot>]``, after the name of Pulsar's driver."""
     kind, _, address = store.partition(":")
-    if kind.lower() in _OTHER_STORES:
-        raise _refuse(text, _ONLY_ZOOKEEPER.format(_OTHER_STORES[kind.lower()]), _PULSAR_EXAMPLE)
+    if kind.lower() in _UNSUPPORTED_STORES:
+        raise _refuse(text, _UNSUPPORTED_STORE_MESSAGE.format(_UNSUPPORTED_STORES[kind.lower()]), _PULSAR_EXAMPLE)
     if kind.lower() != "zk" or address.startswith("//"):
         raise _refuse(text, "Pulsar's driver names ZooKeeper as zk:, followed by the hosts", _PULSAR_EXAMPLE)
     authority, _, path = address.partition("/")
@@ -105,7 +107,7 @@ def _layout(text: str, scheme: str) -> str | None:
         return layout
     if layout in _ANY_LAYOUT:
         return None
-    why = _OTHER_LAYOUTS.get(layout, f"known layouts are {', '.join(sorted(_LAYOUTS))}")
+    why = _UNSUPPORTED_LAYOUTS.get(layout, f"known layouts are {', '.join(sorted(_LAYOUTS))}")
     raise _refuse(text, f"the layout {layout!r} is not supported: {why}")
 
 

@@ -4,8 +4,8 @@ A bookie of a striped ledger holds a short run of entries out of every few entri
 groups of runs with the same size and the same distance: a striped fragment is one group, whatever its length. In the
 worst case, a set of n irregular runs has n groups.
 
-Operations with a step for each group are also available as generators. These pause after ``GROUPS_AT_ONCE`` groups, so
-that a caller with an event loop can run other tasks (``bookie.runtime.waiting.in_turns``).
+Operations with a step for each group are also available as generators. These pause after ``GROUPS_PER_STEP`` groups, so
+that a caller with an event loop can run other tasks (``bookie.runtime.waiting.run_cooperatively``).
 
 Source: docs/formats.md#entry-lists.
 """
@@ -33,7 +33,7 @@ _ENTRY_ID_MAX: Final = (1 << 63) - 2
 EXPANDED_RUNS_MAX: Final = 1 << 20
 """Largest number of runs in a list, beyond one for each group. Without this limit, a group of 24 bytes that claims 2^62
 runs would keep this process busy (docs/formats.md#entry-lists)."""
-GROUPS_AT_ONCE: Final = 5000
+GROUPS_PER_STEP: Final = 5000
 """Number of groups processed between two pauses, which takes a few milliseconds."""
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class RunsBuilder:
             assert first >= self._last_start, f"entry {first} after {(self._last_start, end - 1)}"
             if first <= end:
                 if last >= end:
-                    self._lengthen(last)
+                    self._extend_last_run(last)
                 return
             distance = first - self._last_start
             if size == self._size and self._period in (0, distance):
@@ -146,7 +146,7 @@ class RunsBuilder:
                 self._last_start = group.last_start
                 return
 
-    def _lengthen(self, last: int) -> None:
+    def _extend_last_run(self, last: int) -> None:
         """Extend the last run to ``last``."""
         start = self._last_start
         if not self._period:
@@ -161,7 +161,7 @@ class RunsBuilder:
         """Return the set."""
         if not self._size:
             return EntryRuns()
-        return _of_groups((*self._groups, RunGroup(self._first, self._last_start, self._size, self._period)))
+        return _runs_from_groups((*self._groups, RunGroup(self._first, self._last_start, self._size, self._period)))
 
 
 class EntryRuns:
@@ -242,7 +242,7 @@ class EntryRuns:
 
     def between(self, first: int, last: int) -> EntryRuns:
         """Return the part of the set in ``first..last`` (inclusive)."""
-        return _of_groups(tuple(self.groups_within(first, last)))
+        return _runs_from_groups(tuple(self.groups_within(first, last)))
 
     def without(self, removed: EntryRuns) -> EntryRuns:
         """Return the set without the entries of ``removed``, which should have few runs."""
@@ -252,14 +252,14 @@ class EntryRuns:
             groups.extend(self.groups_within(start, first - 1))
             start = last + 1
         groups.extend(self.groups_within(start, _ENTRY_ID_MAX))
-        return _of_groups(tuple(groups))
+        return _runs_from_groups(tuple(groups))
 
     def encode(self) -> bytes:
         """Return Apache's encoding, with a periodic group for each group of runs."""
         return b"".join(self.encoded())
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield Apache's encoding in pieces, of ``GROUPS_AT_ONCE`` groups each.
+        """Yield Apache's encoding in pieces, of ``GROUPS_PER_STEP`` groups each.
 
         A set of more than ``EXPANDED_RUNS_MAX`` runs has a group for each run, because readers refuse so many runs in
         periodic groups.
@@ -274,7 +274,7 @@ class EntryRuns:
         parts = itertools.chain.from_iterable(
             (group,) if is_periodic and _fits(group) else _split(group) for group in self.groups
         )
-        while piece := b"".join(_GROUP.pack(*part) for part in itertools.islice(parts, GROUPS_AT_ONCE)):
+        while piece := b"".join(_GROUP.pack(*part) for part in itertools.islice(parts, GROUPS_PER_STEP)):
             yield piece
 
     @staticmethod
@@ -309,7 +309,7 @@ class EntryRuns:
                 raise InvalidAvailabilityError(f"group {index} unfolds to {group.run_count} runs, too many to hold")
             builder.add_group(group)
             last = group.last
-            if index % GROUPS_AT_ONCE == GROUPS_AT_ONCE - 1:
+            if index % GROUPS_PER_STEP == GROUPS_PER_STEP - 1:
                 yield
         return builder.built()
 
@@ -321,7 +321,7 @@ class EntryRuns:
         builder = RunsBuilder()
         for index, group in enumerate(_merged(one.groups, other.groups)):
             builder.add_group(group)
-            if index % GROUPS_AT_ONCE == GROUPS_AT_ONCE - 1:
+            if index % GROUPS_PER_STEP == GROUPS_PER_STEP - 1:
                 yield
         return builder.built()
 
@@ -340,7 +340,7 @@ def finished(steps: Generator[None, None, T]) -> T:
             return result
 
 
-def _of_groups(groups: tuple[RunGroup, ...]) -> EntryRuns:
+def _runs_from_groups(groups: tuple[RunGroup, ...]) -> EntryRuns:
     made = EntryRuns()
     made.groups = groups
     return made

@@ -11,7 +11,7 @@ from bookie.model.availability import EntryRuns, finished
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 
-COMPARED_AT_ONCE: Final = 50_000
+ENTRIES_COMPARED_PER_STEP: Final = 50_000
 """Number of entries compared between two pauses. It takes a few milliseconds if every second entry begins a run."""
 
 
@@ -31,8 +31,8 @@ def comparing(metadata: LedgerMetadata, bookie: BookieId, held: EntryRuns) -> Ge
         for position, member in enumerate(fragment.members):
             if member != bookie:
                 continue
-            for start in range(fragment.first_entry_id, last + 1, COMPARED_AT_ONCE):
-                where = start, min(last, start + COMPARED_AT_ONCE - 1)
+            for start in range(fragment.first_entry_id, last + 1, ENTRIES_COMPARED_PER_STEP):
+                where = start, min(last, start + ENTRIES_COMPARED_PER_STEP - 1)
                 if metadata.stripe.held_count(position, held, *where) < metadata.stripe.count(position, *where):
                     return False
                 yield

@@ -28,7 +28,7 @@ POLICY_KEY: Final = "EnsemblePlacementPolicyConfig"
 ANY_GROUP: Final = "*"
 _POLICY_CLASS_END: Final = "IsolatedBookieEnsemblePlacementPolicy"
 """End of the current class name, and of the older one with the prefix ``Zk``."""
-_WISHES_MAX: Final = 1024
+_ISOLATION_CACHE_SIZE: Final = 1024
 """Size of the cache of decoded policies; all ledgers of a Pulsar namespace have the same policy."""
 _SHOWN_MAX: Final = 200
 
@@ -163,7 +163,7 @@ def isolation_problem(custom: Iterable[tuple[str, bytes]], groups: BookieGroups)
     return None
 
 
-@lru_cache(maxsize=_WISHES_MAX)
+@lru_cache(maxsize=_ISOLATION_CACHE_SIZE)
 def _decode(data: bytes) -> Isolation | None:
     try:
         content = json.loads(data)

@@ -47,6 +47,6 @@ class Group:
     """Help texts in place of the class's own, by the field's name."""
 
 
-def directories_in(text: str) -> tuple[Path, ...]:
+def parse_directories(text: str) -> tuple[Path, ...]:
     """Return the directories in a comma-separated text."""
     return tuple(Path(part.strip()) for part in text.split(",") if part.strip())

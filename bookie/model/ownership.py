@@ -110,7 +110,7 @@ def owner_names(owner: Owner | None) -> OwnerNames:
     return owner.topic.tenant, owner.topic.namespace, owner.topic.name, owner.component.value, owner.subscription
 
 
-def is_of_pulsar(custom: Mapping[str, bytes]) -> bool:
+def is_written_by_pulsar(custom: Mapping[str, bytes]) -> bool:
     """Return whether Pulsar wrote this custom metadata; ``owner_of`` then returns an owner."""
     return custom.get("application") == b"pulsar"
 
@@ -118,7 +118,7 @@ def is_of_pulsar(custom: Mapping[str, bytes]) -> bool:
 def owner_of(custom: Iterable[tuple[str, bytes]]) -> Owner | None:
     """Return the owner named by custom metadata; None if Pulsar did not write it."""
     values = dict(custom)
-    if not is_of_pulsar(values):
+    if not is_written_by_pulsar(values):
         return None
     try:
         return _owner(values)

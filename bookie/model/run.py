@@ -150,9 +150,9 @@ class RunRecord:
         Misplaced ledgers are findings of the placement check, and everything else belongs to the check of bookies. A
         contained check is complete if the run is, or if the record names it. Records of earlier releases name none.
         """
-        return (self, *(self._as_alone(kind) for kind in self.kind.contained))
+        return (self, *(self._as_single_check(kind) for kind in self.kind.contained))
 
-    def _as_alone(self, kind: RunKind) -> RunRecord:
+    def _as_single_check(self, kind: RunKind) -> RunRecord:
         def is_own(severity: str) -> bool:
             return (severity.lower() == Severity.MISPLACED.label) == (kind is RunKind.PLACEMENT)
 

@@ -48,7 +48,7 @@ class PlacementPolicy:
         wanted = ((Level.REGION, self.min_regions), (Level.ZONE, self.min_zones), (Level.RACK, self.min_racks))
         return tuple((level, min(least, write_quorum)) for level, least in wanted if min(least, write_quorum) > 1)
 
-    def at_most(self, domains: Mapping[Level, int]) -> PlacementPolicy:
+    def limited_to_domains(self, domains: Mapping[Level, int]) -> PlacementPolicy:
         """Return the policy limited to the existing number of domains, according to ``domains``."""
 
         def least(wanted: int, level: Level) -> int:
@@ -68,7 +68,7 @@ def count_domains(places: Iterable[Location]) -> dict[Level, int]:
     return {level: len({domain(where, level) for where in known}) for level in Level}
 
 
-STANDARD: Final = PlacementPolicy()
+DEFAULT_PLACEMENT_POLICY: Final = PlacementPolicy()
 
 
 @dataclass(frozen=True, slots=True)

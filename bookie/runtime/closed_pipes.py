@@ -29,7 +29,7 @@ def prepare_streams() -> None:
     if is_open:
         sys.stdout = _named(sys.stdout)
     if _is_pipe(sys.stderr):
-        buffer = io.BufferedWriter(_Discarding(sys.stderr.fileno(), "w", closefd=False))
+        buffer = io.BufferedWriter(_DiscardingPipe(sys.stderr.fileno(), "w", closefd=False))
         sys.stderr = io.TextIOWrapper(buffer, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
 
 
@@ -63,7 +63,7 @@ def _named(stream: TextIO) -> TextIO:
     )
 
 
-class _Discarding(io.FileIO):
+class _DiscardingPipe(io.FileIO):
     """A pipe that discards all output after its reader has ended."""
 
     @override
@@ -98,7 +98,7 @@ def flush_or_discard(stream: TextIO) -> OSError | None:
 
 
 @contextmanager
-def unread_is_discarded(stream: TextIO) -> Iterator[None]:
+def discard_unread_output(stream: TextIO) -> Iterator[None]:
     """Flush ``stream`` after the body. If its pipe is closed, end the body, and discard all further output.
 
     So the exit code of the process depends on its work, and not on the reader of its output.

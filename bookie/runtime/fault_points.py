@@ -15,12 +15,12 @@ _fires: Callable[[str], bool] | None = None
 
 
 def fault_point(name: str) -> bool:
-    """Return whether to take the unlikely branch ``name``; always False outside ``deciding_by``."""
+    """Return whether to take the unlikely branch ``name``; always False outside ``inject_faults``."""
     return _fires is not None and _fires(name)
 
 
 @contextmanager
-def deciding_by(fires: Callable[[str], bool]) -> Iterator[None]:
+def inject_faults(fires: Callable[[str], bool]) -> Iterator[None]:
     """Let ``fires`` decide each fault point while the block runs. For simulations only; not re-entrant."""
     global _fires
     assert _fires is None, "fault points already have a decider"

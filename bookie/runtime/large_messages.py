@@ -16,7 +16,7 @@ _M_MMAP_THRESHOLD: Final = -3
 _KEPT_BYTES: Final = 64 << 20
 _MAPPED_BYTES_MIN: Final = 32 << 20
 """The largest value accepted by glibc."""
-_GENERATIONS: Final = (10_000, 20, 20)
+_GC_THRESHOLDS: Final = (10_000, 20, 20)
 
 
 def prepare_for_large_messages() -> None:
@@ -33,4 +33,4 @@ def prepare_for_large_messages() -> None:
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
     gc.freeze()
-    gc.set_threshold(*_GENERATIONS)
+    gc.set_threshold(*_GC_THRESHOLDS)

@@ -29,14 +29,14 @@ def address_in_use(
         options: the options for the port and the host, such as ``--http-port`` and ``--http-host``.
         reason: the error of the operating system. If it is None or has no number, it is found by trying to listen.
     """
-    why = _words(reason) if reason is not None and reason.errno else _why_not(host, port)
+    why = _words(reason) if reason is not None and reason.errno else _bind_refusal_reason(host, port)
     return AddressInUseError(
         f"cannot listen on {host_and_port(host, port)} for {what} ({why}): "
         f"stop what listens there, or choose another {' or '.join(options)}"
     )
 
 
-def accept_singly(server: asyncio.Server, backlog: int = 128) -> None:
+def accept_one_at_a_time(server: asyncio.Server, backlog: int = 128) -> None:
     """Let up to ``backlog`` connections wait for a server that was started with ``backlog=1``.
 
     asyncio attempts to accept ``backlog`` connections in one step of the loop. If no file can be opened, each attempt
@@ -52,7 +52,7 @@ def host_and_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _why_not(host: str, port: int) -> str:
+def _bind_refusal_reason(host: str, port: int) -> str:
     """Return the operating system's reason for refusing the address now."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

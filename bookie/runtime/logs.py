@@ -18,7 +18,7 @@ from bookie.model.times import rfc3339
 
 _STANDARD_FIELDS: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
-_CAPPED: Final = {
+_LOG_LEVELS_MIN: Final = {
     "httpcore": logging.WARNING,  # each step of each request, with the headers of the answer
     "httpx": logging.WARNING,  # one line for each request: every second while a command waits for a run
     "kazoo": logging.WARNING,  # prints requests and replies, including the contents of znodes
@@ -47,14 +47,14 @@ def setup_logging(
     env = os.environ if environment is None else environment
     if is_json is None:
         is_json = env.get("LOG_FORMAT", "").lower() == "json"
-    handler = _OurHandler(sys.stderr if stream is None else stream)
+    handler = _BkhealHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter() if is_json else PlainFormatter())
     root = logging.getLogger()
     root.setLevel(level.upper() if isinstance(level, str) else level)
-    for old in [old for old in root.handlers if isinstance(old, _OurHandler)]:
+    for old in [old for old in root.handlers if isinstance(old, _BkhealHandler)]:
         root.removeHandler(old)
     root.addHandler(handler)
-    for name, lowest in _CAPPED.items():
+    for name, lowest in _LOG_LEVELS_MIN.items():
         logging.getLogger(name).setLevel(max(lowest, root.level))
 
 
@@ -87,7 +87,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
-class _OurHandler(logging.StreamHandler[TextIO]):
+class _BkhealHandler(logging.StreamHandler[TextIO]):
     """A handler installed by this module: only these are replaced, not those of test runners and hosts."""
 
 

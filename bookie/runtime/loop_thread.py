@@ -14,9 +14,9 @@ T = TypeVar("T")
 Started = concurrent.futures.Future
 """Work in the loop's thread; ``result`` waits for it."""
 
-_AHEAD: Final = 512
+_ITEMS_AHEAD_MAX: Final = 512
 """Maximum number of items fetched ahead of the consumer."""
-_AHEAD_BYTES: Final = 8 << 20
+_BYTES_AHEAD_MAX: Final = 8 << 20
 """No further item is fetched while the items ahead of the consumer have this many bytes or more."""
 
 
@@ -134,7 +134,7 @@ class _Pump(Generic[T]):
             self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        return len(self._ready) < _AHEAD and self._ready_bytes < _AHEAD_BYTES
+        return len(self._ready) < _ITEMS_AHEAD_MAX and self._ready_bytes < _BYTES_AHEAD_MAX
 
 
 async def _start(source: AsyncGenerator[T, None], bytes_of: Callable[[T], int]) -> _Pump[T]:

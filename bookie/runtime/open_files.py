@@ -35,7 +35,7 @@ def raise_open_files_limit() -> int:
     return wanted
 
 
-def is_lack_of_files(error: BaseException) -> bool:
+def is_open_files_limit_error(error: BaseException) -> bool:
     """Return whether ``error``, or an error that caused it, means that no more files can be opened."""
     cause: BaseException | None = error
     for _ in range(_CAUSES_MAX):

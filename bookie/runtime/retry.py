@@ -63,7 +63,7 @@ class GrowingPause:
         self._max_s = max_s
         self._next_s = first_s
 
-    def next_s(self) -> float:
+    def next_pause_s(self) -> float:
         """Return the pause after one more failure, in seconds."""
         pause_s, self._next_s = self._next_s, min(2 * self._next_s, self._max_s)
         return pause_s

@@ -29,7 +29,7 @@ async def cancel(task: asyncio.Task[Any] | None) -> None:
         await asyncio.wait([task])
 
 
-async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
     """Wait for the end of ``work``, even if the caller is cancelled, and return its result.
 
     ``work`` must have its own deadline. A cancellation is delivered at the caller's next wait.

@@ -15,7 +15,7 @@ STEPS: Final = 12
 """Number of steps of a wait; a pause of the process counts as one step at most."""
 
 
-async def in_turns(steps: Generator[None, None, T]) -> T:
+async def run_cooperatively(steps: Generator[None, None, T]) -> T:
     """Run a generator to its end and return its result. Other tasks of the loop run after each ``yield``."""
     while True:
         try:
@@ -46,7 +46,7 @@ async def within_running_time(seconds: float, work: Coroutine[Any, Any, T]) -> T
     raise TimeoutError(f"no end within {seconds:g} s")
 
 
-async def in_thread_with_place(places: asyncio.Semaphore, work: Callable[[], T]) -> T:
+async def in_bounded_thread(places: asyncio.Semaphore, work: Callable[[], T]) -> T:
     """Run blocking ``work`` in a thread after one of ``places`` is free, and return its result.
 
     If the caller is cancelled, the thread continues, and its result or error is ignored. The place becomes free only
@@ -77,7 +77,7 @@ async def all_or_first_error(works: Iterable[Coroutine[Any, Any, None]]) -> None
         await _end(tasks)
 
 
-async def all_begun_in_turn(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def all_started_in_order(works: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Do the same as ``all_or_first_error``, but start each coroutine before taking the next from ``works``.
 
     So the store already works on the first coroutines while the later ones are created.
@@ -92,7 +92,7 @@ async def all_begun_in_turn(works: Iterable[Coroutine[Any, Any, None]]) -> None:
         await _end(tasks)
 
 
-async def results_as_they_come(works: Iterable[Coroutine[Any, Any, T]], at_once: int) -> AsyncGenerator[T, None]:
+async def results_as_completed(works: Iterable[Coroutine[Any, Any, T]], at_once: int) -> AsyncGenerator[T, None]:
     """Run up to ``at_once`` of ``works`` at a time, in their order, and yield each result as soon as it is available.
 
     The next coroutine is taken from ``works`` when one has ended, even while the caller uses a result. At most

@@ -10,7 +10,7 @@ import sys
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # grpc, loaded later, would print its own lines
 
-from bookie.metadata.access import access_in_use
+from bookie.metadata.access import current_access
 from bookie.model.exit_codes import ExitCode
 from bookie.runtime.configuration.options import add_options, build, values_in
 from bookie.runtime.configuration.settings import ConfigurationError
@@ -24,7 +24,7 @@ def main() -> int:
     options = _parser().parse_args()
     setup_logging(logging.WARNING)
     try:
-        access_in_use()
+        current_access()
         settings = build(BookieSettings, values_in(options, BookieSettings), metadata_uri=options.metadata_uri)
     except ConfigurationError as error:
         sys.stderr.write(f"bookie: {error}\n")

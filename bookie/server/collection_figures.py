@@ -7,7 +7,7 @@ from bookie.server import metrics as names
 from bookie.server.upkeep.collector import CollectorReport
 
 
-def show_collection(metrics: MetricSet, report: CollectorReport) -> None:
+def record_collection(metrics: MetricSet, report: CollectorReport) -> None:
     """Add a collection that has ended to the metrics."""
     metrics.counter(names.COLLECTED).inc(report.collected)
     metrics.gauge(names.COLLECTION_HELD).set(report.held)

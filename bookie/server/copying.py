@@ -64,7 +64,7 @@ class Copying:
         """Store the arguments. ``sources`` must reach only bookies that are registered in this cluster."""
         self._sources = sources
         self._clock = clock
-        self._room = _Room(bytes_max)
+        self._room = _ByteBudget(bytes_max)
         self._copies = 0
 
     @property
@@ -98,7 +98,7 @@ class Copying:
             asked_s = self._clock.monotonic_s()
             answer = await self._sources.ask(copy.source, Read(copy.ledger_id, copy.entry_ids), SOURCE_TIMEOUT_S)
             read_s = self._clock.monotonic_s() - asked_s
-            found = _sorted_out(copy, answer)
+            found = _verified_entries(copy, answer)
             size_bytes = sum(map(len, found.packets))
             self._room.give_back(held - size_bytes)
             held = size_bytes
@@ -107,7 +107,7 @@ class Copying:
             self._room.give_back(held)
 
 
-class _Room:
+class _ByteBudget:
     """A budget of bytes, in the order of requests. A request above the bound waits until nothing else is held."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -140,7 +140,7 @@ class _Found:
     covered: int
 
 
-def _sorted_out(copy: Copy, answer: ReadReply) -> _Found:
+def _verified_entries(copy: Copy, answer: ReadReply) -> _Found:
     digest = digest_with(copy.digest_type, copy.digest_key)
     entry_ids: list[EntryId] = []
     packets: list[bytes] = []

@@ -25,7 +25,7 @@ from bookie.wire.port import EntryResult, ListReply, Status
 ENTRIES_MAX: Final = 10_000
 """The most noted entries, which take about a megabyte. A disk with more is failing; the rest are CORRUPT only for
 readers."""
-_SHOWN_RUNS: Final = 5
+_RUNS_SHOWN_MAX: Final = 5
 
 
 class DamagedEntries:
@@ -74,7 +74,7 @@ class DamagedEntries:
             self._stored.setdefault(ledger_id, set()).update(entry_ids)
         self._end(ledger_id, entry_ids)
 
-    def list_of(self, ledger_id: LedgerId, reply: ListReply) -> ListReply:
+    def without_damaged_entries(self, ledger_id: LedgerId, reply: ListReply) -> ListReply:
         """Return the list without its damaged entries. If there are any, its status changes from OK to CORRUPT."""
         damaged = self._ledgers.get(ledger_id)
         is_list = reply.status in (Status.OK, Status.LIMBO, Status.CORRUPT) or reply.status.is_absent
@@ -120,6 +120,8 @@ class DamagedEntries:
 
 
 def _detail(runs: EntryRuns, count: int) -> str:
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in islice(runs.runs, _SHOWN_RUNS + 1)]
-    more = ", ..." if len(shown) > _SHOWN_RUNS else ""
-    return f"{count} damaged: {', '.join(shown[:_SHOWN_RUNS])}{more}"
+    shown = [
+        str(first) if first == last else f"{first}-{last}" for first, last in islice(runs.runs, _RUNS_SHOWN_MAX + 1)
+    ]
+    more = ", ..." if len(shown) > _RUNS_SHOWN_MAX else ""
+    return f"{count} damaged: {', '.join(shown[:_RUNS_SHOWN_MAX])}{more}"

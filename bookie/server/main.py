@@ -45,7 +45,7 @@ from bookie.server.administration.node import Node
 from bookie.server.administration.servicer import AdministrationServicer
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.listener import ApacheListener
-from bookie.server.collection_figures import show_collection
+from bookie.server.collection_figures import record_collection
 from bookie.server.copying import Copying
 from bookie.server.grpc.server import CONNECTIONS_MAX, GrpcServer
 from bookie.server.joining.admission import Admission, RoleDirectory, admit
@@ -60,14 +60,14 @@ from bookie.server.upkeep.collector import Collector, CollectorSettings
 from bookie.server.upkeep.damage_repair import DamageRepair
 from bookie.server.upkeep.disk_watch import DiskWatch, free_bytes, should_be_read_only
 from bookie.server.upkeep.drain_watch import DrainWatch
-from bookie.server.upkeep.operator_read_only import OperatorReadOnly, read_wish
+from bookie.server.upkeep.operator_read_only import OperatorReadOnly, read_recorded_request
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.server.upkeep.scrubber import Scrubber
 from bookie.storage.disks.files import FileDisk, is_thread_waiting
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
 from bookie.storage.errors import DamagedJournalError
-from bookie.storage.port import SILENT_S, Disk, DiskError, StalledDiskError
+from bookie.storage.port import DISK_SILENCE_S_MAX, Disk, DiskError, StalledDiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.grpc_transport import GrpcTransport
@@ -75,10 +75,10 @@ from bookie.wire.grpc_transport import GrpcTransport
 _log = logging.getLogger(__name__)
 
 _UNREGISTER_DEADLINE_S: Final = 5.0
-_OWN_FILES: Final = 1024
+_RESERVED_FILES: Final = 1024
 """Open files of a bookie without connections: up to 512 of the index and 256 entry logs, the journals, and a
 reserve."""
-_INDEX_OPEN_S: Final = 600.0
+_INDEX_OPEN_TIMEOUT_S: Final = 600.0
 """The longest time to open the index, which includes the replay of its log of up to 64 MiB."""
 
 
@@ -90,19 +90,21 @@ async def run_bookie(settings: BookieSettings, config: ConfigSource | None = Non
     prepare_for_large_messages()
     _allow_open_files(settings)
     try:
-        await _run(settings, config, _stop_asked())
+        await _run(settings, config, _stop_requested())
         code: int = ExitCode.OK
     except BkhealError as error:
         code = _reported(error)
     if is_thread_waiting():
-        _end_now(code)
+        _exit_now(code)
     return code
 
 
 def _allow_open_files(settings: BookieSettings) -> None:
     """Raise the limit of open files, and warn if connections could use up the files that the storage needs (R134)."""
     limit = raise_open_files_limit()
-    wanted = _OWN_FILES + CONNECTIONS_MAX + (settings.apache_connections_max if settings.apache_port is not None else 0)
+    wanted = (
+        _RESERVED_FILES + CONNECTIONS_MAX + (settings.apache_connections_max if settings.apache_port is not None else 0)
+    )
     if limit < wanted:
         _log.warning("the hard limit of open files is low", extra={"limit": limit, "recommended": wanted})
 
@@ -122,7 +124,7 @@ async def _run(settings: BookieSettings, config: ConfigSource | None, stop_asked
         if running.storage.fatal.done():
             fatal = running.storage.fatal.result()
             if isinstance(fatal, StalledDiskError):  # the disk has the index or a journal, so nothing can be closed
-                _end_now(_reported(fatal))
+                _exit_now(_reported(fatal))
             raise fatal
     finally:
         await _close(stack)
@@ -130,10 +132,10 @@ async def _run(settings: BookieSettings, config: ConfigSource | None, stop_asked
 
 async def _close(stack: AsyncExitStack) -> None:
     try:
-        await within_running_time(SILENT_S, stack.aclose())
+        await within_running_time(DISK_SILENCE_S_MAX, stack.aclose())
     except TimeoutError:  # all acknowledged data is in the journals
-        what = f"the storage has not been closed within {SILENT_S:g} s: a disk does not answer"
-        _end_now(_reported(StalledDiskError(what)))
+        what = f"the storage has not been closed within {DISK_SILENCE_S_MAX:g} s: a disk does not answer"
+        _exit_now(_reported(StalledDiskError(what)))
 
 
 def _reported(error: BkhealError) -> int:
@@ -142,7 +144,7 @@ def _reported(error: BkhealError) -> int:
     return bookie_exit_code(error)
 
 
-def _end_now(code: int) -> NoReturn:
+def _exit_now(code: int) -> NoReturn:
     """End the process at once. An orderly end would wait for threads that a disk blocks."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -163,7 +165,7 @@ class _Running:
     async def stop(self, drain_deadline_s: float) -> None:
         """Refuse new requests and finish the running ones. Unregister first, so writers choose other bookies."""
         self.service.refuse_everything()
-        await self.server.say_not_serving()
+        await self.server.report_not_serving()
         await self.keeper.stop(_UNREGISTER_DEADLINE_S)
         if not await self.service.drain(drain_deadline_s):
             _log.warning("requests were cut off", extra={"after_s": drain_deadline_s})
@@ -180,7 +182,7 @@ class _Context:
     clock: Clock = field(default_factory=SystemClock)
     rng: random.Random = field(default_factory=random.SystemRandom)
 
-    def run_until_the_end(self, name: str, work: Coroutine[Any, Any, object]) -> None:
+    def start_background_task(self, name: str, work: Coroutine[Any, Any, object]) -> None:
         """Start a task that is cancelled at the end of the process."""
         self.stack.push_async_callback(cancel, guarded(name, work))
 
@@ -250,7 +252,7 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
     service = await _serve(context, listeners, ledger_disk, metadata, storage, admission)
     drain = DrainWatch(Drains(metadata.store, metadata.cluster.root), admission.bookie_id, context.clock)
     await drain.look()
-    read_only = OperatorReadOnly(ledger_disk, await read_wish(ledger_disk))
+    read_only = OperatorReadOnly(ledger_disk, await read_recorded_request(ledger_disk))
     by_role: dict[str, Disk] = {**_journal_roles(disks.journals), "ledgers": ledger_disk}
     is_low = should_be_read_only(False, await free_bytes(tuple(by_role.values())), settings.read_only_below_bytes)
     is_asked = drain.is_drained or read_only.wish is not None
@@ -270,7 +272,7 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
     upkeep = _start_upkeep(context, metadata, bookie)
     journal_paths = dict(zip(_journal_roles(disks.journals), settings.journal_dirs, strict=True))
     listeners.administration.node = _node(context, listeners.server, bookie, upkeep, journal_paths, begun_s)
-    await listeners.server.say_serving()
+    await listeners.server.report_serving()
     if listeners.apache_port is not None:
         _say(f"bookie speaks Apache's protocol on {settings.advertised}:{listeners.apache_port}")
     _say(f"bookie {admission.bookie_id} ready on {settings.advertised}:{listeners.port}")
@@ -452,7 +454,7 @@ def _start_upkeep(context: _Context, metadata: _Metadata, bookie: _Bookie) -> _U
     admission, disks, storage, service = bookie.admission, bookie.disks, bookie.storage, bookie.service
     drain, read_only = bookie.drain, bookie.read_only
     sampler = Sampler(context.metrics, disks, storage, clock, polls_refused=lambda: service.polls_refused)
-    context.run_until_the_end("metrics sampler", sampler.run())
+    context.start_background_task("metrics sampler", sampler.run())
     watch = DiskWatch(
         tuple(disks.values()),
         storage,
@@ -464,8 +466,8 @@ def _start_upkeep(context: _Context, metadata: _Metadata, bookie: _Bookie) -> _U
         journal_paths=settings.journal_dirs,
         ledger_path=settings.ledger_dirs[0],
     )
-    context.run_until_the_end("disk watch", watch.run())
-    context.run_until_the_end("drain watch", drain.run(watch.look))
+    context.start_background_task("disk watch", watch.run())
+    context.start_background_task("drain watch", drain.run(watch.look))
     scrubber = None
     if settings.scrub_interval_s > 0:
         ledger_store = LedgerStore(metadata.store, metadata.cluster, context.rng)
@@ -481,7 +483,7 @@ def _start_upkeep(context: _Context, metadata: _Metadata, bookie: _Bookie) -> _U
             repair=repair.repair,
             service=service,
         )
-        context.run_until_the_end("scrubber", scrubber.run())
+        context.start_background_task("scrubber", scrubber.run())
     collector = Collector(
         metadata.store,
         metadata.cluster,
@@ -491,7 +493,7 @@ def _start_upkeep(context: _Context, metadata: _Metadata, bookie: _Bookie) -> _U
         context.rng,
         _collector_settings(settings),
     )
-    context.run_until_the_end("collector", collector.run(partial(show_collection, context.metrics)))
+    context.start_background_task("collector", collector.run(partial(record_collection, context.metrics)))
     return _Upkeep(watch, scrubber, collector)
 
 
@@ -570,9 +572,9 @@ async def _open_storage(
 ) -> LedgerStorage:
     path = settings.ledger_dirs[0] / CURRENT / INDEX_DIRECTORY
     try:
-        index = await within_running_time(_INDEX_OPEN_S, RocksIndex.open(path))
+        index = await within_running_time(_INDEX_OPEN_TIMEOUT_S, RocksIndex.open(path))
     except TimeoutError as error:
-        raise StalledDiskError(f"the index {path} has not been opened within {_INDEX_OPEN_S:g} s") from error
+        raise StalledDiskError(f"the index {path} has not been opened within {_INDEX_OPEN_TIMEOUT_S:g} s") from error
     try:
         bounds = StorageSettings(read_cache_bytes_max=settings.read_cache_bytes)
         first, *others = journals
@@ -589,7 +591,7 @@ async def _first_of(*futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _stop_asked() -> asyncio.Future[None]:
+def _stop_requested() -> asyncio.Future[None]:
     """Return a future that completes at the first SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[None] = loop.create_future()

@@ -2,7 +2,7 @@
 
 A recovery delays a writer, or a reader that needs the end of a ledger, and reads few entries. A client with many reads,
 a replicator or an audit can wait. So a share of the places is reserved for recoveries, and their waiting reads come
-first. After ``ROW_MAX`` of them in a row, another read gets a place, so no read waits forever.
+first. After ``URGENT_IN_A_ROW_MAX`` of them in a row, another read gets a place, so no read waits forever.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-ROW_MAX: Final = 8
+URGENT_IN_A_ROW_MAX: Final = 8
 """The most consecutive places for reads of recoveries while another read waits."""
-KEPT_SHARE: Final = 8
+RESERVED_DIVISOR: Final = 8
 """One in this many places is reserved for recoveries."""
 
 
@@ -25,7 +25,7 @@ class ReadPlaces:
     def __init__(self, count: int) -> None:
         """Start with ``count`` free places."""
         self._count = count
-        self._kept = count // KEPT_SHARE
+        self._kept = count // RESERVED_DIVISOR
         self._free = count
         self._urgent: deque[asyncio.Future[None]] = deque()
         self._others: deque[asyncio.Future[None]] = deque()
@@ -81,7 +81,7 @@ class ReadPlaces:
 
     def _next(self) -> deque[asyncio.Future[None]] | None:
         """Return the queue whose first read gets a place now, or None."""
-        may_be_other = bool(self._others) and self._free > (0 if self._row >= ROW_MAX else self._kept)
-        if self._urgent and self._free > 0 and not (may_be_other and self._row >= ROW_MAX):
+        may_be_other = bool(self._others) and self._free > (0 if self._row >= URGENT_IN_A_ROW_MAX else self._kept)
+        if self._urgent and self._free > 0 and not (may_be_other and self._row >= URGENT_IN_A_ROW_MAX):
             return self._urgent
         return self._others if may_be_other else None

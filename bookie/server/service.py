@@ -60,7 +60,7 @@ class RunningRequests:
         """The number of running requests."""
         return len(self._running)
 
-    async def to_the_end(self, work: Coroutine[Any, Any, ReplyT], failed: Failed[ReplyT]) -> ReplyT:
+    async def run_uncancelled(self, work: Coroutine[Any, Any, ReplyT], failed: Failed[ReplyT]) -> ReplyT:
         """Run ``work`` to its end even if the caller is cancelled. An error becomes a reply with IO_ERROR."""
         task = guarded("bookie request", _answered(work, failed))
         self._running.add(task)
@@ -86,11 +86,11 @@ async def _answered(work: Coroutine[Any, Any, ReplyT], failed: Failed[ReplyT]) -
         return failed(Status.IO_ERROR, detail="internal error of the bookie, see its log")
 
 
-_MAY_CHANGE: Final = frozenset((Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO))
+_CHANGEABLE_STATUSES: Final = frozenset((Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO))
 """The statuses after which a long poll continues, because the bookie may have more later."""
 
 
-_MAY_BE_ADDED_TO: Final = frozenset((Status.OK, Status.NO_LEDGER, Status.LIMBO))
+_ADDABLE_STATUSES: Final = frozenset((Status.OK, Status.NO_LEDGER, Status.LIMBO))
 """The results of the comparison of a master key that allow adds. An unknown ledger accepts any key."""
 
 
@@ -164,11 +164,11 @@ class BookieService(BookieHandler):
         if refusal is not None:
             return AddReply(*refusal)
         size = sum(map(len, batch.entries))
-        refusal = _bad_request(batch_size_problem(batch, size)) or self._no_room(batch, size)
+        refusal = _bad_request(batch_size_problem(batch, size)) or self._capacity_refusal(batch, size)
         if refusal is not None:
             return AddReply(*refusal)
         self._add_bytes += size
-        return await self._running.to_the_end(self._add(batch, size), AddReply)
+        return await self._running.run_uncancelled(self._add(batch, size), AddReply)
 
     async def _add(self, batch: AddBatch, size: int) -> AddReply:
         try:
@@ -195,7 +195,7 @@ class BookieService(BookieHandler):
                 return await self._last(request.ledger_id)
             case Fence():
                 fencing = self._storage.fence(request.ledger_id, request.master_key)
-                return await self._running.to_the_end(fencing, request.failed)
+                return await self._running.run_uncancelled(fencing, request.failed)
             case ReadLac():
                 return await self._read_lac(request.ledger_id)
             case WaitLac():
@@ -205,9 +205,9 @@ class BookieService(BookieHandler):
             case ListEntries():
                 return await self._in_turn(lambda: self._list(request.ledger_id), request.failed)
             case Copy():
-                return await self._running.to_the_end(self._copy(incarnation, request), request.failed)
+                return await self._running.run_uncancelled(self._copy(incarnation, request), request.failed)
             case Info():
-                return await self._running.to_the_end(self._info(), request.failed)
+                return await self._running.run_uncancelled(self._info(), request.failed)
             case _:
                 assert_never(request)
 
@@ -216,7 +216,7 @@ class BookieService(BookieHandler):
         if self._copying is None:
             return CopyReply(Status.BAD_REQUEST, detail="this bookie does not copy from others")
         known = await self._storage.check_key(copy.ledger_id, copy.master_key)
-        if known not in _MAY_BE_ADDED_TO:
+        if known not in _ADDABLE_STATUSES:
             return CopyReply(known, detail="not the master key of this ledger")
         return await self._copying.copy(copy, lambda batch: self.add(incarnation, batch))
 
@@ -231,9 +231,11 @@ class BookieService(BookieHandler):
     async def _entries(
         self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], *, is_urgent: bool = False
     ) -> ReadReply:
-        return await self._in_turn(lambda: self._read_noting(ledger_id, entry_ids), ReadReply, is_urgent=is_urgent)
+        return await self._in_turn(
+            lambda: self._read_and_note_damage(ledger_id, entry_ids), ReadReply, is_urgent=is_urgent
+        )
 
-    async def _read_noting(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
+    async def _read_and_note_damage(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
         """Read entries, and note the damaged ones."""
         with self.damaged.reading(ledger_id):
             reply = await self._storage.read(ledger_id, entry_ids)
@@ -242,7 +244,7 @@ class BookieService(BookieHandler):
 
     async def _list(self, ledger_id: LedgerId) -> ListReply:
         """List the available entries."""
-        return self.damaged.list_of(ledger_id, await self._storage.list_entries(ledger_id))
+        return self.damaged.without_damaged_entries(ledger_id, await self._storage.list_entries(ledger_id))
 
     async def verify(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:
         """Read entries from the disk, note the damaged ones, and remove the notes of the others."""
@@ -271,9 +273,9 @@ class BookieService(BookieHandler):
         look = ReadLac(poll.ledger_id)
         with self._lacs.waiting(poll.ledger_id, beyond) as waiter:  # entered before the first read: nothing is missed
             reply = await self.answer(incarnation, look)
-            while reply.status in _MAY_CHANGE and proven_lac(reply) <= beyond and await waiter.woken(until_s):
+            while reply.status in _CHANGEABLE_STATUSES and proven_lac(reply) <= beyond and await waiter.woken(until_s):
                 reply = await self.answer(incarnation, look)
-        if reply.status not in _MAY_CHANGE or proven_lac(reply) <= beyond:
+        if reply.status not in _CHANGEABLE_STATUSES or proven_lac(reply) <= beyond:
             return reply
         return replace(reply, entry=await self._entry(poll.ledger_id, EntryId(beyond + 1)))
 
@@ -312,7 +314,7 @@ class BookieService(BookieHandler):
             finally:
                 self._reads.give_back()
 
-        return await self._running.to_the_end(placed(), failed)
+        return await self._running.run_uncancelled(placed(), failed)
 
     @property
     def load(self) -> ServiceLoad:
@@ -344,7 +346,7 @@ class BookieService(BookieHandler):
             )
         return None
 
-    def _no_room(self, batch: AddBatch, size: int) -> tuple[Status, str] | None:
+    def _capacity_refusal(self, batch: AddBatch, size: int) -> tuple[Status, str] | None:
         if self.is_read_only and not batch.is_recovery:
             return Status.READ_ONLY, "this bookie is drained, or its disks are nearly full: it takes recovery adds only"
         is_over = self._add_bytes and self._add_bytes + size > self._limits.add_bytes_max

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 from bookie.metadata.uri import uri_problems
 from bookie.model.hosts import host_problems
 from bookie.model.ids import InvalidIdError, bookie_id
-from bookie.model.option import Group, Option, directories_in
+from bookie.model.option import Group, Option, parse_directories
 from bookie.runtime.access.access import anonymous_write_problems
 from bookie.runtime.configuration.options import file_problem, range_problems
 from bookie.runtime.configuration.settings import ConfigurationError
@@ -179,12 +179,12 @@ class BookieSettings:
     @property
     def journal_dirs(self) -> tuple[Path, ...]:
         """The journal directories; each ledger uses one of them (R125)."""
-        return directories_in(self.journal_dir)
+        return parse_directories(self.journal_dir)
 
     @property
     def ledger_dirs(self) -> tuple[Path, ...]:
         """The ledger directories; the first one has the index."""
-        return directories_in(self.ledger_dir)
+        return parse_directories(self.ledger_dir)
 
     @property
     def advertised(self) -> str:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from bookie.wire.add_wait import AddWait
 
 
-class AddLine:
+class AddQueue:
     """The line of one store. The callers bound its length: each of them has reserved memory for its adds."""
 
     def __init__(self, is_behind: Callable[[], bool]) -> None:

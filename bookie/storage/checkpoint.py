@@ -31,7 +31,7 @@ from bookie.runtime.fault_points import fault_point
 from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark, pack_entry_key
 from bookie.storage.entry_logs.dead_bytes import increased, superseded
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, EntryLogs, EntryLogWriter
-from bookie.storage.entry_logs.log_ends import end_keys, end_of, ends_at
+from bookie.storage.entry_logs.log_ends import end_keys, log_end_put, read_log_end
 from bookie.storage.ledger_state import Changes, LedgerStates
 from bookie.storage.port import DirectoryFailedError, DirectoryFullError, DiskFullError, EntryIndex
 from bookie.storage.settings import StorageSettings
@@ -116,7 +116,7 @@ class Checkpointer:
     async def _finish(self, flush: _Flush) -> tuple[int, ...]:
         assert self.caches.flushing is not None
         if flush.sequences != self.mark.sequences or flush.states:
-            await self._write_somewhere(flush, self.caches.flushing)
+            await self._write_to_usable_directory(flush, self.caches.flushing)
             mark = CheckpointMark(flush.sequences, self.logs.next_id, flush.ledger_count)
             puts, deletes = await self._counted(flush)
             puts += [*await _state_pairs(flush.states), (MARK_KEY, mark.encode())]
@@ -128,7 +128,7 @@ class Checkpointer:
             self.on_flushed()
         return flush.sequences
 
-    async def _write_somewhere(self, flush: _Flush, cache: WriteCache) -> None:
+    async def _write_to_usable_directory(self, flush: _Flush, cache: WriteCache) -> None:
         """Write the entries to logs; if a directory is full or fails, use another directory."""
         for _ in range(_DIRECTORIES_TRIED_MAX):
             try:
@@ -152,14 +152,14 @@ class Checkpointer:
                     len(puts) >= self.settings.flush_sync_entries
                     or log.unsynced_bytes >= self.settings.flush_sync_bytes
                 ):
-                    await self._name_entries(flush, log, puts)
+                    await self._index_entries(flush, log, puts)
                     puts = []
                     if log.size >= self.settings.entry_log_bytes:
                         flush.complete.append(log.log_id)
                         ended, log = log, None
                         await ended.file.close()
             if log is not None and puts:
-                await self._name_entries(flush, log, puts)
+                await self._index_entries(flush, log, puts)
             if log is not None:
                 flush.complete.append(log.log_id)
         except DiskFullError:
@@ -175,20 +175,20 @@ class Checkpointer:
 
     async def _create(self, flush: _Flush) -> EntryLogWriter:
         log_id = self.logs.take_id()
-        await self.index.write([ends_at(log_id, HEADER_SIZE)])
+        await self.index.write([log_end_put(log_id, HEADER_SIZE)])
         try:
             return await self.logs.create(log_id)
         except DiskFullError:
             flush.failed.append(log_id)
             raise
 
-    async def _name_entries(self, flush: _Flush, log: EntryLogWriter, puts: list[tuple[bytes, bytes]]) -> None:
+    async def _index_entries(self, flush: _Flush, log: EntryLogWriter, puts: list[tuple[bytes, bytes]]) -> None:
         """Make the log durable, then write the index entries that refer to it. Count replaced entries as dead."""
         await log.sync()
         flush.log_id = log.log_id
         dead = await superseded(self.index, puts)
         more = await increased(self.index, dead) if dead else []
-        await self.index.write([*puts, *more, ends_at(log.log_id, log.size)])
+        await self.index.write([*puts, *more, log_end_put(log.log_id, log.size)])
         flush.named += len(puts)
 
     async def _counted(self, flush: _Flush) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
@@ -196,9 +196,9 @@ class Checkpointer:
         puts: list[tuple[bytes, bytes]] = []
         dead: dict[int, int] = {}
         for log_id, size in flush.cut_off.items():
-            if (end := await end_of(self.index, log_id)) is not None:
+            if (end := await read_log_end(self.index, log_id)) is not None:
                 dead[log_id] = size - end.offset
-                puts.append(ends_at(log_id, end.offset, is_counted=True))
+                puts.append(log_end_put(log_id, end.offset, is_counted=True))
         if dead:
             puts += await increased(self.index, dead)
         present = set(await self.logs.present()) if flush.failed else set()

@@ -6,7 +6,7 @@ from typing import Final
 
 from bookie.model.errors import FatalError
 
-SALVAGE: Final = (
+SALVAGE_HINT: Final = (
     "run `bkheal bookie salvage-journal`, which keeps what can be read; the rest is then unknown, and repair "
     "restores it"
 )

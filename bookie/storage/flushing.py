@@ -80,14 +80,14 @@ class Flusher:
             DiskError: a disk failed; the journals have stopped.
         """
         try:
-            await self.noting_full(self._checkpoint())
+            await self.run_noting_full_disk(self._checkpoint())
         except DiskFullError:
             raise
         except DiskError as error:
             self._journals.stop(error)
             raise
 
-    async def noting_full(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run_noting_full_disk(self, work: Coroutine[Any, Any, T]) -> T:
         """Await work that writes to a disk. If the disk is full, attempt checkpoints until it has space again.
 
         Raises:
@@ -139,7 +139,7 @@ class Flusher:
 
     async def _has_room_for_checkpoint(self) -> bool:
         try:
-            await self.noting_full(self._checkpointer.index.reopen())
+            await self.run_noting_full_disk(self._checkpointer.index.reopen())
             await self.checkpoint()
         except DiskFullError as error:
             _log.error("disk full, only reads are served", extra={"error": str(error)})

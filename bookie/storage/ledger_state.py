@@ -28,7 +28,7 @@ _FENCED: Final = 1
 _LIMBO: Final = 2
 _HAS_KEY: Final = 4
 _COLLECTED: Final = 8
-_FORGET_SCAN: Final = 32
+_FORGET_SCAN_MAX: Final = 32
 """The number of states examined after each use: a constant cost, and far more than the one state that a use can add."""
 _BLOCK_IDS_MAX: Final = 2000
 """The most ids of changed ledgers in one sorted list, and so the most ids that one insertion moves."""
@@ -260,7 +260,7 @@ class LedgerStates:
         surplus = len(self._states) - self._kept
         if surplus <= 0:
             return
-        oldest = list(islice(self._states.values(), _FORGET_SCAN))
+        oldest = list(islice(self._states.values(), _FORGET_SCAN_MAX))
         for state in oldest[:surplus]:
             if state.uses or state.ledger_id in self._changed or state.ledger_id in self._being_saved:
                 self._states.move_to_end(state.ledger_id)  # otherwise 32 of these would keep all others in memory

@@ -22,7 +22,7 @@ from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
 from bookie.storage.entry_logs import entry_log
 from bookie.storage.entry_logs.entry_log import EntryLogs
 from bookie.storage.entry_logs.leftovers import remove_leftovers
-from bookie.storage.entry_logs.log_ends import last_recorded
+from bookie.storage.entry_logs.log_ends import last_recorded_log_id
 from bookie.storage.errors import DamagedJournalError, WrongJournalError
 from bookie.storage.journal import replay as journal_replay
 from bookie.storage.journal.format import Record, RecordKind
@@ -76,7 +76,7 @@ async def open_parts(
     caches = Caches()
     states = LedgerStates(index, mark.ledger_count, settings.ledgers_in_memory)
     log_ids = await entry_log.log_ids(ledger_disk)
-    last_id = max([*log_ids, await last_recorded(index)], default=0)
+    last_id = max([*log_ids, await last_recorded_log_id(index)], default=0)
     logs = EntryLogs(ledger_disk, max(mark.next_log_id, last_id + 1), settings.open_logs)
     checkpointer = Checkpointer(caches, states, logs, index, settings, mark)
     replays = [JournalReplay(each.disk, sequence) for each, sequence in zip(slots, mark.sequences, strict=True)]
@@ -86,7 +86,11 @@ async def open_parts(
             await apply_records(batch, caches, states)
             if caches.active.size >= may_hold_bytes:
                 has_room = await _checkpoint(checkpointer, lambda: tuple(each.reached for each in replays))
-                may_hold_bytes = settings.cache_bytes_max if has_room else _grown(caches.active.size, settings)
+                may_hold_bytes = (
+                    settings.cache_bytes_max
+                    if has_room
+                    else _next_full_disk_attempt_bytes(caches.active.size, settings)
+                )
     journals = _journals(replays, slots, settings, clock)
     is_full = not await _first_checkpoint(checkpointer, journals)
     if not is_full:
@@ -119,7 +123,7 @@ async def loaded_slots(journal_disks: Sequence[Disk]) -> list[MarkSlots]:
     return slots
 
 
-def check_count(mark: CheckpointMark, count: int) -> None:
+def check_journal_count(mark: CheckpointMark, count: int) -> None:
     """Check that the number of journals is the one in the index.
 
     Raises:
@@ -150,7 +154,7 @@ async def check_stores_journals(
     """
     mark = None if value is None else CheckpointMark.decode(value)
     if mark is not None:
-        check_count(mark, len(slots))
+        check_journal_count(mark, len(slots))
     has_entry_logs = bool(await entry_log.log_ids(ledger_disk))
     for each in slots:
         journal_replay.check_same_store(
@@ -215,7 +219,7 @@ async def _checkpoint(checkpointer: Checkpointer, sequences: Callable[[], tuple[
     return True
 
 
-def _grown(size_bytes: int, settings: StorageSettings) -> int:
+def _next_full_disk_attempt_bytes(size_bytes: int, settings: StorageSettings) -> int:
     """Return the size of the active cache at which the next checkpoint is attempted on a full disk.
 
     A bookie accepts no adds after its disk is full, so its journal holds the content of two caches and the adds in
@@ -244,7 +248,7 @@ async def apply_records(records: Sequence[Record], caches: Caches, states: Ledge
                 is_entry = record.kind is RecordKind.ENTRY
                 _apply_record(record, state, caches)
                 if not is_entry:
-                    caches.active.count_other()
+                    caches.active.count_non_entry()
                 if not is_entry or not state.is_known or state.is_collected:
                     state.is_collected = state.is_collected and not is_entry
                     states.changed(state)

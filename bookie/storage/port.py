@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from bookie.model.errors import FatalError
 
-SILENT_S: Final = 60.0
+DISK_SILENCE_S_MAX: Final = 60.0
 """A disk that does not answer for this time counts as failed. The retries of a disk driver, or of a network volume that
 fails over, take up to about 30 s."""
 

@@ -44,7 +44,7 @@ _READERS_MAX: Final = 4
 _STEP_MAX: Final = 16
 """A sequential reader may skip to an entry at most this far ahead: other bookies of the ensemble store those in
 between."""
-_LONG_REQUEST: Final = 16
+_LONG_REQUEST_ENTRIES: Final = 16
 """A request for at least this many entries counts as sequential by itself."""
 _BACKGROUND_MAX: Final = 4
 """The most concurrent loads in the background. Each holds one window in memory, in addition to the cache."""
@@ -88,7 +88,7 @@ class ReadAhead:
         else:
             self._recent.move_to_end(ledger_id)
         positions = recent.positions
-        if (before := _follows(positions, entry_ids[0])) is not None:
+        if (before := _preceding_position(positions, entry_ids[0])) is not None:
             positions.remove(before)
         elif len(positions) == _READERS_MAX:
             del positions[0]
@@ -98,10 +98,10 @@ class ReadAhead:
         """Return whether a request is sequential, so that more than its entries should be read."""
         if fault_point("storage.read_ahead"):
             return True
-        if len(entry_ids) >= _LONG_REQUEST:
+        if len(entry_ids) >= _LONG_REQUEST_ENTRIES:
             return 0 <= entry_ids[-1] - entry_ids[0] <= _STEP_MAX * len(entry_ids)
         recent = self._recent.get(ledger_id)
-        return recent is not None and _follows(recent.positions, entry_ids[0]) is not None
+        return recent is not None and _preceding_position(recent.positions, entry_ids[0]) is not None
 
     async def load(self, ledger_id: LedgerId, first: EntryId) -> int:
         """Load entries from ``first`` on into the cache, and return the number of their bytes; 0 if none were loaded.
@@ -156,7 +156,7 @@ class ReadAhead:
         if not pairs:
             return {}
         places = unpack_locations([value for _, value in pairs])
-        count, start, size = _contiguous(places, self._settings.read_ahead_bytes)
+        count, start, size = _contiguous_prefix(places, self._settings.read_ahead_bytes)
         recent.entries = self._next_entries(count, size)
         keys = [key for key, _ in pairs[:count]]
         recent.end = EntryId(entry_id_of(keys[-1]))
@@ -175,11 +175,11 @@ class ReadAhead:
         return max(min(fitting, self._settings.read_ahead_entries), 1)
 
 
-def _follows(positions: Sequence[EntryId], entry_id: EntryId) -> EntryId | None:
+def _preceding_position(positions: Sequence[EntryId], entry_id: EntryId) -> EntryId | None:
     return next((position for position in positions if 0 < entry_id - position <= _STEP_MAX), None)
 
 
-def _contiguous(places: Sequence[tuple[int, int, int, int]], bytes_max: int) -> tuple[int, int, int]:
+def _contiguous_prefix(places: Sequence[tuple[int, int, int, int]], bytes_max: int) -> tuple[int, int, int]:
     """Return the number of places, from the first on, that form one range of one log, its offset, and its size.
 
     The range is longer than ``bytes_max`` only if the first entry is.

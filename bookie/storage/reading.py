@@ -14,7 +14,7 @@ from typing import Final
 
 from bookie.model.availability import EntryRuns, RunsBuilder, joined
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
-from bookie.runtime.waiting import in_turns
+from bookie.runtime.waiting import run_cooperatively
 from bookie.storage.disks.index_format import (
     Location,
     entry_id_of,
@@ -37,14 +37,14 @@ _log = logging.getLogger(__name__)
 
 _FEW_KEYS: Final = 16
 """The ids of a ledger with fewer entries are read at once, so its last entry needs no second lookup."""
-_JOINED_AT_ONCE: Final = 20_000
+_JOINED_PER_STEP: Final = 20_000
 """The number of ids of cached entries that are joined to runs before the event loop gets a turn: a few milliseconds."""
-_AT_ONCE_MAX: Final = 8
+_IMMEDIATE_READ_ENTRIES_MAX: Final = 8
 """Requests for at most this many entries are answered without a thread if the data is in memory: a switch to a thread
 and back takes longer."""
-_AT_ONCE_BYTES: Final = 64 << 10
+_IMMEDIATE_READ_BYTES_MAX: Final = 64 << 10
 """The most bytes of one request that are copied from the page cache without a thread: some ten microseconds."""
-_MOVES_MAX: Final = 3
+_MOVE_RETRIES_MAX: Final = 3
 """How often one read looks up entries again that compaction moved during the read; only damage can cause more moves."""
 
 
@@ -149,7 +149,9 @@ class EntryReader:
     ) -> None:
         """Put the locations of the entries at ``places`` into ``found``; None for entries that are not stored."""
         keys = [pack_entry_key(ledger_id, entry_ids[place]) for place in places]
-        values: Sequence[bytes | None] | None = self.index.get_at_once(keys) if len(keys) <= _AT_ONCE_MAX else None
+        values: Sequence[bytes | None] | None = (
+            self.index.get_at_once(keys) if len(keys) <= _IMMEDIATE_READ_ENTRIES_MAX else None
+        )
         if values is None:
             values = await self.index.get_many(keys)
         for place, value in zip(places, values, strict=True):
@@ -163,14 +165,14 @@ class EntryReader:
         A missing log was either compacted or lost. If it was compacted, the index already has the new locations. Their
         log can be missing only if it was compacted as well.
         """
-        for attempt in range(_MOVES_MAX + 1):
+        for attempt in range(_MOVE_RETRIES_MAX + 1):
             places = [place for place, entry in enumerate(found) if isinstance(entry, Location)]
             locations = [entry for entry in found if isinstance(entry, Location)]
-            if _is_little(locations) and (at_once := self.logs.read_at_once(locations)) is not None:
+            if _is_small_read(locations) and (at_once := self.logs.read_at_once(locations)) is not None:
                 return at_once
             stored = await self.logs.read(locations)
             missing = [place for place, data in zip(places, stored, strict=True) if data is None]
-            if not missing or attempt == _MOVES_MAX:
+            if not missing or attempt == _MOVE_RETRIES_MAX:
                 break
             if not await self._look_again(ledger_id, entry_ids, found, missing):
                 break
@@ -232,7 +234,7 @@ class EntryReader:
         while keys := await self.index.keys(first, end, self.list_page_keys):
             _add_page(stored, keys)
             first = keys[-1] + b"\0"
-        return await in_turns(EntryRuns.uniting(stored.built(), await in_turns(_collecting(cached))))
+        return await run_cooperatively(EntryRuns.uniting(stored.built(), await run_cooperatively(_runs_of_ids(cached))))
 
     async def unreachable(self, ledger_id: LedgerId) -> EntryRuns:
         """Return the ids of the stored entries of a ledger whose logs may be in a directory that is out of use (R114).
@@ -287,8 +289,11 @@ def _prefix_within_bounds(found: Sequence[_Found]) -> int:
     return len(found)
 
 
-def _is_little(locations: Sequence[Location]) -> bool:
-    return len(locations) <= _AT_ONCE_MAX and sum(location.size for location in locations) <= _AT_ONCE_BYTES
+def _is_small_read(locations: Sequence[Location]) -> bool:
+    return (
+        len(locations) <= _IMMEDIATE_READ_ENTRIES_MAX
+        and sum(location.size for location in locations) <= _IMMEDIATE_READ_BYTES_MAX
+    )
 
 
 def _verified(
@@ -321,13 +326,13 @@ def _add_page(runs: RunsBuilder, keys: Sequence[bytes]) -> None:
         runs.add(*run)
 
 
-def _collecting(entry_ids: list[EntryId]) -> Generator[None, None, EntryRuns]:
+def _runs_of_ids(entry_ids: list[EntryId]) -> Generator[None, None, EntryRuns]:
     """Return the set of ids, with pauses. Sorting is fast, because most ids are ascending."""
     entry_ids.sort()
     runs = RunsBuilder()
-    for start in range(0, len(entry_ids), _JOINED_AT_ONCE):
+    for start in range(0, len(entry_ids), _JOINED_PER_STEP):
         if start:
             yield
-        for run in joined(entry_ids[start : start + _JOINED_AT_ONCE]):
+        for run in joined(entry_ids[start : start + _JOINED_PER_STEP]):
             runs.add(*run)
     return runs.built()

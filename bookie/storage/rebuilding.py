@@ -58,7 +58,7 @@ from bookie.storage.entry_logs.entry_log import (
     decode_records,
     log_path,
 )
-from bookie.storage.entry_logs.log_ends import ends_at
+from bookie.storage.entry_logs.log_ends import log_end_put
 from bookie.storage.errors import DamagedJournalError
 from bookie.storage.findings import Findings, read_with_gaps
 from bookie.storage.journal import replay
@@ -108,7 +108,7 @@ async def rebuild(journals: Sequence[Disk], ledgers: Disk, index: EntryIndex) ->
     """
     places = place_files(journals)
     sequences = [await _first_sequence(disk, place) for disk, place in zip(journals, places, strict=True)]
-    rebuilding = _Rebuilding(ledgers, index)
+    rebuilding = _IndexRebuild(ledgers, index)
     await ledgers.make_directory(DIRECTORY)  # a ledger directory that was just added does not have it yet
     ids = await all_log_ids(ledgers)
     await rebuilding.read_logs(ids)
@@ -132,7 +132,7 @@ async def adopt(ledgers: Disk, index: EntryIndex, ids: Sequence[int]) -> Rebuilt
     Raises:
         DiskError: a log cannot be opened, or the index cannot be read or written.
     """
-    rebuilding = _Rebuilding(ledgers, index, adopted=frozenset(ids))
+    rebuilding = _IndexRebuild(ledgers, index, adopted=frozenset(ids))
     await rebuilding.read_logs(ids)
     return rebuilding.result
 
@@ -153,7 +153,7 @@ async def _first_sequence(journal: Disk, place: PlaceFile) -> int:
 
 
 @dataclass(slots=True)
-class _Rebuilding:
+class _IndexRebuild:
     disk: Disk
     index: EntryIndex
     adopted: frozenset[int] | None = None
@@ -194,7 +194,7 @@ class _Rebuilding:
             self._add_dead(log_id, size - end)
             # This allows compaction to remove the log after it has moved its entries.
             if is_end_recorded and self.adopted is None:
-                await self.index.write([ends_at(log_id, end, is_counted=True)])
+                await self.index.write([log_end_put(log_id, end, is_counted=True)])
 
     async def finish(self, mark: CheckpointMark) -> None:
         """Write the numbers of dead bytes, then the mark, which makes the index usable."""

@@ -32,7 +32,7 @@ from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark, ledger_i
 from bookie.storage.entry_logs import entry_log
 from bookie.storage.entry_logs.entry_log import EntryLogs
 from bookie.storage.entry_logs.leftovers import remove_leftovers
-from bookie.storage.entry_logs.log_ends import last_recorded, uncounted
+from bookie.storage.entry_logs.log_ends import last_recorded_log_id, uncounted
 from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.findings import Findings
 from bookie.storage.journal import replay
@@ -41,7 +41,7 @@ from bookie.storage.journal.place import place_files
 from bookie.storage.journal.replay import JournalReplay
 from bookie.storage.journal.salvage import JournalSalvage
 from bookie.storage.ledger_state import LedgerState, LedgerStates
-from bookie.storage.opening import apply_records, check_count, loaded_slots
+from bookie.storage.opening import apply_records, check_journal_count, loaded_slots
 from bookie.storage.port import Disk, EntryIndex
 from bookie.storage.rebuilding import adopt
 from bookie.storage.settings import StorageSettings
@@ -77,7 +77,7 @@ async def damage_of(journals: Sequence[Disk], index: EntryIndex) -> DamagedJourn
         DiskError: the directory or the index cannot be read.
     """
     mark = await _checkpoint_mark(index)
-    check_count(mark, len(journals))
+    check_journal_count(mark, len(journals))
     try:
         slots = await loaded_slots(journals)
         for each, sequence in zip(slots, mark.sequences, strict=True):
@@ -109,7 +109,7 @@ async def salvage(
     mark = await _checkpoint_mark(index)
     await ledgers.make_directory(entry_log.DIRECTORY)
     log_ids = await entry_log.all_log_ids(ledgers)
-    last_id = max([*log_ids, await last_recorded(index)], default=0)
+    last_id = max([*log_ids, await last_recorded_log_id(index)], default=0)
     leftovers = [log_id for log_id in log_ids if log_id >= mark.next_log_id]
     unfinished = set(log_ids) & set(await uncounted(index))
     adopted = await adopt(ledgers, index, sorted(unfinished.union(leftovers)))
@@ -126,7 +126,7 @@ async def salvage(
                 await apply_records(batch, caches, states)
                 for ledger_id in {LedgerId(record.ledger_id) for record in batch}:
                     async with states.using(ledger_id) as state:
-                        _suspect(state, is_collected=False)
+                        _mark_suspect(state, is_collected=False)
                         states.changed(state)
                 if caches.active.size >= settings.cache_bytes_max:
                     await checkpointer.run(lambda: mark.sequences)
@@ -176,7 +176,7 @@ async def _enter_limbo(index: EntryIndex) -> int:
         for key, value in pairs:
             state = LedgerState(LedgerId(ledger_id_of_state(key)))
             state.restore(value)
-            _suspect(state, is_collected=state.is_collected)
+            _mark_suspect(state, is_collected=state.is_collected)
             count += state.is_limbo
             puts.append((key, state.encode()))
         await index.write(puts)
@@ -184,7 +184,7 @@ async def _enter_limbo(index: EntryIndex) -> int:
     return count
 
 
-def _suspect(state: LedgerState, *, is_collected: bool) -> None:
+def _mark_suspect(state: LedgerState, *, is_collected: bool) -> None:
     """Set the state of a ledger of which the journal may have lost a fence and, unless it was collected, entries."""
     state.is_fenced = state.is_fence_durable = True
     state.is_limbo = state.is_limbo or not is_collected

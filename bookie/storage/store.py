@@ -35,7 +35,7 @@ from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.human import agreeing, counted
-from bookie.storage.add_line import AddLine
+from bookie.storage.add_line import AddQueue
 from bookie.storage.add_request import check_add, check_ledger
 from bookie.storage.entry_logs.collection import Collection, CollectionMark, CollectionMarks
 from bookie.storage.entry_logs.compaction import CompactionResult, Compactor
@@ -89,7 +89,7 @@ class LedgerStorage:
         self._journals = parts.journals
         self._index = index
         self._marks: CollectionMarks = {}
-        self._line = AddLine(self._must_adds_wait)
+        self._line = AddQueue(self._must_adds_wait)
         self._flusher = Flusher(
             parts.checkpointer,
             parts.journals,
@@ -395,7 +395,7 @@ class LedgerStorage:
         async with self._states.using(ledger_id) as state:
             if (error := await self._writer.fence_for_collection(state)) is not None:
                 raise error
-        return await self._flusher.noting_full(self._collection.delete(ledger_id, mark))
+        return await self._flusher.run_noting_full_disk(self._collection.delete(ledger_id, mark))
 
     def scrub(self, after: tuple[LedgerId, EntryId] | None = None) -> AsyncGenerator[ScrubStep, None]:
         """Verify the entries in the entry logs, from the one after ``after``; see ``bookie.storage.scrubbing``.
@@ -413,7 +413,7 @@ class LedgerStorage:
             DiskFullError: not done, or only in part.
             DiskError: a disk failed.
         """
-        return await self._flusher.noting_full(self._compactor.run(below))
+        return await self._flusher.run_noting_full_disk(self._compactor.run(below))
 
     async def clear_limbo(self, ledger_id: LedgerId) -> None:
         """End the limbo of a ledger durably. The caller must have restored all its entries here. It stays fenced.
@@ -423,7 +423,7 @@ class LedgerStorage:
             FatalError: not durable (DiskError, JournalStoppedError).
         """
         async with self._states.using(ledger_id) as state:
-            if state.is_limbo and (error := await self._writer.enqueue_no_limbo(state)) is not None:
+            if state.is_limbo and (error := await self._writer.enqueue_limbo_end(state)) is not None:
                 raise error
 
     async def limbo_ids(self, after: int = -1, limit: int = 1000) -> list[LedgerId]:

@@ -38,7 +38,7 @@ class WriteCache:
         self._last[ledger_id] = max(self._last.get(ledger_id, NO_ENTRY), *entries)
         self.size += size + len(entries) * ENTRY_OVERHEAD_BYTES
 
-    def count_other(self) -> None:
+    def count_non_entry(self) -> None:
         """Count a record other than an entry, so that the cache also fills up, and is flushed, by fences alone."""
         self.size += ENTRY_OVERHEAD_BYTES
 

@@ -77,7 +77,7 @@ class LedgerWriter:
         state.is_limbo = state.is_fenced = True
         return done
 
-    def enqueue_no_limbo(self, state: LedgerState) -> Done:
+    def enqueue_limbo_end(self, state: LedgerState) -> Done:
         """End the limbo of a ledger. It stays fenced."""
         records = Records()
         records.add(RecordKind.NO_LIMBO, state.ledger_id)
@@ -113,7 +113,7 @@ class LedgerWriter:
         self._changed(state)
 
     def _changed(self, state: LedgerState) -> None:
-        self.caches.active.count_other()
+        self.caches.active.count_non_entry()
         self.states.changed(state)
 
     def _enqueue(

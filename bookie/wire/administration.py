@@ -26,8 +26,8 @@ from bookie.wire.tls import channel_credentials
 
 CALL_S: Final = 35.0
 """Timeout of a call, a little longer than the bookie's own deadline."""
-FORCE_S: Final = 125.0
-INVENTORY_S: Final = 90.0
+FORCE_TIMEOUT_S: Final = 125.0
+INVENTORY_TIMEOUT_S: Final = 90.0
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ class Administration:
 
     async def force(self) -> pb.ForceResponse:
         """Move everything from the journal to the entry logs."""
-        return await self._call(self._stub.Force(pb.ForceRequest(), **self._options(FORCE_S)))
+        return await self._call(self._stub.Force(pb.ForceRequest(), **self._options(FORCE_TIMEOUT_S)))
 
     async def scrub(self, request: pb.ScrubRequest) -> pb.ScrubState:
         """Start, interrupt or show the scrub."""
@@ -202,7 +202,7 @@ class Administration:
             begun, following = reached, None
             is_whole, is_between = False, True
             try:
-                async for batch in self._stub.Inventory(request, **self._options(INVENTORY_S)):
+                async for batch in self._stub.Inventory(request, **self._options(INVENTORY_TIMEOUT_S)):
                     is_whole = batch.is_last
                     following = batch.next_after if batch.HasField("next_after") else None
                     for message in batch.ledgers:

@@ -42,8 +42,8 @@ PROBE_PAUSE_S_MAX: Final = 30.0
 PROBE_TIMEOUT_S: Final = 5.0
 """Deadline of the first probes, which are frequent. A later one waits as long as the pause before it, up to its
 caller's deadline: a bookie that is slow but works must not remain excluded."""
-_NO_ANSWER: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE})
-_OF_THIS_PROCESS: Final = _NO_ANSWER | {Status.UNRESOLVED, Status.UNSUPPORTED}
+_NO_ANSWER_STATUSES: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE})
+_LOCAL_STATUSES: Final = _NO_ANSWER_STATUSES | {Status.UNRESOLVED, Status.UNSUPPORTED}
 """Statuses that do not prove an answer from the bookie."""
 
 
@@ -116,7 +116,7 @@ class Circuits:
         if circuit is not None and circuit.is_open:
             _log.info("bookie answers again", extra={"bookie_id": bookie})
 
-    def not_answered(self, bookie: BookieId, now_s: float) -> None:
+    def record_unanswered(self, bookie: BookieId, now_s: float) -> None:
         """Record a request without an answer, other than a probe."""
         circuit = self._circuits.setdefault(bookie, _Circuit())
         circuit.silences += 1
@@ -187,13 +187,13 @@ class CircuitTransport(Transport):
             reply = await send(timeout_s)
         except asyncio.CancelledError:
             if (now_s := self._clock.monotonic_s()) - sent_s >= SLOW_S:
-                self._circuits.not_answered(bookie, now_s)
+                self._circuits.record_unanswered(bookie, now_s)
             raise
         now_s = self._clock.monotonic_s()
         if is_answer(reply):
             self._circuits.answered(bookie)
-        elif reply.status in _NO_ANSWER and now_s - sent_s >= SILENCE_S:
-            self._circuits.not_answered(bookie, now_s)
+        elif reply.status in _NO_ANSWER_STATUSES and now_s - sent_s >= SILENCE_S:
+            self._circuits.record_unanswered(bookie, now_s)
         return reply
 
     async def _probe(self, bookie: BookieId, sent: Awaitable[ReplyT]) -> ReplyT:
@@ -214,4 +214,4 @@ class CircuitTransport(Transport):
 
 def is_answer(reply: Reply) -> bool:
     """Whether the reply, or a part of it, comes from the bookie itself."""
-    return reply.status not in _OF_THIS_PROCESS or (isinstance(reply, ReadReply) and bool(reply.results))
+    return reply.status not in _LOCAL_STATUSES or (isinstance(reply, ReadReply) and bool(reply.results))

@@ -33,7 +33,7 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
-_STATUS_OF: Final = {
+_STATUS_BY_GRPC_CODE: Final = {
     grpc.StatusCode.DEADLINE_EXCEEDED: Status.TIMEOUT,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Status.TOO_MANY_REQUESTS,
     grpc.StatusCode.UNAUTHENTICATED: Status.UNAUTHORIZED,
@@ -54,4 +54,4 @@ def open_channel(address: BookieAddress, credentials: grpc.ChannelCredentials | 
 def failure_of(error: grpc.aio.AioRpcError) -> tuple[Status, str]:
     """Return the status and text of a call that gRPC itself ended; codes without a status become UNREACHABLE."""
     code = error.code()
-    return _STATUS_OF.get(code, Status.UNREACHABLE), f"{code.name}: {error.details()}"
+    return _STATUS_BY_GRPC_CODE.get(code, Status.UNREACHABLE), f"{code.name}: {error.details()}"

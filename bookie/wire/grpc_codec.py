@@ -34,10 +34,10 @@ from bookie.wire.requests import Copy
 CHUNK_BYTES: Final = 1 << 20
 """Size at which a message of a streamed answer is complete. Its last entry may exceed this size."""
 
-_TO_WIRE: Final = {
+_STATUS_TO_WIRE: Final = {
     status: cast(pb.Status, pb.Status.Value(f"STATUS_{status.name}")) for status in Status if status < 100
 }
-_FROM_WIRE: Final = {int(number): status for status, number in _TO_WIRE.items()}
+_STATUS_FROM_WIRE: Final = {int(number): status for status, number in _STATUS_TO_WIRE.items()}
 _DIGEST_TO_WIRE: Final = {
     DigestType.CRC32: pb.DIGEST_CRC32,
     DigestType.HMAC: pb.DIGEST_HMAC,
@@ -59,7 +59,7 @@ class MalformedAnswerError(PermanentError):
 
 def status_from_wire(number: int) -> Status:
     """Return the status for a number; IO_ERROR for an unknown one of a newer bookie."""
-    return _FROM_WIRE.get(number, Status.IO_ERROR)
+    return _STATUS_FROM_WIRE.get(number, Status.IO_ERROR)
 
 
 def add_to_wire(request_id: int, batch: AddBatch) -> pb.AddBatch:
@@ -84,7 +84,7 @@ def ack_to_wire(message: pb.AddBatch, reply: AddReply) -> pb.AddAck:
     return pb.AddAck(
         request_id=message.request_id,
         ledger_id=message.ledger_id,
-        status=_TO_WIRE[reply.status],
+        status=_STATUS_TO_WIRE[reply.status],
         detail=reply.detail,
     )
 
@@ -103,7 +103,7 @@ def read_to_wire(reply: ReadReply) -> Iterator[pb.EntryBatch]:
         if size >= CHUNK_BYTES:
             yield _entries_to_wire(results[start : index + 1])
             start, size = index + 1, 0
-    yield _final(results[start:], reply)
+    yield _final_batch(results[start:], reply)
 
 
 def reads_to_wire(replies: Iterable[tuple[LedgerId, ReadReply]]) -> Iterator[pb.LedgerBatches]:
@@ -122,13 +122,13 @@ def reads_to_wire(replies: Iterable[tuple[LedgerId, ReadReply]]) -> Iterator[pb.
 
 def read_last_to_wire(reply: ReadReply) -> pb.EntryBatch:
     """Return the single message of the answer to a read of the last entry."""
-    return _final(reply.results, reply)
+    return _final_batch(reply.results, reply)
 
 
-def _final(results: Sequence[EntryResult], reply: ReadReply) -> pb.EntryBatch:
+def _final_batch(results: Sequence[EntryResult], reply: ReadReply) -> pb.EntryBatch:
     message = _entries_to_wire(results)
     message.is_last = True
-    message.status = _TO_WIRE[reply.status]
+    message.status = _STATUS_TO_WIRE[reply.status]
     message.detail = reply.detail
     return message
 
@@ -138,7 +138,7 @@ def _entries_to_wire(results: Sequence[EntryResult]) -> pb.EntryBatch:
     message.entry_ids.extend([result.entry_id for result in results])
     message.packets.extend([result.packet for result in results])
     if any(result.status is not Status.OK for result in results):
-        message.statuses.extend([_TO_WIRE[result.status] for result in results])
+        message.statuses.extend([_STATUS_TO_WIRE[result.status] for result in results])
     return message
 
 
@@ -176,7 +176,7 @@ def read_last_from_wire(message: pb.EntryBatch) -> ReadReply:
 
 def fence_to_wire(reply: FenceReply) -> pb.FenceResponse:
     """Return the message of a fence's answer."""
-    response = pb.FenceResponse(status=_TO_WIRE[reply.status], detail=reply.detail)
+    response = pb.FenceResponse(status=_STATUS_TO_WIRE[reply.status], detail=reply.detail)
     if reply.last_entry is not None:
         response.last_entry.CopyFrom(_one_to_wire(reply.last_entry))
     return response
@@ -190,7 +190,7 @@ def fence_from_wire(response: pb.FenceResponse) -> FenceReply:
 
 def lac_to_wire(reply: LacReply) -> pb.LacResponse:
     """Return the message of an answer about the last add confirmed: one message, even with two large entries."""
-    response = pb.LacResponse(status=_TO_WIRE[reply.status], detail=reply.detail, explicit_lac=reply.explicit)
+    response = pb.LacResponse(status=_STATUS_TO_WIRE[reply.status], detail=reply.detail, explicit_lac=reply.explicit)
     if reply.last_entry is not None:
         response.last_entry.CopyFrom(_one_to_wire(reply.last_entry))
     if reply.entry is not None:
@@ -213,7 +213,7 @@ def lac_from_wire(response: pb.LacResponse, expected: EntryId | None = None) -> 
 
 def write_lac_to_wire(reply: AddReply) -> pb.WriteLacResponse:
     """Return the message of the answer to an explicit LAC."""
-    return pb.WriteLacResponse(status=_TO_WIRE[reply.status], detail=reply.detail)
+    return pb.WriteLacResponse(status=_STATUS_TO_WIRE[reply.status], detail=reply.detail)
 
 
 def write_lac_from_wire(response: pb.WriteLacResponse) -> AddReply:
@@ -222,7 +222,7 @@ def write_lac_from_wire(response: pb.WriteLacResponse) -> AddReply:
 
 
 def _one_to_wire(result: EntryResult) -> pb.OneEntry:
-    return pb.OneEntry(entry_id=result.entry_id, status=_TO_WIRE[result.status], packet=result.packet)
+    return pb.OneEntry(entry_id=result.entry_id, status=_STATUS_TO_WIRE[result.status], packet=result.packet)
 
 
 def _one_from_wire(message: pb.OneEntry) -> EntryResult:
@@ -233,7 +233,7 @@ def list_to_wire(reply: ListReply) -> Iterator[pb.EntryList]:
     """Yield the messages of a listing's answer; the last one has the overall status."""
     for piece in reply.entries.encoded() if reply.entries or reply.status is Status.OK else ():
         yield pb.EntryList(availability=piece)
-    yield pb.EntryList(is_last=True, status=_TO_WIRE[reply.status], detail=reply.detail)
+    yield pb.EntryList(is_last=True, status=_STATUS_TO_WIRE[reply.status], detail=reply.detail)
 
 
 def lists_to_wire(replies: Iterable[tuple[LedgerId, ListReply]]) -> Iterator[pb.LedgerLists]:
@@ -295,15 +295,15 @@ def copied_to_wire(reply: CopyReply) -> pb.CopyResponse:
     """Return the message of the answer to a request to copy entries."""
     silence = _SILENCE_TO_WIRE.get(reply.source, pb.SILENCE_NONE)
     return pb.CopyResponse(
-        status=_TO_WIRE[reply.status],
+        status=_STATUS_TO_WIRE[reply.status],
         detail=reply.detail,
         covered=reply.covered,
         stored_bytes=reply.stored_bytes,
         refusals=[
-            pb.CopyRefusal(entry_id=each.entry_id, status=_TO_WIRE[each.status], detail=each.detail)
+            pb.CopyRefusal(entry_id=each.entry_id, status=_STATUS_TO_WIRE[each.status], detail=each.detail)
             for each in reply.refusals
         ],
-        source_status=_TO_WIRE.get(reply.source, pb.STATUS_IO_ERROR),
+        source_status=_STATUS_TO_WIRE.get(reply.source, pb.STATUS_IO_ERROR),
         source_silence=silence,
         source_detail=reply.source_detail,
         read_ms=round(reply.read_s * 1000),
@@ -348,7 +348,7 @@ def copied_from_wire(response: pb.CopyResponse, entry_ids: Sequence[EntryId]) ->
 
 def info_to_wire(reply: InfoReply) -> pb.InfoResponse:
     """Return the message of an info answer."""
-    response = pb.InfoResponse(status=_TO_WIRE[reply.status], detail=reply.detail)
+    response = pb.InfoResponse(status=_STATUS_TO_WIRE[reply.status], detail=reply.detail)
     if (info := reply.info) is not None:
         response.incarnation = info.incarnation
         response.version = info.version

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from bookie.model.ids import EntryId, LedgerId
-from bookie.runtime.waiting import in_turns
+from bookie.runtime.waiting import run_cooperatively
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.add_stream import AddStream
@@ -27,7 +27,7 @@ from bookie.wire.grpc_codec import (
     read_last_from_wire,
     write_lac_from_wire,
 )
-from bookie.wire.joint_calls import ANSWER_BYTES_MAX, CUT_SHORT
+from bookie.wire.joint_calls import ANSWER_BYTES_MAX, TRUNCATED_ANSWER_DETAIL
 from bookie.wire.joint_lists import JointLists
 from bookie.wire.joint_reads import JointReads, ReadAnswer
 from bookie.wire.port import READ_BYTES_MAX, EntryResult, ListReply, ReadReply, Reply, ReplyT, Request, Status
@@ -58,7 +58,7 @@ class Connection:
         self._channel = open_channel(address, credentials)
         self._stub = rpc.BookieStub(self._channel)  # type: ignore[no-untyped-call]  # generated without types
         self.adds = AddStream(self._stub.Add, address.incarnation)
-        self._lists = JointLists(self._stub.ListLedgers, address.incarnation, self._list_alone)
+        self._lists = JointLists(self._stub.ListLedgers, address.incarnation, self._list_single)
         self._reads = JointReads(self._stub.ReadLedgers, address.incarnation, self._read)
 
     async def ask(self, request: Request[ReplyT], results: list[EntryResult], timeout_s: float) -> ReplyT:
@@ -127,7 +127,7 @@ class Connection:
             call.cancel()
         return answer.reply()
 
-    async def _list_alone(self, ledger_id: LedgerId, timeout_s: float) -> ListReply:
+    async def _list_single(self, ledger_id: LedgerId, timeout_s: float) -> ListReply:
         request = pb.ListEntriesRequest(incarnation=self.address.incarnation, ledger_id=ledger_id)
         call = self._stub.ListEntries(request, timeout=timeout_s)
         pieces: list[bytes] = []
@@ -139,8 +139,8 @@ class Connection:
         finally:
             call.cancel()
         if last is None or not last.is_last:
-            return ListReply(Status.UNREACHABLE, detail=CUT_SHORT)
-        return await in_turns(list_from_wire(pieces, last))
+            return ListReply(Status.UNREACHABLE, detail=TRUNCATED_ANSWER_DETAIL)
+        return await run_cooperatively(list_from_wire(pieces, last))
 
     async def close(self) -> None:
         """Close the add stream and the channel; calls in flight end."""

@@ -137,7 +137,7 @@ async def _answered(timeout_s: float, ask: Awaitable[ReplyT], failed: Failed[Rep
     """Await ``ask`` for at most ``timeout_s``; failures of the connection become a status."""
     try:
         async with asyncio.timeout(timeout_s):
-            return await _uncancelled(ask, failed)
+            return await _uncancelled_by_channel(ask, failed)
     except TimeoutError:
         return failed(Status.TIMEOUT, detail=f"no answer within {timeout_s:g} s")
     except UnresolvedError as error:
@@ -151,7 +151,7 @@ async def _answered(timeout_s: float, ask: Awaitable[ReplyT], failed: Failed[Rep
         return failed(Status.IO_ERROR, detail=str(error))
 
 
-async def _uncancelled(ask: Awaitable[ReplyT], failed: Failed[ReplyT]) -> ReplyT:
+async def _uncancelled_by_channel(ask: Awaitable[ReplyT], failed: Failed[ReplyT]) -> ReplyT:
     # A call on a closing channel ends as if this task had been cancelled, which is only true if a caller cancelled it.
     try:
         return await ask

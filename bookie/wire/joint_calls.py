@@ -6,8 +6,8 @@ the request, a request is complete as soon as its own pieces are complete, and a
 without a complete answer. A bookie of an earlier version does not support the call; then every request is sent alone.
 
 A request waits for the end of the event loop's current step, and for a place: at most ``CALLS_MAX`` calls have one. A
-call loses its place after ``PLACE_S``: it is then about a large ledger, and requests for small ones must not wait for
-it.
+call loses its place after ``PLACE_TIMEOUT_S``: it is then about a large ledger, and requests for small ones must not
+wait for it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from bookie.wire.port import JOINT_LEDGERS_MAX, READ_BYTES_MAX
 
 CALLS_MAX: Final = 2
 """Maximum number of calls with a place: the bookie works on one while the answer of the other is under way."""
-PLACE_S: Final = 0.05
-CUT_SHORT: Final = "the answer was cut short"
+PLACE_TIMEOUT_S: Final = 0.05
+TRUNCATED_ANSWER_DETAIL: Final = "the answer was cut short"
 
 ANSWER_BYTES_MAX: Final = READ_BYTES_MAX + 2 * MESSAGE_BYTES_MAX
 """Limit of the answer to one call: more than a bookie sends for one read. Beyond it, requests are sent alone."""
@@ -129,7 +129,7 @@ class JointCalls(abc.ABC, Generic[JointT, MessageT]):
                     request.complete(is_answered=False)
             else:
                 call.task = guarded("joint call", self._exchange(requests))
-            asyncio.get_running_loop().call_later(PLACE_S, self._leave, call)
+            asyncio.get_running_loop().call_later(PLACE_TIMEOUT_S, self._leave, call)
 
     def _take(self) -> dict[LedgerId, JointT]:
         """Remove and return the first requests that may be sent together: at most one for each ledger."""

@@ -8,10 +8,10 @@ import grpc.aio
 from typing_extensions import override
 
 from bookie.model.ids import LedgerId
-from bookie.runtime.waiting import in_turns
+from bookie.runtime.waiting import run_cooperatively
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire.grpc_codec import MalformedAnswerError, list_from_wire
-from bookie.wire.joint_calls import CUT_SHORT, Joint, JointCalls
+from bookie.wire.joint_calls import TRUNCATED_ANSWER_DETAIL, Joint, JointCalls
 from bookie.wire.port import ListReply, Status
 
 ListCallable = Callable[..., grpc.aio.UnaryStreamCall[pb.ListLedgersRequest, pb.LedgerLists]]
@@ -55,8 +55,8 @@ class JointLists(JointCalls[_Listing, pb.LedgerLists]):
         if not await self._joined(listing):
             return await self._alone(ledger_id, timeout_s)
         if listing.last is None:
-            return ListReply(Status.UNREACHABLE, detail=CUT_SHORT)
-        return await in_turns(list_from_wire(listing.pieces, listing.last))
+            return ListReply(Status.UNREACHABLE, detail=TRUNCATED_ANSWER_DETAIL)
+        return await run_cooperatively(list_from_wire(listing.pieces, listing.last))
 
     @override
     def _open(

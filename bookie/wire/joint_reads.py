@@ -13,7 +13,7 @@ from typing_extensions import override
 from bookie.model.ids import EntryId, LedgerId
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire.grpc_codec import MalformedAnswerError, entries_from_wire, status_from_wire
-from bookie.wire.joint_calls import CUT_SHORT, Joint, JointCalls
+from bookie.wire.joint_calls import TRUNCATED_ANSWER_DETAIL, Joint, JointCalls
 from bookie.wire.port import EntryResult, ReadReply, Status
 from bookie.wire.requests import Read
 
@@ -53,7 +53,7 @@ class ReadAnswer:
             MalformedAnswerError: the answer is OK, but covers no entry.
         """
         if self.last is None:
-            return ReadReply(Status.UNREACHABLE, tuple(self.results), CUT_SHORT)
+            return ReadReply(Status.UNREACHABLE, tuple(self.results), TRUNCATED_ANSWER_DETAIL)
         if self.last.status == pb.STATUS_OK and self.wanted and not self.results:
             raise MalformedAnswerError("an OK answer to a read covers no entry")
         return ReadReply(status_from_wire(self.last.status), tuple(self.results), self.last.detail)

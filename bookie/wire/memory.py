@@ -22,7 +22,7 @@ from bookie.wire.port import AddBatch, AddReply, Failed, ReplyT, Request, Status
 from bookie.wire.requests import WaitLac, incarnation_for
 from bookie.wire.resolver import GRPC_PROTOCOL, Resolver
 
-_SLOW_S: Final = 0.05
+_SLOW_REQUEST_DELAY_S: Final = 0.05
 """The extra delay of a request at the fault point for slow requests."""
 
 
@@ -156,7 +156,7 @@ class MemoryTransport(Transport):
         before, line.tail = line.tail, asyncio.get_running_loop().create_future()
         delivered = line.tail
         try:
-            delay_s = line.faults.delay_s + (_SLOW_S if fault_point("transport.slow_request") else 0.0)
+            delay_s = line.faults.delay_s + (_SLOW_REQUEST_DELAY_S if fault_point("transport.slow_request") else 0.0)
             if delay_s:
                 await asyncio.sleep(delay_s)
             if before is not None and not before.done():

@@ -11,9 +11,9 @@ from typing import Annotated, Final
 from bookie.model.errors import PermanentError
 from bookie.model.option import Option
 from bookie.runtime.configuration.options import file_problem, range_problems
-from bookie.wire.apache.framing import FRAME_BYTES_EVERYBODY_TAKES, FRAME_BYTES_LIMIT, FRAME_BYTES_MAX
+from bookie.wire.apache.framing import FRAME_BYTES_LIMIT, FRAME_BYTES_MAX, FRAME_BYTES_SAFE_MAX
 
-FRAME_BYTES_LEAST: Final = FRAME_BYTES_EVERYBODY_TAKES
+FRAME_BYTES_MIN: Final = FRAME_BYTES_SAFE_MAX
 """Apache's own default of the longest frame: a lower limit would only lose frames of correct bookies."""
 
 
@@ -88,7 +88,7 @@ class SecurityFiles:
         int,
         Option(
             "Longest frame of Apache bookies: their nettyMaxFrameSizeBytes if it was raised.",
-            minimum=FRAME_BYTES_LEAST,
+            minimum=FRAME_BYTES_MIN,
             maximum=FRAME_BYTES_LIMIT,
         ),
     ] = FRAME_BYTES_MAX

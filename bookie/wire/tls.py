@@ -49,10 +49,10 @@ def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials:
     """
     if tls.cert is None or tls.key is None:
         raise TlsFilesError("a TLS server needs a certificate and its key: give both")
-    return following_credentials(tls.cert, tls.key, tls.ca)
+    return reloading_credentials(tls.cert, tls.key, tls.ca)
 
 
-def following_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc.ServerCredentials:
+def reloading_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc.ServerCredentials:
     """Return credentials of a server; after its files change, they are read again for the next connection.
 
     Args:
@@ -63,7 +63,7 @@ def following_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc
     Raises:
         TlsFilesError: the files are unusable now.
     """
-    check_pair(cert, key)
+    check_key_pair(cert, key)
 
     def read() -> tuple[bytes, bytes, bytes | None]:
         return _read(key), _read(cert), None if client_ca is None else _read(client_ca)
@@ -75,7 +75,7 @@ def following_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc
             now = read()
             if now == seen[0]:
                 return None
-            check_pair(cert, key)
+            check_key_pair(cert, key)
         except TlsFilesError as error:
             _log.warning("the old certificate stays in use", extra={"error": str(error)})
             return None
@@ -123,7 +123,7 @@ class ServerContext:
         context.verify_mode = ssl.CERT_REQUIRED
         try:
             context.load_verify_locations(cafile=str(self._tls.ca))
-            context.load_cert_chain(cert, key, password=no_password)
+            context.load_cert_chain(cert, key, password=refuse_encrypted_key)
         except (OSError, ValueError) as error:
             raise TlsFilesError(f"cannot use the TLS files {self._tls.ca}, {cert}, {key}: {error}") from error
         return context
@@ -137,7 +137,7 @@ class ServerContext:
         return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats)
 
 
-def check_pair(cert: Path, key: Path) -> None:
+def check_key_pair(cert: Path, key: Path) -> None:
     """Refuse a certificate with a different key, as it occurs in the middle of a rotation.
 
     A context in use that loaded such a pair would have neither the old nor the new one.
@@ -146,12 +146,12 @@ def check_pair(cert: Path, key: Path) -> None:
         TlsFilesError: they do not match, or one of them cannot be used.
     """
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=no_password)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=refuse_encrypted_key)
     except (OSError, ValueError) as error:
         raise TlsFilesError(f"cannot use the certificate {cert} with the key {key}: {error}") from error
 
 
-def no_password() -> str:
+def refuse_encrypted_key() -> str:
     """Refuse an encrypted key. Otherwise OpenSSL would ask for its password at the terminal."""
     raise ValueError("the key is encrypted, and a service cannot ask for its password")
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.client.held_entries import HeldEntries
+from bookie.client.held_entries import HeldEntriesReader
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.digest import digest_for
@@ -67,7 +67,7 @@ class _MemberAnswer:
 class Frontier:
     """Asks the members of an unclosed ledger how far it is written."""
 
-    def __init__(self, transport: Transport, held: HeldEntries) -> None:
+    def __init__(self, transport: Transport, held: HeldEntriesReader) -> None:
         self._transport = transport
         self._held = held
 

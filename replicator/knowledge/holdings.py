@@ -31,11 +31,11 @@ from itertools import repeat
 from typing import Final
 
 from bookie.client.access import recorded_digest
-from bookie.client.held_entries import Copies, HeldEntries
+from bookie.client.held_entries import Copies, HeldEntriesReader
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.availability import EntryRuns
-from bookie.model.holdings import COMPARED_AT_ONCE, fragment_entries
+from bookie.model.holdings import ENTRIES_COMPARED_PER_STEP, fragment_entries
 from bookie.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.schedule import Stripe
@@ -181,7 +181,7 @@ class Holdings:
 
     def __init__(self, transport: Transport, clock: Clock) -> None:
         self._transport = transport
-        self._held = HeldEntries(transport, clock, LIST_TIMEOUT_S, _ATTEMPTS_MAX)
+        self._held = HeldEntriesReader(transport, clock, LIST_TIMEOUT_S, _ATTEMPTS_MAX)
         self._frontier = Frontier(transport, self._held)
         self._written: Written | None = None
         self._pinned: dict[BookieId, ListReply] = {}
@@ -397,10 +397,10 @@ async def lacking_count(stripe: Stripe, position: int, listed: EntryRuns, first:
 
 async def _lacks_some(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> bool:
     """Do the same as ``_lacks``, with pauses for other tasks: a striped ledger has a run for every few entries."""
-    for start in range(first, last + 1, COMPARED_AT_ONCE):
-        if _lacks(stripe, position, listed, EntryId(start), EntryId(min(last, start + COMPARED_AT_ONCE - 1))):
+    for start in range(first, last + 1, ENTRIES_COMPARED_PER_STEP):
+        if _lacks(stripe, position, listed, EntryId(start), EntryId(min(last, start + ENTRIES_COMPARED_PER_STEP - 1))):
             return True
-        if start + COMPARED_AT_ONCE <= last:
+        if start + ENTRIES_COMPARED_PER_STEP <= last:
             await asyncio.sleep(0)
     return False
 
@@ -408,9 +408,9 @@ async def _lacks_some(stripe: Stripe, position: int, listed: EntryRuns, first: E
 async def _held_count(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> int:
     """Count the listed entries of the position in ``first..last``, with pauses as in ``_lacks_some``."""
     count = 0
-    for start in range(first, last + 1, COMPARED_AT_ONCE):
-        count += stripe.held_count(position, listed, start, min(last, start + COMPARED_AT_ONCE - 1))
-        if start + COMPARED_AT_ONCE <= last:
+    for start in range(first, last + 1, ENTRIES_COMPARED_PER_STEP):
+        count += stripe.held_count(position, listed, start, min(last, start + ENTRIES_COMPARED_PER_STEP - 1))
+        if start + ENTRIES_COMPARED_PER_STEP <= last:
             await asyncio.sleep(0)
     return count
 

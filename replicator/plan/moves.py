@@ -87,7 +87,7 @@ def planning_moves(
     *,
     steps_max: int | None = None,
 ) -> Generator[None, None, Plan]:
-    """Decide which copies of a healthy ledger to move, and yield after each fragment (see ``in_turns``).
+    """Decide which copies of a healthy ledger to move, and yield after each fragment (see ``run_cooperatively``).
 
     Args:
         ledger: metadata, read before ``bookies`` were listed (R2).

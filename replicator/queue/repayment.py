@@ -30,7 +30,7 @@ from bookie.metadata.tasks.debts import PlacementDebt
 from bookie.model.errors import ConflictError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
-from bookie.runtime.waiting import in_turns
+from bookie.runtime.waiting import run_cooperatively
 from replicator.knowledge.absence import Absences
 from replicator.knowledge.moving import why_not_moved
 from replicator.plan.moves import has_entries, is_adhering, planning_moves
@@ -119,7 +119,7 @@ class Repayment:
             elif isinstance(ledger, Versioned):
                 shape = _shape(ledger.metadata)
                 if shape not in known:
-                    plan = await in_turns(planning_moves(ledger, bookies, ports.placement, steps_max=1))
+                    plan = await run_cooperatively(planning_moves(ledger, bookies, ports.placement, steps_max=1))
                     known[shape] = bool(plan.steps)
                 if known[shape]:
                     better.append(debt.ledger_id)

@@ -107,7 +107,7 @@ class Standby:
             left_s = end_s - self._clock.monotonic_s()
             if left_s > 0:
                 forget_observations()
-                await first_of([self._workers.wait_moved(place), self._clock.sleep(left_s), stop.wait()])
+                await first_of([self._workers.wait_place_changed(place), self._clock.sleep(left_s), stop.wait()])
             if self._clock.monotonic_s() >= end_s:
                 await self.leave()
                 return StandbyEnd.OVERDUE

@@ -23,14 +23,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from bookie.client.placement.groups import note_targets
+from bookie.client.placement.groups import log_targets_outside_groups
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.format import UnreadableTaskError
 from bookie.model.availability import EntryRuns
 from bookie.model.errors import ConflictError, PermanentError, TransientError
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
-from bookie.runtime.waiting import in_turns, results_as_they_come
+from bookie.runtime.waiting import results_as_completed, run_cooperatively
 from bookie.wire.port import Status
 from replicator.copying.copier import CopyOutcome
 from replicator.copying.receiver import REPORTED_MAX, PositionCopy
@@ -134,7 +134,7 @@ class Execution:
         self._found.unreadable_for_now.clear()
         self._returned.clear()
         fresh = [step.target for step in steps if step.target != step.old]
-        note_targets(self._placement, ledger.ledger_id, ledger.metadata, fresh)
+        log_targets_outside_groups(self._placement, ledger.ledger_id, ledger.metadata, fresh)
         incarnations = await self._prepare(ledger, steps)
         if await self._try_damaged(ledger, steps, incarnations):
             return True  # another look asks these bookies again
@@ -144,7 +144,7 @@ class Execution:
         ready = [CopiedStep(step) for step in swaps]
         left = len(plan.steps)  # the number of steps not installed yet
         copying = self._copies(ledger, steps, shortfall, incarnations)
-        async with aclosing(results_as_they_come(copying, FRAGMENTS_AT_ONCE)) as fragments:
+        async with aclosing(results_as_completed(copying, FRAGMENTS_AT_ONCE)) as fragments:
             async for are_all_copied, copied in fragments:
                 ready.extend(copied)
                 if not are_all_copied and not await self._lease.may_continue():
@@ -458,7 +458,7 @@ class Execution:
         if other is None:
             return own
         shared = self._holdings.already_copied_for(other[0], step, other[1])
-        return await in_turns(EntryRuns.uniting(own, shared))
+        return await run_cooperatively(EntryRuns.uniting(own, shared))
 
     async def _install(
         self, ledger: Versioned, ready: Sequence[CopiedStep], completing: Conditions | None = None

@@ -16,7 +16,7 @@ from typing import Final
 
 from bookie.metadata.layout import lock_path
 from bookie.metadata.port import Check, Node, Operation, SessionState
-from bookie.metadata.tasks.locks import HeldLook, HeldTask, SeenNode
+from bookie.metadata.tasks.locks import HeldTask, HeldTaskState, SeenNode
 from bookie.model.errors import BkhealError, ConflictError
 from bookie.model.ids import LedgerId
 from bookie.runtime.clock import within
@@ -109,7 +109,7 @@ class Lease:
         if stat is None or stat.czxid != self.held.lock.czxid:
             raise self.lost()
 
-    async def look(self, other_nodes: Sequence[str]) -> HeldLook:
+    async def look(self, other_nodes: Sequence[str]) -> HeldTaskState:
         """Check in the store that the lock is still our node, and read other nodes in the same request.
 
         Raises:

@@ -57,7 +57,7 @@ from bookie.model.errors import ConflictError, InvariantError, OutcomeUnknownErr
 from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
-from bookie.runtime.waiting import in_turns
+from bookie.runtime.waiting import run_cooperatively
 from replicator.knowledge.absence import awaiting, unnamed_absent
 from replicator.knowledge.draining import with_draining
 from replicator.knowledge.holdings import Holdings, Shortfall, lacking_count
@@ -307,7 +307,7 @@ class LedgerRepair:
         planning = planning_moves(
             view.ledger, view.bookies, self._ports.placement, knowledge, begun, steps_max=execution.STEPS_MAX
         )
-        plan = await in_turns(planning)
+        plan = await run_cooperatively(planning)
         if plan.steps and not self._found.moved_copies and await self._is_moved_too_often():
             detail = (
                 f"its copies were moved {MOVES_MAX} times in {WINDOW_MS // 86_400_000} days, and it is marked again: "

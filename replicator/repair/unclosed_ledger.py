@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
-from bookie.client.errors import ConfirmedEntryUnreadableError, RecoveryImpossibleNowError, WrongPasswordError
+from bookie.client.errors import ConfirmedEntryUnreadableError, RecoveryNotPossibleError, WrongPasswordError
 from bookie.client.ports import ClientPorts
 from bookie.client.recovery.recovery import recover_ledger
 from bookie.metadata.bookies.registration import Bookies
@@ -121,7 +121,7 @@ class UnclosedLedgerRepair:
         await self._lease.ensure_ours()
         try:
             recovered = await recover_ledger(self._client(trust), self._ledger_id)
-        except RecoveryImpossibleNowError as error:
+        except RecoveryNotPossibleError as error:
             self._grace_periods.record_failed_recovery(self._ledger_id, bookies)
             self._fail(f"{error}{self._hint}", is_hopeless=not _may_work_later(ledger, bookies, error))
         except WrongPasswordError as error:
@@ -173,7 +173,7 @@ class UnclosedLedgerRepair:
         return replace(ports, transport=transport)
 
 
-def _may_work_later(ledger: Versioned, bookies: Bookies, error: RecoveryImpossibleNowError) -> bool:
+def _may_work_later(ledger: Versioned, bookies: Bookies, error: RecoveryNotPossibleError) -> bool:
     """Return whether the registered bookies could determine and store the ledger's end if all of them answered."""
     if isinstance(error, ConfirmedEntryUnreadableError):  # one copy is enough, perhaps on a member of an older fragment
         left = {bookie for bookie, status in error.evidence.items() if not (status in _NEVER_KNOWS or status.is_absent)}

@@ -102,7 +102,7 @@ class PlacementRules:
 
     def _is_possible(self, members: Sequence[BookieId], write_quorum: int) -> bool:
         """Return whether the cluster has no more domains than the ensemble spans, and the policy permits this."""
-        possible = self.policy.at_most(self.domains)
+        possible = self.policy.limited_to_domains(self.domains)
         return not self.policy.is_strict and adherence(members, write_quorum, possible, self.topology).is_met
 
     def _is_fixable(self, members: Sequence[BookieId], write_quorum: int, wish: Isolation | None) -> bool:

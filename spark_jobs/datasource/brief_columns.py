@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from bookie.metadata.proto.metadata_formats_pb2 import LedgerMetadataFormat
 from bookie.model.metadata import LedgerMetadata, LedgerState
-from bookie.model.ownership import OWNING_KEYS, is_of_pulsar
+from bookie.model.ownership import OWNING_KEYS, is_written_by_pulsar
 from spark_jobs.datasource.columns import MetadataColumns
 from spark_jobs.datasource.ledger_schema import BRIEF_FIELDS
 
@@ -54,4 +54,4 @@ class BriefColumns(MetadataColumns):
         named = next((custom[key] for key in OWNING_KEYS if key in custom), None)
         # Spark's int is signed.
         topic_hash = None if named is None else zlib.crc32(named) >> 1
-        self._rows.append((ledger_id, is_closed, is_of_pulsar(custom), topic_hash, None))
+        self._rows.append((ledger_id, is_closed, is_written_by_pulsar(custom), topic_hash, None))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bookie.metadata.access import ZooKeeperAccess, access_from_text, access_in_use
+from bookie.metadata.access import ZooKeeperAccess, access_from_text, current_access
 from bookie.metadata.uri import MetadataUri, parse_uri
 from bookie.model.errors import PermanentError
 from bookie.model.ids import LEDGER_ID_MAX
@@ -110,7 +110,7 @@ def source_access(options: Mapping[str, str]) -> ZooKeeperAccess:
         ConfigurationError: the option, or the environment, has unusable values.
     """
     text = options.get(ACCESS)
-    return access_in_use() if text is None else access_from_text(text)
+    return current_access() if text is None else access_from_text(text)
 
 
 def source_budget(options: Mapping[str, str]) -> TaskBudget:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-from bookie.metadata.bookies.attendance import NOT_KNOWN, Attendance, Turnover
+from bookie.metadata.bookies.attendance import UNKNOWN_ATTENDANCE, Attendance, ChildCounters
 from bookie.metadata.cluster import Cluster
 from bookie.model.errors import PermanentError
 from bookie.model.times import CLOCK_SKEW_MS_MAX
@@ -40,7 +40,7 @@ class Manifest:
     bookies: tuple[str, ...]
     """All bookies named in metadata."""
     files: tuple[ImageFile, ...]
-    attendance: Attendance = NOT_KNOWN
+    attendance: Attendance = UNKNOWN_ATTENDANCE
     """The registrations before its reading began; empty in an image of an earlier release."""
 
     @property
@@ -93,10 +93,10 @@ def manifest_of(text: str) -> Manifest:
 
 def _attendance(document: Mapping[str, Any]) -> Attendance:
     if not document:
-        return NOT_KNOWN
+        return UNKNOWN_ATTENDANCE
     return Attendance(
-        Turnover(**document["writable"]),
-        Turnover(**document["read_only"]),
+        ChildCounters(**document["writable"]),
+        ChildCounters(**document["read_only"]),
         tuple(document["bookies"]),
         tuple(document["draining"]),
         document.get("drains_zxid", 0),  # absent in the images of earlier releases

@@ -13,7 +13,7 @@ from typing import Final
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind
-from bookie.runtime.closed_pipes import unread_is_discarded
+from bookie.runtime.closed_pipes import discard_unread_output
 from bookie.runtime.configuration.options import add_options, build, values_in
 from bookie.runtime.user import user_name
 from spark_jobs.one_shot.keeper import WAIT_S_MAX
@@ -98,7 +98,7 @@ def _reporter() -> Progress:
 
 def _print(result: AuditResult, output: str) -> None:
     text = json.dumps(result.summary.to_json(), indent=2) if output == "json" else table(result.summary)
-    with unread_is_discarded(sys.stdout):
+    with discard_unread_output(sys.stdout):
         sys.stdout.write(f"{text}\n")
     _say(f"error: {result.report_problem}" if result.report_problem else f"report: {result.summary_path}")
 

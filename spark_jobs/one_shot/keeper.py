@@ -169,7 +169,7 @@ class RunKeeper:
                     self._progress = None
             try:
                 async with asyncio.timeout(min(left_s, _LOOK_S)):
-                    await runs.wait_free(lane_of(self._record))
+                    await runs.wait_lane_free(lane_of(self._record))
             except TimeoutError:
                 continue
         self._life = life

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from bookie.metadata.bookies.attendance import Attendance, attendance, parents_now, who_left
+from bookie.metadata.bookies.attendance import Attendance, attendance, read_parents, who_left
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown, unaudited
 from bookie.metadata.bookies.marking_policy import MarkingPolicies, MarkingRules
@@ -176,7 +176,7 @@ class ClusterView:
         policies = MarkingPolicies(connection.store, connection.cluster, self._tasks, rules)
         policy = self._runner.run(policies.read(now_ms, losses))
         if is_noted:
-            self._runner.run(self._down.note_held(losses.noted, policy.held_until_ms))
+            self._runner.run(self._down.record_holds(losses.noted, policy.held_until_ms))
         return policy
 
     def lost_since(
@@ -250,7 +250,7 @@ class ClusterView:
 
     async def _who_left(self, then: Attendance) -> str:
         draining = await self._drains.begun((await self._bookies()).draining)
-        return who_left(then, await parents_now(self._connection.store, self.cluster), draining)
+        return who_left(then, await read_parents(self._connection.store, self.cluster), draining)
 
     async def _changed_ms(self, ids: Sequence[LedgerId]) -> Mapping[LedgerId, int]:
         return {each: stat.mtime_ms for each, stat in zip(ids, await self._stats(ids), strict=True) if stat is not None}

@@ -21,7 +21,7 @@ from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from bookie.metadata.access import access_in_use
+from bookie.metadata.access import current_access
 from bookie.metadata.bookies.registration import BookieState
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import BookieId, LedgerId
@@ -230,7 +230,7 @@ def _compared(
     findings = spark.read.schema(f"run_id string, {FINDING_DDL}").parquet(path)
     register(spark)
     marked = spark.read.format(tasks.NAME).option(options.METADATA_URI, settings.metadata_uri)
-    marked = marked.option(options.ACCESS, access_in_use().to_text())
+    marked = marked.option(options.ACCESS, current_access().to_text())
     found = shadow.found_ledgers(findings, draining)
     return shadow.compared(found, marked.option(tasks.WITH_UNREADABLE, "true").load())
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from bookie.client.connect import ConnectedBookKeeper
-from bookie.client.errors import RecoveryImpossibleNowError
+from bookie.client.errors import RecoveryNotPossibleError
 from bookie.embedded.apache import ApacheBookie
 from bookie.embedded.apache_jars import ApacheJvm
 from bookie.metadata.layout import cookie_path
@@ -215,7 +215,7 @@ async def test_unfinished_recoveries_are_parked_and_completed_after_the_bookies_
     finally:
         await second.stop()
     await asyncio.gather(*(bookie.stop() for bookie in away))
-    with pytest.raises(RecoveryImpossibleNowError):
+    with pytest.raises(RecoveryNotPossibleError):
         await client.recover_ledger(LedgerId(by_us.ledger_id))
     assert [await state_of(java, ledger) for ledger in ledgers] == ["IN_RECOVERY"] * 2
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bookie.client.connect import ConnectedBookKeeper
-from bookie.client.held_entries import HeldEntries
+from bookie.client.held_entries import HeldEntriesReader
 from bookie.embedded.apache import ApacheCluster
 from bookie.embedded.apache_settings import ApacheOptions, ApacheStorage
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -44,7 +44,7 @@ async def test_the_entries_of_a_bookie_without_lists_are_found_by_reading(
     await handle.close()
     ledger_id, transport = LedgerId(handle.ledger_id), client.ports.transport
     ensemble = (await java.call("metadata", ledger=ledger_id))["ensembles"]["0"]
-    asking = HeldEntries(transport, SystemClock(), 10.0)
+    asking = HeldEntriesReader(transport, SystemClock(), 10.0)
     for bookie in apache_cluster.bookies:
         position = ensemble.index(bookie.bookie_id)
         stored = [entry for entry in range(50) if position in (entry % 5, (entry + 1) % 5)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bookie.client.access import recorded_digest
-from bookie.client.held_entries import HeldEntries
+from bookie.client.held_entries import HeldEntriesReader
 from bookie.embedded.apache import ApacheBookie
 from bookie.embedded.apache_settings import ApacheOptions, ApacheStorage
 from bookie.model.availability import EntryRuns
@@ -85,7 +85,7 @@ async def test_copies_that_a_bookie_cannot_read_are_found_and_replaced(
     await bookie.start()
 
     async with await connect(cluster.metadata_uri) as client:
-        asking = HeldEntries(client.ports.transport, SystemClock(), 10.0)
+        asking = HeldEntriesReader(client.ports.transport, SystemClock(), 10.0)
         copies = await asking.copies(bookie.bookie_id, ledger_id, map(EntryId, range(COUNT)))
         assert copies.held.status is Status.CORRUPT
         assert not EntryRuns.of(damaged).without(copies.unread), "a damaged entry could be read"
@@ -146,7 +146,7 @@ async def test_wrong_copies_of_a_named_bookie_are_replaced(
 
     async with await connect(cluster.metadata_uri) as client:
         digest = recorded_digest((await client.ports.ledgers.read(ledger_id)).metadata)
-        asking = HeldEntries(client.ports.transport, SystemClock(), 10.0)
+        asking = HeldEntriesReader(client.ports.transport, SystemClock(), 10.0)
         replicator = await Replicator.start(cluster.metadata_uri, tmp_path / "replicator", "--once")
         assert await replicator.wait() == 0
         assert replicator.repaired == [ledger_id]
@@ -187,7 +187,7 @@ async def test_copies_that_a_source_of_another_repair_cannot_read_are_replaced(
     assert bookie.bookie_id in members
     assert lost.bookie_id not in members
     async with await connect(cluster.metadata_uri) as client:
-        asking = HeldEntries(client.ports.transport, SystemClock(), 10.0)
+        asking = HeldEntriesReader(client.ports.transport, SystemClock(), 10.0)
         for member in members:
             copies = await asking.copies(member, ledger_id, map(EntryId, range(COUNT)))
             assert (copies.held.status, len(copies.held.entries)) == (Status.OK, COUNT)

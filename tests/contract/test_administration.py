@@ -21,9 +21,9 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.ports import free_loopback_port
 from bookie.runtime.tasks import cancel, guarded
 from bookie.server.administration import servicer
-from bookie.server.administration.node import Node, TooManyInventoriesError, WrongRequestError
+from bookie.server.administration.node import Node, TooManyInventoriesError, UnacceptableRequestError
 from bookie.server.upkeep.collector import CollectorReport
-from bookie.server.upkeep.operator_read_only import read_wish
+from bookie.server.upkeep.operator_read_only import read_recorded_request
 from bookie.storage.disks.memory import MemoryDisk
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_path
 from bookie.storage.port import DiskError
@@ -400,7 +400,7 @@ def test_an_inventory_is_refused_if_it_is_too_large_or_too_many_are_running(book
         pb.InventoryRequest(after=-2),
         pb.InventoryRequest(ledger_id=-1),
     ):
-        with pytest.raises(WrongRequestError):
+        with pytest.raises(UnacceptableRequestError):
             bookie.thread.run(ask(request))
 
     async def three() -> list[bool]:
@@ -419,13 +419,13 @@ def test_read_only_mode_survives_a_restart_and_is_ended_by_an_operator(bookie: A
     assert (state.is_read_only, list(state.reasons), state.asked_by) == (True, ["operator"], "olga")
     assert (add(bookie, L1, 0), add(bookie, L1, 0, is_recovery=True)) == (Status.READ_ONLY, Status.OK)
     assert US in bookie.thread.run(bookie.cluster.registrations.list()).read_only
-    wish = bookie.thread.run(read_wish(bookie.node.disks["ledgers"]))
+    wish = bookie.thread.run(read_recorded_request(bookie.node.disks["ledgers"]))
     assert wish is not None
     assert wish.asked_by == "olga"
     state = call(bookie, lambda client: client.set_read_only(pb.SetReadOnlyRequest(action="CLEAR")))
     assert (state.is_read_only, list(state.reasons)) == (False, [])
     assert add(bookie, L1, 1) is Status.OK
-    assert bookie.thread.run(read_wish(bookie.node.disks["ledgers"])) is None
+    assert bookie.thread.run(read_recorded_request(bookie.node.disks["ledgers"])) is None
 
 
 def test_a_scrub_starts_on_demand_and_lists_damage_until_it_is_repaired(bookie: Administered) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bookie.metadata.bookies.collections import ALLOWED_S_MAX, HeldCollections, NothingHeldError
+from bookie.metadata.bookies.collections import ALLOWANCE_S_MAX, HeldCollections, NothingHeldError
 from bookie.metadata.port import MetadataStore
 from bookie.model.ids import BookieId
 from tests.contract.conftest import Backend
@@ -42,7 +42,7 @@ async def test_a_collection_cannot_be_allowed_in_advance(held: HeldCollections, 
 
 async def test_an_allowance_beyond_the_longest_duration_allows_nothing(held: HeldCollections) -> None:
     await held.hold(BK1, 60, 100, 0)
-    allowed = await held.allow(BK1, "me@host", 0, ALLOWED_S_MAX * 1000 + 1, 1000)
+    allowed = await held.allow(BK1, "me@host", 0, ALLOWANCE_S_MAX * 1000 + 1, 1000)
     assert not allowed.allows(1, 0)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bookie.runtime.clock import SystemClock
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.memory import MemoryDisk
 from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
@@ -104,7 +104,7 @@ async def test_read_past_the_end_is_short_not_an_error(disk: Disk, directory: st
 
 
 async def test_an_immediate_read_returns_the_same_as_a_read(disk: Disk, directory: str) -> None:
-    with deciding_by(lambda name: name == "disk.in_memory"):
+    with inject_faults(lambda name: name == "disk.in_memory"):
         file = await disk.create("entries/a")
         await file.append([b"one", b"two"])
         assert file.read_at_once(1, 4) in (b"netw", None)  # not every system supports this read

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bookie.metadata.bookies.drains import STARTED_AT_ONCE_MAX, Drain, DrainListing, Drains, DrainsChangedError
+from bookie.metadata.bookies.drains import DRAINS_PER_REQUEST_MAX, Drain, DrainListing, Drains, DrainsChangedError
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION, MetadataStore, MultiFailedError
 from bookie.model.ids import BookieId
@@ -84,10 +84,12 @@ async def test_drains_begin_together_and_only_if_no_other_began_or_ended_since_a
 
 
 async def test_as_many_drains_as_allowed_begin_in_one_step(drains: Drains) -> None:
-    many = [Drain(BookieId(f"bookie-{number}.{'n' * 200}:3181"), "me@host", 1) for number in range(STARTED_AT_ONCE_MAX)]
+    many = [
+        Drain(BookieId(f"bookie-{number}.{'n' * 200}:3181"), "me@host", 1) for number in range(DRAINS_PER_REQUEST_MAX)
+    ]
     assert await drains.start(*many[:1])
     assert await drains.start(*many, seen=await drains.current())
-    assert len(await drains.read()) == STARTED_AT_ONCE_MAX
+    assert len(await drains.read()) == DRAINS_PER_REQUEST_MAX
 
 
 async def test_a_waiting_process_notices_the_first_drain_and_every_change(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 from bookie.storage.disks.memory import MemoryIndex
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.port import DiskError, EntryIndex
@@ -141,7 +141,7 @@ async def test_reads_and_writes_run_concurrently(index: EntryIndex) -> None:
 async def test_values_in_memory_are_returned_immediately_but_absence_never_is(
     opened: tuple[EntryIndex, Reopen],
 ) -> None:
-    with deciding_by(lambda name: name == "index.in_memory"):
+    with inject_faults(lambda name: name == "index.in_memory"):
         index, reopen = opened
         await fill(index, b"a", b"b", b"c")
         await index.write([(b"b", b"new")], [b"c"])

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from bookie.metadata.bookies.attendance import Attendance, Turnover
+from bookie.metadata.bookies.attendance import Attendance, ChildCounters
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind
 from bookie.model.run import RunKind
@@ -251,7 +251,7 @@ def test_a_manifest_of_a_newer_release_or_of_another_kind_is_refused(image: Imag
 
 
 def test_a_manifest_comes_back_as_it_was_written(image: ImageFolder) -> None:
-    then = Attendance(Turnover(1, 2, 3), Turnover(4, 5, 6), ("a:1", "b:1"), ("b:1",), 7)
+    then = Attendance(ChildCounters(1, 2, 3), ChildCounters(4, 5, 6), ("a:1", "b:1"), ("b:1",), 7)
     assert written(image, attendance=then)[1].attendance == then
     text = written(image, run_id="20280115T080000Z-000000", attendance=then)[1].to_text()
     document = json.loads(text)

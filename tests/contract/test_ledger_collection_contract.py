@@ -19,7 +19,7 @@ from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.entry_logs.compaction import Compactor
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, EntryLogWriter
-from bookie.storage.entry_logs.log_ends import ends_at
+from bookie.storage.entry_logs.log_ends import log_end_put
 from bookie.storage.port import DiskError, DiskFullError, EntryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
@@ -490,7 +490,7 @@ async def test_a_log_that_lost_its_end_is_kept(bookie: Bookie) -> None:
     await bookie.stop()
     [name] = await left_logs(bookie)
     size = len(read_log(bookie, name))
-    await put_into_index(bookie, ends_at(int(name.removesuffix(".log"), 16), size, is_counted=True))
+    await put_into_index(bookie, log_end_put(int(name.removesuffix(".log"), 16), size, is_counted=True))
     await bookie.start()
     [last] = batch(5, ledger_id=OTHER).entries
     cut_log(bookie, name, size - len(last) - RECORD_HEADER_SIZE)
@@ -513,7 +513,7 @@ async def test_an_end_that_was_recorded_for_an_earlier_log_with_the_same_id_remo
     log_id = int(name.removesuffix(".log"), 16)
     if is_older:
         write_over(bookie, name, 0, older_header(log_id))
-    await put_into_index(bookie, ends_at(log_id, HEADER_SIZE, is_counted=is_counted))
+    await put_into_index(bookie, log_end_put(log_id, HEADER_SIZE, is_counted=is_counted))
     await bookie.start()
     for _ in range(2):
         assert await served(bookie, LEDGER, 50) == await served(bookie, OTHER, 6) == {Status.OK}
@@ -536,7 +536,7 @@ async def test_an_end_of_an_earlier_log_does_not_turn_damage_into_a_torn_tail(bo
     log_id = int(name.removesuffix(".log"), 16)
     write_over(bookie, name, 0, older_header(log_id))
     write_over(bookie, name, HEADER_SIZE + 12, b"\xff\xff")
-    await put_into_index(bookie, ends_at(log_id, HEADER_SIZE, is_counted=is_counted))
+    await put_into_index(bookie, log_end_put(log_id, HEADER_SIZE, is_counted=is_counted))
     await bookie.start()
     assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
     assert (await bookie.store.compact()).kept_damaged == 1
@@ -545,7 +545,7 @@ async def test_an_end_of_an_earlier_log_does_not_turn_damage_into_a_torn_tail(bo
 
 async def test_the_id_of_a_log_that_the_index_refers_to_is_not_reused(bookie: Bookie) -> None:
     await bookie.stop()
-    await put_into_index(bookie, ends_at(9, HEADER_SIZE))
+    await put_into_index(bookie, log_end_put(9, HEADER_SIZE))
     await bookie.start()
     await bookie.store.add(batch(1))
     await bookie.store.checkpoint()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bookie.metadata.access import access_in_use, use_access
+from bookie.metadata.access import current_access, set_current_access
 from bookie.metadata.port import MetadataStore, Stat
 from bookie.metadata.runs.readers import Readers
 from spark_jobs.pacing.sharing import JOIN_S, UNKNOWN, Sharing, join
@@ -18,10 +18,10 @@ from tests.worlds.clocks import ManualClock
 @pytest.fixture(autouse=True)
 def own_state_root(base: str) -> Iterator[None]:
     """Use a separate state root for each test, because the readers of all clusters share one node."""
-    before = access_in_use()
-    use_access(replace(before, state_root=f"{base}/own"))
+    before = current_access()
+    set_current_access(replace(before, state_root=f"{base}/own"))
     yield
-    use_access(before)
+    set_current_access(before)
 
 
 async def joined(store: MetadataStore, run_id: str, *, has_rates: bool = False) -> tuple[Sharing, float]:

@@ -17,7 +17,7 @@ from bookie.runtime.clock import SystemClock
 from bookie.server.joining.directories import CURRENT, INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, VERSION_FILE
 from bookie.server.joining.rebuilt import rebuild_index
 from bookie.server.joining.stopped import NoBookieError
-from bookie.server.joining.succession import MendingRefusedError
+from bookie.server.joining.succession import OfflineRepairRefusedError
 from bookie.storage.disks.directory_lock import DirectoryInUseError
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
@@ -172,7 +172,7 @@ async def test_an_interrupted_rebuild_is_refused_at_the_start_and_can_be_repeate
 
 async def test_a_usable_index_is_replaced_only_on_request(tmp_path: Path) -> None:
     await filled(tmp_path)
-    with pytest.raises(MendingRefusedError, match="can be used"):
+    with pytest.raises(OfflineRepairRefusedError, match="can be used"):
         await again(tmp_path)
     assert not (tmp_path / "ledgers" / CURRENT / LIMBO_FILE).exists()
     await again(tmp_path, may_replace=True)
@@ -200,14 +200,14 @@ async def test_other_directories_are_refused_and_not_changed(tmp_path: Path) -> 
     ):
         kept = (current / name).read_bytes() if (current / name).exists() else None
         (current / name).write_text(content)
-        with pytest.raises(MendingRefusedError, match=problem):
+        with pytest.raises(OfflineRepairRefusedError, match=problem):
             await again(tmp_path)
         if kept is None:
             (current / name).unlink()
         else:
             (current / name).write_bytes(kept)
     (current / VERSION_FILE).unlink()
-    with pytest.raises(MendingRefusedError, match="no file VERSION"):
+    with pytest.raises(OfflineRepairRefusedError, match="no file VERSION"):
         await again(tmp_path)
     assert not (current / REBUILT_FILE).exists()
 

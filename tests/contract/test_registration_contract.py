@@ -18,8 +18,8 @@ from bookie.metadata.bookies.cookies import (
     ForeignClusterError,
     InvalidCookieError,
     StoredCookie,
+    check_no_apache_bookies,
     encode_cookie,
-    refuse_foreign,
 )
 from bookie.metadata.bookies.incarnations import Incarnation, Incarnations, OtherDisksError, UnreadableHistoryError
 from bookie.metadata.bookies.registration import BookieIdInUseError, Bookies, Registrations
@@ -304,25 +304,25 @@ async def test_foreign_bookies_are_refused(
     store: MetadataStore, cluster: Cluster, registrations: Registrations
 ) -> None:
     ours = BookieId(f"ours-{random.SystemRandom().getrandbits(64):x}")
-    await refuse_foreign(store, cluster)
+    await check_no_apache_bookies(store, cluster)
     await Incarnations(store, cluster.root).record(ours, "u-1", 1)
     await CookieStore(store, cluster).create(Cookie(ours, ("/j",), ("/l",)))
     await registrations.register(ours, GRPC, is_read_only=False, takeover_deadline_s=LONG_S)
-    await refuse_foreign(store, cluster)
+    await check_no_apache_bookies(store, cluster)
 
     path = f"{cluster.root}/available/{BK2}"
     for payload in (encode_service_info(APACHE), b""):
         await store.create(path, payload, is_ephemeral=True)
         with pytest.raises(ForeignClusterError, match=BK2):
-            await refuse_foreign(store, cluster)
+            await check_no_apache_bookies(store, cluster)
         await store.delete(path)
     both = ServiceInfo((*APACHE.endpoints, *GRPC.endpoints))
     await store.create(path, encode_service_info(both), is_ephemeral=True)
-    await refuse_foreign(store, cluster)
+    await check_no_apache_bookies(store, cluster)
 
     await store.create(f"{cluster.root}/cookies/{BK1}", encode_cookie(Cookie(BK1, ("/j",), ("/l",))))
     with pytest.raises(ForeignClusterError, match=BK1):
-        await refuse_foreign(store, cluster)
+        await check_no_apache_bookies(store, cluster)
 
 
 async def test_parked_tasks_are_kept_per_cluster(store: MetadataStore, cluster: Cluster) -> None:

@@ -62,7 +62,7 @@ async def test_a_dry_run_and_a_run_that_marks_have_locks_of_their_own(
     await other.acquire(RunLane(RunKind.BOOKIES), "r2", "h:2")
     with pytest.raises(RunLockedError, match="a dry run of kind bookies is already under way: r1 in h:1"):
         await other.acquire(dry, "r3", "h:2")
-    waiting = guarded("waiting", other.wait_free(dry))
+    waiting = guarded("waiting", other.wait_lane_free(dry))
     await lease.release()
     await soon(waiting)
     assert await other.holder(RunLane(RunKind.BOOKIES)) == Holder("r2", "h:2")
@@ -81,7 +81,7 @@ async def test_a_lock_ends_with_its_session(runs: Runs, backend: Backend, store:
 
 async def test_a_waiting_process_notices_the_end_of_a_lock(runs: Runs, backend: Backend, base: str, soon: Soon) -> None:
     lease = await runs.acquire(RunLane(RunKind.BOOKIES), "r1", "h:1")
-    waiting = guarded("waiting", Runs(await backend.open(), base).wait_free(RunLane(RunKind.BOOKIES)))
+    waiting = guarded("waiting", Runs(await backend.open(), base).wait_lane_free(RunLane(RunKind.BOOKIES)))
     await lease.release()
     await soon(waiting)
 

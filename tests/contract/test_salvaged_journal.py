@@ -13,7 +13,7 @@ from bookie.runtime.clock import SystemClock
 from bookie.server.joining.directories import CURRENT, INCARNATION_FILE, LIMBO_FILE, VERSION_FILE
 from bookie.server.joining.salvaged import salvage_at_start, salvage_journal
 from bookie.server.joining.stopped import NoBookieError
-from bookie.server.joining.succession import MendingRefusedError
+from bookie.server.joining.succession import OfflineRepairRefusedError
 from bookie.storage.disks.directory_lock import DirectoryInUseError
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.errors import DamagedJournalError, LostIndexError
@@ -145,7 +145,7 @@ async def test_a_completely_lost_journal_is_given_up_only_on_request(tmp_path: P
     shutil.rmtree(tmp_path / "journal")
     if not is_directory_gone:
         (tmp_path / "journal" / CURRENT).mkdir(parents=True)
-        with pytest.raises(MendingRefusedError, match="--lost"):
+        with pytest.raises(OfflineRepairRefusedError, match="--lost"):
             await salvaged(tmp_path)
     else:
         (tmp_path / "journal").mkdir()
@@ -162,7 +162,7 @@ async def test_a_completely_lost_journal_is_given_up_only_on_request(tmp_path: P
 async def test_a_usable_journal_and_a_running_bookie_are_not_changed(tmp_path: Path) -> None:
     await filled(tmp_path)
     for is_lost in (False, True):
-        with pytest.raises(MendingRefusedError, match="can be used"):
+        with pytest.raises(OfflineRepairRefusedError, match="can be used"):
             await salvaged(tmp_path, is_lost=is_lost)
     async with store_in(tmp_path):
         with pytest.raises(DirectoryInUseError):

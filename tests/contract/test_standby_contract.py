@@ -26,7 +26,7 @@ async def test_the_last_standby_workers_are_called_and_watching_ones_are_not(
     assert [place.position for place in places] == list(range(WATCHING_MAX + 3))
     assert [place.previous for place in places] == ["", *names[:-1]]
     assert {place.size for place in places} == {WATCHING_MAX + 3}
-    waiting = [asyncio.create_task(workers.wait_moved(place)) for place in places[WATCHING_MAX:]]
+    waiting = [asyncio.create_task(workers.wait_place_changed(place)) for place in places[WATCHING_MAX:]]
     assert await workers.call(1) == 1
     await waiting[-1]
     assert not waiting[0].done()
@@ -46,7 +46,7 @@ async def test_the_end_of_a_standby_worker_moves_the_next_one_up(
     first, second = await theirs.enter("first"), await workers.enter("second")
     place = await placed(workers, second)
     assert (place.position, place.previous) == (1, first)
-    waiting = asyncio.create_task(workers.wait_moved(place))
+    waiting = asyncio.create_task(workers.wait_place_changed(place))
     await other.close()
     await waiting
     assert (await placed(workers, second)).position == 0

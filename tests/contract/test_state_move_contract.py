@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bookie.metadata.access import DEFAULT_STATE_ROOT, access_in_use, use_access
+from bookie.metadata.access import DEFAULT_STATE_ROOT, current_access, set_current_access
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo
@@ -35,7 +35,7 @@ BOOKIE = BookieId("bk1:3181")
 
 def use_root(path: str) -> None:
     """Act as a process with this ``--state-root``."""
-    use_access(replace(access_in_use(), state_root=path))
+    set_current_access(replace(current_access(), state_root=path))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ async def fill(store: MetadataStore, root: str) -> dict[str, bytes]:
     await Drains(store, root).start(Drain(BOOKIE, "me@host", 1000))
     await Changes(store, root, SystemClock()).record("me", "command", "drain")
     await put(store, f"{own_path('runs', root)}/records/a/b", b"deep")
-    return await state_below(store, access_in_use().state_root, root)
+    return await state_below(store, current_access().state_root, root)
 
 
 async def state_below(store: MetadataStore, state_root: str, root: str) -> dict[str, bytes]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bookie.metadata.access import DEFAULT_STATE_ROOT, access_in_use, use_access
+from bookie.metadata.access import DEFAULT_STATE_ROOT, current_access, set_current_access
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.cluster import Cluster, open_cluster
 from bookie.metadata.logs.log_store import LogLists
@@ -27,7 +27,7 @@ LANE = RunLane(RunKind.BOOKIES, is_dry_run=False)
 
 def use_root(path: str) -> None:
     """Act as a process with this ``--state-root``."""
-    use_access(replace(access_in_use(), state_root=path))
+    set_current_access(replace(current_access(), state_root=path))
 
 
 @pytest.fixture

@@ -22,11 +22,11 @@ from bookie.server.joining.directories import (
     Role,
     look,
 )
-from bookie.server.joining.formatting import FormatRefusedError, require_all
+from bookie.server.joining.formatting import FormatRefusedError, check_all_can_be_opened
 from bookie.server.joining.rebuilt import rebuild_index
 from bookie.server.joining.salvaged import salvage_journal
 from bookie.server.joining.stopped import NoBookieError, stopped_disks, stopped_storage
-from bookie.server.joining.succession import MendingRefusedError
+from bookie.server.joining.succession import OfflineRepairRefusedError
 from bookie.storage.disks.directory_lock import DirectoryInUseError
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
@@ -92,8 +92,8 @@ async def test_a_missing_directory_is_skipped_by_reads_and_required_by_changes(t
     async with stopped_disks([journal], ledgers) as disks:
         if not is_there:
             with pytest.raises(FormatRefusedError, match="mounted"):
-                require_all(disks.directories)
-    with pytest.raises(MendingRefusedError, match="VERSION"):
+                check_all_can_be_opened(disks.directories)
+    with pytest.raises(OfflineRepairRefusedError, match="VERSION"):
         await rebuild_index([journal], ledgers, SystemClock(), random.Random(1), may_replace=True)
 
 
@@ -118,9 +118,9 @@ async def test_an_unreadable_directory_is_skipped_unless_it_is_the_first(
 async def test_an_omitted_directory_is_noticed(tmp_path: Path) -> None:
     """Otherwise the next start, with all directories, would remove the logs of this one."""
     journal, ledgers = await filled(tmp_path)
-    with pytest.raises(MendingRefusedError, match="/ledgers, /more, and 1 was given"):
+    with pytest.raises(OfflineRepairRefusedError, match="/ledgers, /more, and 1 was given"):
         await rebuild_index([journal], ledgers[:1], SystemClock(), random.Random(1), may_replace=True)
-    with pytest.raises(MendingRefusedError, match="/ledgers, /more, and 1 was given"):
+    with pytest.raises(OfflineRepairRefusedError, match="/ledgers, /more, and 1 was given"):
         await salvage_journal([journal], ledgers[:1], SystemClock(), random.Random(1))
     assert await statuses(journal, ledgers) == [Status.OK, Status.OK, Status.NO_ENTRY]
 
@@ -152,7 +152,7 @@ async def test_a_bookie_with_an_interrupted_addition_of_a_directory_can_be_rebui
         shutil.rmtree(ledgers[0] / CURRENT / INDEX_DIRECTORY)
     else:
         shutil.rmtree(journal / CURRENT / "journal")
-    with pytest.raises(MendingRefusedError, match="/added, and 2 were given"):
+    with pytest.raises(OfflineRepairRefusedError, match="/added, and 2 were given"):
         await command([journal], ledgers, SystemClock(), random.Random(1))
     await command([journal], [*ledgers, added.parent], SystemClock(), random.Random(1))
     incarnations = {(tmp_path / name / CURRENT / INCARNATION_FILE).read_text() for name in (*NAMES, "added")}
@@ -193,6 +193,6 @@ async def test_a_directory_without_a_cookie_and_of_another_incarnation_is_refuse
     (ledgers[1] / CURRENT / INCARNATION_FILE).unlink()
     if incarnation is not None:
         (ledgers[1] / CURRENT / INCARNATION_FILE).write_text(incarnation)
-    with pytest.raises(MendingRefusedError):
+    with pytest.raises(OfflineRepairRefusedError):
         await rebuild_index([journal], ledgers, SystemClock(), random.Random(1), may_replace=True)
     assert await statuses(journal, ledgers) == [Status.OK, Status.IO_ERROR, Status.NO_ENTRY]

@@ -22,7 +22,7 @@ from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KazooState, KeeperState
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from bookie.metadata.access import ZooKeeperAccess, use_access
+from bookie.metadata.access import ZooKeeperAccess, set_current_access
 from bookie.metadata.nodes import batches, ensure_path
 from bookie.metadata.port import (
     ANY_VERSION,
@@ -113,7 +113,7 @@ async def test_a_host_with_a_slow_look_up_does_not_delay_the_connection_to_other
         return look_up(host, *rest)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    monkeypatch.setattr(lookup, "LOOK_UP_S", 0.2)
+    monkeypatch.setattr(lookup, "LOOK_UP_TIMEOUT_S", 0.2)
     try:
         store = await ZooKeeperStore.connect(f"slow.example:2181,{zookeeper.connect_string}", connect_timeout_s=15.0)
         assert store.session.is_connected
@@ -126,7 +126,7 @@ async def test_many_creates_with_a_long_acl_are_split_into_requests_of_allowed_s
     zookeeper: EmbeddedZooKeeper, fresh_root: str
 ) -> None:
     entries = ";".join(f"digest:bookkeeper-service-{i:03d}@prod.example.com:{'A' * 27}=:cdrwa" for i in range(30))
-    use_access(ZooKeeperAccess(acl=f"world:anyone:cdrwa;{entries}"))
+    set_current_access(ZooKeeperAccess(acl=f"world:anyone:cdrwa;{entries}"))
     store = await ZooKeeperStore.connect(zookeeper.connect_string)
     await ensure_path(store, fresh_root)
     seen, was_suspended = store.session, False

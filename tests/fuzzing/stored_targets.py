@@ -36,7 +36,7 @@ from bookie.metadata.tasks.copy_limits import CopyLimits
 from bookie.model import isolation
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.records import decode_record, encode_record
-from bookie.server.upkeep.operator_read_only import ReadOnlyWish
+from bookie.server.upkeep.operator_read_only import ReadOnlyRequest
 from bookie.server.upkeep.scrubber import ScrubProgress
 from bookie.storage.disks.rocks_logs import BLOCK_BYTES, endless_record_at, masked_crc
 from bookie.storage.journal import mark, place
@@ -117,7 +117,7 @@ RECORDS: Final[Sequence[tuple[Decode, bytes]]] = (
     _record(CopyLimits),
     _record(Holder),
     _record(KindPause),
-    _record(ReadOnlyWish),
+    _record(ReadOnlyRequest),
     _record(ScrubProgress),
 )
 """Decoders of bkheal's own records, and a record for each."""

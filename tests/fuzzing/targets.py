@@ -31,7 +31,7 @@ from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache import v2
 from bookie.wire.apache.framing import HEAD_BYTES
 from bookie.wire.apache.sasl import parse_challenge
-from bookie.wire.apache.too_long import request_of
+from bookie.wire.apache.too_long import decode_answer_ids
 from spark_jobs.datasource.usual_metadata import HealthyMetadata
 from tests.fuzzing.message_targets import MESSAGE_TARGETS
 from tests.fuzzing.stored_targets import STORED_TARGETS
@@ -201,7 +201,7 @@ TARGETS: Final[Mapping[str, Target]] = {
         [v2.encode_response(v2.AddedV2(0, 7, 3)), v2.encode_response(v2.EntryV2(0, 7, 3, _ENTRY))],
     ),
     "request-v3": Target(DialectV3().decode, _requests_v3()),
-    "long-answer-v3": Target(request_of, [_long_answer()]),
+    "long-answer-v3": Target(decode_answer_ids, [_long_answer()]),
     "login": Target(parse_challenge, [b'realm="a",nonce="b",qop="auth",charset=utf-8,algorithm=md5-sess']),
     "zookeeper-data": Target(lambda data: jute.read_data(data, 2, _ignore), [_DATA_REPLY], _READ_ERRORS),
     "zookeeper-nodes": Target(lambda data: jute.read_nodes(data, 2, _ignore), [_DATA_REPLY], _READ_ERRORS),

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from bookie.client.errors import RecoveryImpossibleNowError
+from bookie.client.errors import RecoveryNotPossibleError
 from bookie.embedded.cluster import EmbeddedBookie
 from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
 from bookie.model.exit_codes import ExitCode
@@ -136,7 +136,7 @@ def test_a_damaged_copy_is_not_proof_of_absence_in_a_recovery(world: Damaged) ->
     first, second, third = world.bookies
     world.do(world.kill(third))
     try:
-        with pytest.raises(RecoveryImpossibleNowError, match=f"entry {DAMAGED} ") as refused:
+        with pytest.raises(RecoveryNotPossibleError, match=f"entry {DAMAGED} ") as refused:
             world.do(world.client.recover_ledger(world.unclosed))
         metadata = world.do(world.client.ports.ledgers.read(world.unclosed)).metadata
     finally:

@@ -14,7 +14,7 @@ import pytest
 
 from bookie.model.exit_codes import ExitCode
 from bookie.server.upkeep import disk_watch
-from bookie.storage.port import SILENT_S
+from bookie.storage.port import DISK_SILENCE_S_MAX
 from bookie.wire.port import Status
 from tests.deadlines import STATE_S
 from tests.integration.power_cut import fragile_disk, slow_disk
@@ -25,7 +25,7 @@ __all__ = ["disks", "machine"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
-PROBLEM = f"its disk did not answer for {SILENT_S:g} s"
+PROBLEM = f"its disk did not answer for {DISK_SILENCE_S_MAX:g} s"
 
 
 async def test_a_hanging_ledger_directory_affects_neither_the_others_nor_the_start_of_the_bookie(
@@ -80,7 +80,7 @@ async def test_after_a_long_stop_of_the_process_no_disk_is_reported_as_hanging(
             flushing = asyncio.create_task(bookie.flush())
             await asyncio.wait([flushing], timeout=disk_watch.INTERVAL_S + 1.0)
             os.kill(bookie.process.pid, signal.SIGSTOP)  # a thread that waits for the disk stops after its answer
-            await asyncio.wait([flushing], timeout=SILENT_S + 1.0)
+            await asyncio.wait([flushing], timeout=DISK_SILENCE_S_MAX + 1.0)
             assert not flushing.done()
         bookie.process.resume()
         assert await flushing == [0, 2, 0]

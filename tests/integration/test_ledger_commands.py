@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from bookie.client import sync
-from bookie.client.access import access_to
+from bookie.client.access import ledger_access
 from bookie.client.connect import connect
 from bookie.embedded.cluster import EmbeddedCluster
 from bookie.metadata.logs.log_store import NoSuchLogError
@@ -190,7 +190,7 @@ def spoil(uri: str, ledger: int, entry_id: int) -> str:
             read = await client.ports.transport.ask(bookie, Read(found.ledger_id, [EntryId(entry_id)]), PROGRAM_S)
             packet = bytearray(read.results[0].packet)
             packet[-1] ^= 1
-            batch = AddBatch(found.ledger_id, access_to(found, None).key, [bytes(packet)], is_recovery=True)
+            batch = AddBatch(found.ledger_id, ledger_access(found, None).key, [bytes(packet)], is_recovery=True)
             assert (await client.ports.transport.add(bookie, batch, PROGRAM_S)).status is Status.OK
             return bookie
 

@@ -27,7 +27,7 @@ from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.model.topology import Topology, location
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 from bookie.runtime.tasks import _running as guarded_tasks
 from replicator.queue.repayment import ROUND_S
 from tests.simulation import apps, services
@@ -111,7 +111,7 @@ def run_history(
             points = FaultPoints(
                 random.Random(rng.getrandbits(64)), is_on=rng.random() < 0.7 and chosen.has_fault_points
             )
-            stack.enter_context(deciding_by(points))
+            stack.enter_context(inject_faults(points))
             variation = vary(seed, may_be_apache=not chosen.is_beyond_quorum)
             if chosen.has_directories and variation.directories is None:
                 variation = replace(variation, directories=seed)

@@ -73,7 +73,7 @@ def _(stack: ExitStack) -> None:
 
         return keep
 
-    swap(stack, WriterState, "_unsettle", make)
+    swap(stack, WriterState, "_mark_unsettled", make)
 
 
 @plants("acks-out-of-order", "reliability T5", "an entry is acknowledged although the one before it is not")
@@ -293,4 +293,4 @@ def _(stack: ExitStack) -> None:
 
         return careless
 
-    swap(stack, lac, "confirmed_in", make)
+    swap(stack, lac, "verified_lac", make)

@@ -45,7 +45,7 @@ def _(stack: ExitStack) -> None:
 
         return shorter
 
-    swap(stack, copying, "_sorted_out", make)
+    swap(stack, copying, "_verified_entries", make)
 
 
 @plants("pull-unverified", "S10", "a bookie stores what its source returns without verifying it")

@@ -8,7 +8,7 @@ from typing import Any
 
 from bookie.metadata.layout import task_path
 from bookie.metadata.port import Delete, MultiFailedError, NoNodeError
-from bookie.metadata.tasks.locks import HeldLook, HeldTask, TaskLocks
+from bookie.metadata.tasks.locks import HeldTask, HeldTaskState, TaskLocks
 from bookie.metadata.tasks.reservations import LedgerReservations
 from bookie.model.digest import digest_for
 from bookie.model.ids import EntryId
@@ -187,8 +187,8 @@ def _(stack: ExitStack) -> None:
 
         return given_back
 
-    async def look(self: TaskLocks, held: HeldTask, other_nodes: Any = ()) -> HeldLook:
-        return HeldLook(is_ours=True, is_same=True, nodes=tuple(await self._store.get_many(other_nodes)))
+    async def look(self: TaskLocks, held: HeldTask, other_nodes: Any = ()) -> HeldTaskState:
+        return HeldTaskState(is_ours=True, is_same=True, nodes=tuple(await self._store.get_many(other_nodes)))
 
     async def without_lock(self: TaskLocks, held: HeldTask, checks: Any, seen: Any) -> bool:
         with suppress(MultiFailedError):

@@ -142,8 +142,8 @@ def _(stack: ExitStack) -> None:
     async def end_of_file(index: Any, log_id: int) -> None:
         return None
 
-    swap(stack, leftovers, "end_of", lambda _: end_of_file)
-    swap(stack, compaction, "end_of", lambda _: end_of_file)
+    swap(stack, leftovers, "read_log_end", lambda _: end_of_file)
+    swap(stack, compaction, "read_log_end", lambda _: end_of_file)
 
 
 @plants("limbo-is-absent", "BP-46 scenario 2, #4812", "a bookie on new disks denies entries that the old ones held")
@@ -171,7 +171,7 @@ def _(stack: ExitStack) -> None:
         return before
 
     swap(stack, succession, "succeed", lambda _: as_before)
-    swap(stack, salvaging, "_suspect", lambda _: lambda state, is_collected: None)
+    swap(stack, salvaging, "_mark_suspect", lambda _: lambda state, is_collected: None)
 
 
 @plants("limbo-ends-early", "BP-46", "limbo ends while entries are still missing")

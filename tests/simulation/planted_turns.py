@@ -10,7 +10,7 @@ from typing import Any
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.layout import task_path
 from bookie.metadata.port import Check, NoNodeError
-from bookie.metadata.tasks.locks import HeldLook
+from bookie.metadata.tasks.locks import HeldTaskState
 from bookie.metadata.tasks.switches import RecoverySwitches
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.server.upkeep.collector import Collector, CollectorReport
@@ -114,7 +114,7 @@ def _(stack: ExitStack) -> None:
                 await self._release(held)
             self._unsettled.pop(ledger_id, None)
 
-    swap(stack, Collector, "_settle_locks", lambda _: discard)
+    swap(stack, Collector, "_release_remaining_locks", lambda _: discard)
 
 
 @plants("lost-disks-not-urgent", "R40", "copies of a registered bookie count as left although a task names it")
@@ -243,7 +243,7 @@ def _(stack: ExitStack) -> None:
 
     swap(stack, Lease, "is_session_over", lambda _: property(lambda self: False))
 
-    async def look(self: Lease, other_nodes: Sequence[str]) -> HeldLook:
+    async def look(self: Lease, other_nodes: Sequence[str]) -> HeldTaskState:
         return await self._ports.tasks.locks.look(self.held, other_nodes)
 
     swap(stack, Lease, "ensure_ours", lambda _: nothing)

@@ -273,7 +273,7 @@ class SimStore(MemoryStore):
         self.on_request()
         session = tracker.current
         if not session.is_connected:
-            session = await self._sendable(operation, path)
+            session = await self._connected_session(operation, path)
         draw = rng.random()
         delay_s = max(0.0, 2 * draw - 1) * faults.latency_max_s
         if faults.slow_share and rng.random() < faults.slow_share:
@@ -288,7 +288,7 @@ class SimStore(MemoryStore):
         fault = self._next_fault(operation)
         while tracker.current is not session or not session.is_connected:
             tracker.ensure(session)
-            session = await self._sendable(operation, path)
+            session = await self._connected_session(operation, path)
         if fault is Fault.FAIL_BEFORE:
             raise StoreUnavailableError(f"{operation} {path}: not sent (injected)")
         result = action()

@@ -13,7 +13,7 @@ from typing import Final
 
 from bookie.client.settings import ClientSettings
 from bookie.server.upkeep.collector import CollectorSettings
-from bookie.storage.port import SILENT_S
+from bookie.storage.port import DISK_SILENCE_S_MAX
 from bookie.storage.settings import StorageSettings
 from replicator.settings import ReplicatorSettings
 
@@ -108,7 +108,7 @@ class Variation:
     @property
     def silent_s(self) -> float:
         """The time after which a ledger directory that does not answer is no longer used."""
-        return SILENT_S if self.is_default else SMALL_SILENT_S
+        return DISK_SILENCE_S_MAX if self.is_default else SMALL_SILENT_S
 
     def client(self, add_timeout_s: float | None = None) -> ClientSettings:
         """Return the settings of clients; ``add_timeout_s`` replaces the value of the small settings."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie.runtime.class_data import mark_whole
+from bookie.runtime.class_data import mark_complete
 from bookie.runtime.java import find_java
 from spark_jobs.class_archive import SUBMIT_OPTIONS, VARIABLE, archive_path
 from tests.deadlines import PROGRAM_S
@@ -70,7 +70,7 @@ def test_a_session_starts_despite_a_truncated_class_archive(archive: Path, tmp_p
 def test_a_session_starts_despite_an_archive_of_other_classes(archive: Path, tmp_path: Path) -> None:
     other = tmp_path / "classes.jsa"
     other.write_bytes(b"\0" * 4096)
-    mark_whole(other)
+    mark_complete(other)
     mapped, printed = started(other)
     assert str(other) not in mapped
     assert "archive" not in printed

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark import cloudpickle
 
-from bookie.metadata.access import ZooKeeperAccess, use_access
+from bookie.metadata.access import ZooKeeperAccess, set_current_access
 from bookie.metadata.cluster import format_cluster, open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.own_state import claim_state_root
@@ -91,7 +91,7 @@ def test_tasks_use_the_state_root_of_the_driver(spark: SparkSession, secured: Se
 
 
 async def _claim(secured: Secured, access: ZooKeeperAccess) -> None:
-    use_access(access)
+    set_current_access(access)
     store = await ZooKeeperStore.connect(secured.server.secure_connect_string)
     try:
         await claim_state_root(store, "/ledgers")

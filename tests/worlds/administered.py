@@ -23,7 +23,7 @@ from bookie.server.settings import AdministrationAccess
 from bookie.server.upkeep.collector import Collector, CollectorSettings
 from bookie.server.upkeep.disk_watch import DiskWatch
 from bookie.server.upkeep.drain_watch import DrainWatch
-from bookie.server.upkeep.operator_read_only import OperatorReadOnly, read_wish
+from bookie.server.upkeep.operator_read_only import OperatorReadOnly, read_recorded_request
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.server.upkeep.scrubber import Scrubber
 from bookie.wire.administration import Administration
@@ -68,7 +68,7 @@ async def open_administered(
     keeper = RegistrationKeeper(cluster.store, cluster.registrations, US, info, clock, takeover_deadline_s=5)
     await keeper.start(is_read_only=False)
     drain = DrainWatch(Drains(cluster.store, cluster.cluster.root), US, clock)
-    read_only = OperatorReadOnly(bookie.ledgers, await read_wish(bookie.ledgers))
+    read_only = OperatorReadOnly(bookie.ledgers, await read_recorded_request(bookie.ledgers))
     disks = {"journal": bookie.journal, "ledgers": bookie.ledgers}
     watch = DiskWatch(
         tuple(disks.values()),

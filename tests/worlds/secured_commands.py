@@ -27,7 +27,7 @@ def set_access(monkeypatch: pytest.MonkeyPatch, given: ZooKeeperAccess) -> None:
     """Give this process and its children an access by their environment, until the end of the test."""
     for name, value in environment_of(given).items():
         monkeypatch.setenv(name, value)
-    access._in_use.clear()
+    access._process_access.clear()
 
 
 async def write_ledger(uri: str) -> LedgerId:

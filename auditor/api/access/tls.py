@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 
 from auditor.api.settings import ServerTls
-from bookie.wire.tls import TlsFilesError, check_pair, no_password
+from bookie.wire.tls import TlsFilesError, check_key_pair, refuse_encrypted_key
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ class ReloadingContext:
         return True
 
     def _load(self) -> None:
-        check_pair(self._tls.cert, self._tls.key)
-        self.context.load_cert_chain(self._tls.cert, self._tls.key, password=no_password)
+        check_key_pair(self._tls.cert, self._tls.key)
+        self.context.load_cert_chain(self._tls.cert, self._tls.key, password=refuse_encrypted_key)
 
     def _load_ca(self, path: Path) -> None:
         try:

@@ -25,7 +25,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.listening import address_in_use, host_and_port
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.health import WATCHES_MAX, BoundedHealth
-from bookie.wire.tls import following_credentials
+from bookie.wire.tls import reloading_credentials
 
 _log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class GrpcApi:
 
 
 def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    return following_credentials(tls.cert, tls.key, tls.client_ca)
+    return reloading_credentials(tls.cert, tls.key, tls.client_ca)
 
 
 def _options(settings: ApiSettings) -> list[tuple[str, int]]:

@@ -22,7 +22,7 @@ from auditor.api.settings import ApiSettings
 from bookie.model.run import RunCause, RunRecord
 from bookie.runtime.access.access import Access, Principal, metadata_token, peer_address
 from bookie.runtime.access.tokens import Role
-from bookie.runtime.access.trail import Trail
+from bookie.runtime.access.trail import RequestTrail
 from bookie.runtime.human import agreeing, counted
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class ControlServicer(rpc.AuditorServiceServicer):
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.Run:  # noqa: N802
         """Begin a run, once for each key."""
 
-        async def work(who: Principal, trail: Trail) -> RunRecord:
+        async def work(who: Principal, trail: RequestTrail) -> RunRecord:
             kind = kind_of(request.kind)
             wanted = StartRequest(kind, request.is_dry_run, run_options(kind, options_of(request.options)))
             trail.check, trail.detail = kind.value, str(wanted).removeprefix(kind.value).strip()
@@ -153,7 +153,7 @@ class ControlServicer(rpc.AuditorServiceServicer):
     async def _change(
         self, context: Context, action: str, run_id: str, change: Callable[..., Awaitable[RunRecord]]
     ) -> pb.Run:
-        async def work(who: Principal, trail: Trail) -> RunRecord:
+        async def work(who: Principal, trail: RequestTrail) -> RunRecord:
             trail.run_id = run_id[:100]
             return await change(run_id, owner=who.name, via="grpc")
 
@@ -170,9 +170,9 @@ class ControlServicer(rpc.AuditorServiceServicer):
             await _refuse(context, _problem_for("read", error))
 
     async def _changing(
-        self, context: Context, action: str, work: Callable[[Principal, Trail], Awaitable[RunRecord]]
+        self, context: Context, action: str, work: Callable[[Principal, RequestTrail], Awaitable[RunRecord]]
     ) -> pb.Run:
-        trail = Trail("grpc", action, peer_address(context.peer()))
+        trail = RequestTrail("grpc", action, peer_address(context.peer()))
         try:
             who = self._access.admit(trail.address, metadata_token(context.invocation_metadata() or ()), Role.OPERATE)
             trail.who = who.name

@@ -17,7 +17,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from bookie.runtime.clock import Clock
-from bookie.runtime.listening import accept_singly
+from bookie.runtime.listening import accept_one_at_a_time
 
 CONNECTIONS_MAX: Final = 1_024
 """Open connections. A further one is closed at once, because they use the limited open files of this process."""
@@ -99,7 +99,7 @@ async def serve_bounded(
         for each in listening:
             each.places, each.unread_ms_max = places, int(UNREAD_S_MAX * 1000)
             servers.append(await loop.create_server(protocol, sock=each, ssl=tls, backlog=1))
-            accept_singly(servers[-1])
+            accept_one_at_a_time(servers[-1])
     except OSError:
         for server in servers:
             server.close()

@@ -21,7 +21,7 @@ from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGER_ID
 from auditor.api.problems import InvalidRequestError, NotFoundError
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.severity import Severity
-from bookie.runtime.waiting import in_thread_with_place
+from bookie.runtime.waiting import in_bounded_thread
 from spark_jobs.checks.findings import FindingKind
 from spark_jobs.report.finding_filter import CURSOR_PATTERN, FindingFilter, parse_cursor
 from spark_jobs.report.finding_rows import FindingPage, read_findings
@@ -94,7 +94,7 @@ class FindingsRoutes:
 
     async def _read(self, read: Callable[[], T]) -> T:
         try:
-            return await in_thread_with_place(self._readers, read)
+            return await in_bounded_thread(self._readers, read)
         except NoSuchReportError as error:
             raise NotFoundError(str(error)) from error
 

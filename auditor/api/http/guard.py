@@ -25,7 +25,7 @@ from auditor.api.problems import (
 from auditor.api.settings import ApiSettings
 from bookie.runtime.access.access import Access, Principal, bearer_token
 from bookie.runtime.access.tokens import ANONYMOUS
-from bookie.runtime.access.trail import Trail
+from bookie.runtime.access.trail import RequestTrail
 from bookie.runtime.listening import is_loopback
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Guard:
         """Return the handler of a route in the form required by the HTTP library; it never raises."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            trail = Trail("http", route.operation, self._proxies.client(request.remote, request.headers))
+            trail = RequestTrail("http", route.operation, self._proxies.client(request.remote, request.headers))
             if route.role is None:
                 return await self._answer(route, Call(request, Principal(ANONYMOUS, trail.address), trail))
             response = await self._admitted(route, request, trail)
@@ -104,7 +104,7 @@ class Guard:
         except web.HTTPException as error:
             return _respond(request, http_problem(error.status, error.reason, request.path))
 
-    async def _admitted(self, route: Route, request: web.Request, trail: Trail) -> web.StreamResponse:
+    async def _admitted(self, route: Route, request: web.Request, trail: RequestTrail) -> web.StreamResponse:
         assert route.role is not None
         if route.is_limited and self._in_flight >= self._settings.in_flight_max:
             return _respond(

@@ -30,7 +30,7 @@ from auditor.api.problems import InvalidRequestError, NotFoundError
 from bookie.model.errors import TransientError
 from bookie.model.run import RunKind
 from bookie.model.times import rfc3339_if_known
-from bookie.runtime.waiting import in_thread_with_place
+from bookie.runtime.waiting import in_bounded_thread
 from spark_jobs.report.decoding import DamagedReportError, decode_summary
 from spark_jobs.report.files import INDEX, PAGE, SUMMARY, ReportDirError, is_run_id
 from spark_jobs.report.history import brief, latest, summaries
@@ -177,7 +177,7 @@ class ReportRoutes:
                 fetch_run(store, self._report_dir, run_id)
 
         try:
-            await in_thread_with_place(self._fetching, fetch)
+            await in_bounded_thread(self._fetching, fetch)
         except ReportDirError as error:
             _log.warning("a report was not fetched", extra={"run_id": run_id, "reason": str(error)})
             raise TransientError("the store of reports cannot be read now; see the log of the auditor") from error

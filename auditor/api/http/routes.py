@@ -12,7 +12,7 @@ from aiohttp import web
 from auditor.api.problems import InvalidRequestError
 from bookie.runtime.access.access import Principal
 from bookie.runtime.access.tokens import Role
-from bookie.runtime.access.trail import Trail
+from bookie.runtime.access.trail import RequestTrail
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain"
@@ -27,7 +27,7 @@ class Call:
 
     request: web.Request
     who: Principal
-    trail: Trail
+    trail: RequestTrail
     """The audit log; written only for requests that change something."""
 
     async def body(self) -> bytes:

@@ -23,7 +23,7 @@ from auditor.cli.output import OutputFormat, print_error, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri
 from bookie.metadata.uri import parse_uri
 from bookie.model.run import RunKind, RunRecord
-from bookie.runtime.closed_pipes import unread_is_discarded
+from bookie.runtime.closed_pipes import discard_unread_output
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.user import user_name
 from spark_jobs.settings import FROM_SNAPSHOT, AuditSettings, FailOn
@@ -259,7 +259,7 @@ def _here(
             shown(event)
 
         result = run_one_shot(shot, progress, ended)
-    with unread_is_discarded(sys.stdout):
+    with discard_unread_output(sys.stdout):
         is_json = output is OutputFormat.JSON
         print_line(json.dumps(result.summary.to_json(), indent=2) if is_json else table(result.summary))
     if result.report_problem:

@@ -26,7 +26,14 @@ from bookie.model.errors import ConflictError, PermanentError, TransientError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.hosts import is_host
 from bookie.model.run import RunKind, RunState
-from bookie.runtime.access.tokens import Role, TokenFileError, TokensFileError, is_word, make_token, read_token_file
+from bookie.runtime.access.tokens import (
+    Role,
+    TokenFileError,
+    TokensFileError,
+    is_valid_token,
+    make_token,
+    read_token_file,
+)
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.listening import is_loopback
 
@@ -389,7 +396,7 @@ def read_token(token_file: Path | None, environment: Mapping[str, str]) -> str |
         except TokenFileError as error:
             raise ConfigurationError([str(error)]) from error
     token = environment.get(TOKEN_VARIABLE, "").strip()
-    if not is_word(token):
+    if not is_valid_token(token):
         raise ConfigurationError([f"${TOKEN_VARIABLE} is not a valid token: it must be one word of ASCII characters"])
     return token or None
 
@@ -462,7 +469,7 @@ def base_url(settings: RemoteSettings) -> str:
         is_address = False
     if not is_address:
         raise ConfigurationError([f"not the URL of a service: {settings.url!r}; such as https://host:8080"])
-    if settings.token and not is_word(settings.token):
+    if settings.token and not is_valid_token(settings.token):
         raise ConfigurationError([f"the token for {settings.url} is invalid: it must be one word of ASCII characters"])
     is_open = url.scheme == "http" and not is_loopback(url.host)
     if settings.token and is_open and not settings.allow_plaintext_token:

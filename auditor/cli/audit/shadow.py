@@ -16,7 +16,7 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, m
 from bookie.metadata.uri import parse_uri
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind
-from bookie.runtime.closed_pipes import unread_is_discarded
+from bookie.runtime.closed_pipes import discard_unread_output
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.human import counted, printable
 from bookie.runtime.user import user_name
@@ -98,7 +98,7 @@ def shadow(
     if found is None:
         print_error(f"nothing was compared: {result.summary.held_because}")
         raise typer.Exit(result.exit_code())
-    with unread_is_discarded(sys.stdout):
+    with discard_unread_output(sys.stdout):
         _print(found, result, output)
     raise typer.Exit(exit_code(result, found))
 

@@ -17,7 +17,7 @@ from auditor.cli.cluster.admin_requests import AdminClient, AdminRefusedError
 from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, PROTOCOL_HTTP
 from bookie.metadata.port import WriteOutcomeUnknownError
 from bookie.model.errors import BkhealError
-from bookie.runtime.tasks import to_its_end
+from bookie.runtime.tasks import run_to_completion
 
 if TYPE_CHECKING:
     from bookie.metadata.bookies.drains import Drains
@@ -67,7 +67,7 @@ async def with_read_only(
     try:
         for bookie, admin in servers.items():
             await _make_read_only(admin, bookie, registrations, clock, asked)
-        await to_its_end(begin())
+        await run_to_completion(begin())
         is_kept = True
     except WriteOutcomeUnknownError:
         is_kept = True
@@ -79,7 +79,7 @@ async def with_read_only(
         raise
     finally:
         if asked and not is_kept:
-            await to_its_end(_undo(asked, registrations, drains, note))
+            await run_to_completion(_undo(asked, registrations, drains, note))
 
 
 async def _make_read_only(
@@ -100,7 +100,7 @@ async def _make_read_only(
     if await _state(admin, "GET", what):
         raise AdminRefusedError(f"{what}: the bookie at {admin.base} is read-only already, so it is another one")
     asked[bookie] = admin
-    await to_its_end(_state(admin, "PUT", what, is_read_only=True))
+    await run_to_completion(_state(admin, "PUT", what, is_read_only=True))
     end_s = clock.monotonic_s() + _REGISTERED_S
     while bookie not in (await registrations.list()).read_only:
         if clock.monotonic_s() >= end_s:

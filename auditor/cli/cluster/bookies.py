@@ -13,7 +13,7 @@ from auditor.cli.cluster.paging import print_page
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.output import StreamFormat, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
-from bookie.metadata.access import access_in_use
+from bookie.metadata.access import current_access
 from bookie.model.times import rfc3339, rfc3339_if_known
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.human import counted, size
@@ -94,7 +94,7 @@ def move_state(
 
     Example: `bkheal --state-root /bkheal cluster move-state /pulsar/bkheal`
     """
-    source, cluster = access_in_use().state_root, metadata_uri(uri, config)
+    source, cluster = current_access().state_root, metadata_uri(uri, config)
     confirm(f"Is every process of bkheal stopped? Its state moves from {source} to {target}.", is_sure=is_sure)
     nodes = run(_move_state(cluster, source, target))
     print_line(

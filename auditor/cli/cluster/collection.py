@@ -11,7 +11,7 @@ from auditor.cli.cluster.paging import print_page
 from auditor.cli.cluster.spans import span_s
 from auditor.cli.output import OutputFormat, StreamFormat
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
-from bookie.metadata.bookies.collections import ALLOWED_S_MAX, usual_allowance
+from bookie.metadata.bookies.collections import ALLOWANCE_S_MAX, default_allowance
 from bookie.model.ids import LEDGER_ID_MAX, BookieId, bookie_id
 from bookie.runtime.human import counted
 
@@ -84,7 +84,7 @@ def allow(
 
     Example: `bkheal collection allow bk1:3181 --for 1d`
     """
-    seconds, name = span_s(span, ALLOWED_S_MAX, "--for"), bookie_id(bookie)
+    seconds, name = span_s(span, ALLOWANCE_S_MAX, "--for"), bookie_id(bookie)
     at = metadata_uri(uri, config)
     held = next((row for row in run(_list(at)) if row["bookie_id"] == name), None)
     if held is None:
@@ -95,7 +95,7 @@ def allow(
         is_sure=is_sure,
     )
     # The allowance is for the number in the question, because the number may have grown since.
-    document = run(_allow(at, name, seconds, usual_allowance(held["ledgers"]) if ledgers is None else ledgers))
+    document = run(_allow(at, name, seconds, default_allowance(held["ledgers"]) if ledgers is None else ledgers))
     allowed = counted(document["allowed_ledgers"], "ledger")
     line = f"{name} may delete up to {allowed} until {document['allowed_until']}"
     show(output, "HeldCollection", document, [line])

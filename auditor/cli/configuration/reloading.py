@@ -16,7 +16,7 @@ from bookie.runtime.configuration.settings import (
     ConfigurationError,
     config_file,
     parse_config,
-    uri_in,
+    uri_from_content,
 )
 
 
@@ -35,7 +35,7 @@ def config_source(context: typer.Context, make: MakeSettings) -> ConfigSource | 
     def parse(text: str) -> Mapping[str, object]:
         content = parse_config(text, path)
         problems: list[str] = []
-        uri = uri_in(content, path, problems)
+        uri = uri_from_content(content, path, problems)
         problems += problems_of(content, words, context)
         if problems:
             raise ConfigurationError(problems)
@@ -45,7 +45,7 @@ def config_source(context: typer.Context, make: MakeSettings) -> ConfigSource | 
         return values | {URI_KEY: uri}
 
     start = content_at_start(context)
-    values = values_in(start, words, context) | {URI_KEY: uri_in(start, path, [])}
+    values = values_in(start, words, context) | {URI_KEY: uri_from_content(start, path, [])}
     return ConfigSource(path, parse, values, given, LIVE[words])
 
 

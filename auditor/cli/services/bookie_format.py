@@ -82,11 +82,11 @@ async def _format(
     from bookie.metadata.uri import parse_uri
     from bookie.runtime.clock import SystemClock
     from bookie.server.joining.directories import CURRENT
-    from bookie.server.joining.formatting import erase, owner, release_cookie, require_all
+    from bookie.server.joining.formatting import check_all_can_be_opened, erase, owner, release_cookie
     from bookie.server.joining.stopped import stopped_disks
 
     async with stopped_disks(journal_dirs, ledger_dirs) as disks:
-        require_all(disks.directories)
+        check_all_can_be_opened(disks.directories)
         cookie = owner(disks.directories)
         if cookie is None:
             return {"bookie_id": None, "lost": None, "cookie_deleted": False, "dry_run": is_dry_run}

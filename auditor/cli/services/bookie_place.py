@@ -11,7 +11,7 @@ import typer
 from auditor.cli.cluster.watching import watched
 from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
 from auditor.cli.services.running_bookie import RunningBookie
-from bookie.model.option import directories_in
+from bookie.model.option import parse_directories
 
 OptionalJournalDirOption = Annotated[
     list[str] | None,
@@ -61,7 +61,7 @@ def place_of(
 
 def journal_dirs_of(given: Sequence[str], *, may_be_new: bool = False) -> tuple[Path, ...]:
     """Return the directories in the option. If one is missing, and not ``may_be_new``, the exit code is 2."""
-    found = directories_in(",".join(given))
+    found = parse_directories(",".join(given))
     missing = [path for path in found if not path.is_dir() and (path.exists() or not may_be_new)]
     if not found or missing:
         what = f"directory {missing[0]} does not exist" if missing else "no directory is named"
@@ -71,7 +71,7 @@ def journal_dirs_of(given: Sequence[str], *, may_be_new: bool = False) -> tuple[
 
 def ledger_dirs_of(given: Sequence[str]) -> tuple[Path, ...]:
     """Return the directories in the option. The first one must exist, else the command ends with exit code 2."""
-    found = directories_in(",".join(given))
+    found = parse_directories(",".join(given))
     if not found or not found[0].is_dir():
         what = f"directory {found[0]} does not exist" if found else "no directory is named"
         raise typer.BadParameter(what, param_hint="--ledger-dir")

@@ -190,13 +190,13 @@ async def _stopped_read_only(
 ) -> dict[str, Any]:
     from bookie.model.times import rfc3339_if_known
     from bookie.server.joining.stopped import stopped_disks
-    from bookie.server.upkeep.operator_read_only import ReadOnlyWish, read_wish, write_wish
+    from bookie.server.upkeep.operator_read_only import ReadOnlyRequest, read_recorded_request, write_recorded_request
 
     async with stopped_disks(journal_dirs, ledger_dirs) as disks:
         if action is not ReadOnlyAction.SHOW:
-            wish = ReadOnlyWish(whoami(), time.time_ns() // 1_000_000) if action is ReadOnlyAction.SET else None
-            await write_wish(disks.ledgers, wish)
-        found = await read_wish(disks.ledgers)
+            wish = ReadOnlyRequest(whoami(), time.time_ns() // 1_000_000) if action is ReadOnlyAction.SET else None
+            await write_recorded_request(disks.ledgers, wish)
+        found = await read_recorded_request(disks.ledgers)
     return {
         "read_only": found is not None,
         "read_only_reasons": [] if found is None else ["operator"],

@@ -285,7 +285,7 @@ class RunManager:
                 if self.running_in(lane) is None:
                     break
                 await waiter
-        await self._runs.wait_free(lane)
+        await self._runs.wait_lane_free(lane)
 
     def refuse_more(self) -> None:
         """Start no more runs: this process is about to end, and another one will lead."""

@@ -204,7 +204,7 @@ class BookieWatch:
                 _log.warning("the state of the cluster could not be read, trying again", extra={"reason": str(error)})
                 await self._ports.clock.sleep(_RETRY_S)
             except PermanentError as error:
-                self.problem, pause_s = str(error), self._refusals.next_s()
+                self.problem, pause_s = str(error), self._refusals.next_pause_s()
                 fields = {"reason": self.problem, "in_s": pause_s}
                 _log.error("the metadata store refused to show the state of the cluster, trying again", extra=fields)
                 await self._ports.clock.sleep(pause_s)
@@ -230,7 +230,7 @@ class BookieWatch:
         self._seen = bookies.registered | unaudited(noted)
         policy = await self._policies.read(now_ms, Losses(known, bookies.registered, noted), switches.delay_s)
         if self._ports.is_leader():
-            await self._ports.down.note_held(noted, policy.held_until_ms)
+            await self._ports.down.record_holds(noted, policy.held_until_ms)
         if self._observer is not None:
             noted = self._observer.known(noted)
         looked = BookieLook(known, bookies.registered, without_cookie, noted, policy, self._settled_ms(now_ms))
@@ -349,7 +349,7 @@ class BookieWatch:
         if version == self._watched_to:
             return noted
         down = self._ports.down
-        if not self._watched_to and await down.watched_to() != version:
+        if not self._watched_to and await down.evaluated_version() != version:
             for bookie, loss in noted.items():
                 if loss.audited_ms or loss.critical_audited_ms:
                     _log.info(
@@ -358,7 +358,7 @@ class BookieWatch:
                     await down.reopen(bookie, loss.since_ms)
                     noted[bookie] = replace(loss, audited_ms=0, critical_audited_ms=0)
                     self._reopened.add(bookie)
-        await down.note_watched(version)
+        await down.record_evaluated_version(version)
         self._watched_to = version
         return noted
 

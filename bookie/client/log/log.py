@@ -97,7 +97,7 @@ class Log:
             NoSuchLogError: there is no such log, and ``is_created`` is false.
             InvalidQuorumError, InvalidLogOptionsError: impossible options.
             NotEnoughBookiesError: too few writable bookies for a new ledger; nothing was changed.
-            RecoveryImpossibleNowError: the last ledger cannot be closed now; try again when its bookies are back.
+            RecoveryNotPossibleError: the last ledger cannot be closed now; try again when its bookies are back.
             LogFullError: the log's list of ledgers is full; truncate it.
             LogConflictError: other writers keep taking over the log.
             StoreUnavailableError, OutcomeUnknownError: no answer from the metadata store; try again.
@@ -194,7 +194,7 @@ class Log:
 
         Raises:
             NoSuchLogError: there is no such log.
-            RecoveryImpossibleNowError: the log was deleted, but its last ledger cannot be fenced now; delete it again.
+            RecoveryNotPossibleError: the log was deleted, but its last ledger cannot be fenced now; delete it again.
             LogConflictError, OutcomeUnknownError, StoreUnavailableError: delete it again.
         """
         await delete_log(self._ports, self._lists, self.name)

@@ -19,11 +19,11 @@ from bookie.metadata.port import StoreUnavailableError
 from bookie.model.ids import EntryId, LedgerId
 
 _log: Final = logging.getLogger(__name__)
-_PAUSE_S: Final = 1.0
+_RETRY_PAUSE_S: Final = 1.0
 """Pause before a store that did not answer is read again."""
 _FAILURES_MAX: Final = 60
 """A tail fails after this many consecutive reads without an answer from the store."""
-_GONE_MAX: Final = 3
+_MISSING_READS_MAX: Final = 3
 """After this many consecutive reads of a missing ledger, it counts as damage and not as a truncation under way."""
 
 
@@ -35,7 +35,7 @@ class Cursor:
     is_done: bool = False
 
 
-def next_place(name: str, log: LogList, cursor: Cursor | None) -> LogPosition | None:
+def next_position_after(name: str, log: LogList, cursor: Cursor | None) -> LogPosition | None:
     """Return the next position; None at the end of the list.
 
     A ledger that was removed from the list because it was empty is skipped.
@@ -74,7 +74,7 @@ class LogReader:
         cursor = None if first is None else Cursor(first)
         while True:
             listed = await self._lists.read(self._name)
-            place = next_place(self._name, listed.list, cursor)
+            place = next_position_after(self._name, listed.list, cursor)
             if place is None:
                 return
             cursor = Cursor(place)
@@ -89,7 +89,7 @@ class LogReader:
                             yield LogEntry(position, entry.payload)
             except (NoSuchLedgerError, NoSuchEntryError):
                 self._gone += 1
-                if self._gone >= _GONE_MAX:
+                if self._gone >= _MISSING_READS_MAX:
                     raise
                 continue
             self._gone = 0
@@ -106,7 +106,7 @@ class LogReader:
         while True:
             try:
                 listed = await self._lists.read(self._name)
-                place = next_place(self._name, listed.list, cursor)
+                place = next_position_after(self._name, listed.list, cursor)
                 if place is None:
                     await self._lists.wait_changed(listed)
                     continue
@@ -121,13 +121,13 @@ class LogReader:
                 cursor = Cursor(cursor.position, is_done=True)
             except (NoSuchLedgerError, NoSuchEntryError):
                 self._gone += 1
-                if self._gone >= _GONE_MAX:
+                if self._gone >= _MISSING_READS_MAX:
                     raise
             except StoreUnavailableError:
                 failures += 1
                 if failures >= _FAILURES_MAX:
                     raise
-                await self._ports.clock.sleep(_PAUSE_S)
+                await self._ports.clock.sleep(_RETRY_PAUSE_S)
 
     async def _open(self, listed: ListedLog, ledger_id: LedgerId) -> LedgerReader:
         """Return a reader of a listed ledger. Only the last is open, so open metadata of another one is stale."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bookie.client.log.trimming import finish_trimming, refuse_deleted
+from bookie.client.log.trimming import check_log_not_deleted, finish_trimming
 from bookie.client.log.values import LOG_METADATA_KEY, LogOptions
 from bookie.client.options import WriterOptions
 from bookie.client.ports import ClientPorts
@@ -43,12 +43,12 @@ _IDS_MAX: Final = 20
 takeover runs at the same time."""
 
 
-class _MovedOnError(LogConflictError):
+class _ConcurrentTakeoverError(LogConflictError):
     """Another writer listed a ledger after the list was read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Authorship:
+class LogLedgerFactory:
     """The ports, token and options with which one writer of a log creates and lists its ledgers."""
 
     ports: ClientPorts
@@ -119,24 +119,24 @@ async def take_over(
     password: bytes,
     writer_options: WriterOptions,
     is_created: bool,
-) -> tuple[Authorship, ListedLog, LedgerWriter]:
+) -> tuple[LogLedgerFactory, ListedLog, LedgerWriter]:
     """Become the writer of a log; see ``Log.write`` for the arguments and errors."""
     for _ in range(TAKEOVERS_MAX):
         seen = await _read_or_create(ports, lists, name, options, token, is_created=is_created)
         chosen = options or LogOptions.from_json(seen.list.options)
-        author = Authorship(ports, lists, token, chosen, password, writer_options)
+        author = LogLedgerFactory(ports, lists, token, chosen, password, writer_options)
         plan = await author.plan(seen)
         drop = await _settle(ports, seen)
         before, last = seen.list.writer, seen.list.last
 
         def expect(now: LogList, before: str = before, last: LedgerId | None = last) -> None:
-            refuse_deleted(name, now)
+            check_log_not_deleted(name, now)
             if (now.writer, now.last) != (before, last) or fault_point("log.takeover_again"):
-                raise _MovedOnError(f"another writer takes over log {name!r} at the same time")
+                raise _ConcurrentTakeoverError(f"another writer takes over log {name!r} at the same time")
 
         try:
             listed, writer = await author.start(seen, plan, expect, drop=drop, bytes_max=TAKEOVER_BYTES_MAX)
-        except _MovedOnError:
+        except _ConcurrentTakeoverError:
             continue
         _log.info("log taken over", extra={"log": name, "ledger_id": writer.ledger_id})
         return author, await finish_trimming(ports, lists, listed), writer

@@ -22,7 +22,7 @@ from bookie.model.ids import LedgerId
 from bookie.runtime.fault_points import fault_point
 
 _log: Final = logging.getLogger(__name__)
-_DELETES_AT_ONCE: Final = 200
+_DELETES_PER_BATCH_MAX: Final = 200
 """Number of deleted ledgers recorded by one change of the list. It limits the work that is repeated after a crash."""
 
 
@@ -38,7 +38,7 @@ async def truncate(ports: ClientPorts, lists: LogLists, name: str, before: LogPo
 
     def decide(now: LogList) -> LogList | None:
         nonlocal dropped
-        refuse_deleted(name, now)
+        check_log_not_deleted(name, now)
         if before.ledger_id > now.last_listed:
             last = "it had none yet" if now.last_listed < 0 else f"its last one is {now.last_listed}"
             raise InvalidPositionError(f"log {name!r} never had ledger {before.ledger_id}; {last}")
@@ -58,7 +58,7 @@ async def delete_log(ports: ClientPorts, lists: LogLists, name: str) -> None:
 
     Raises:
         NoSuchLogError: there is no such log, and no ledger of a deleted one is left.
-        RecoveryImpossibleNowError: the last ledger could not be fenced; the log was deleted. Delete it again to free
+        RecoveryNotPossibleError: the last ledger could not be fenced; the log was deleted. Delete it again to free
             that ledger.
         LogConflictError, OutcomeUnknownError, StoreUnavailableError: delete it again.
     """
@@ -85,7 +85,7 @@ async def finish_trimming(ports: ClientPorts, lists: LogLists, listed: ListedLog
         return listed
 
 
-def refuse_deleted(name: str, log: LogList) -> None:
+def check_log_not_deleted(name: str, log: LogList) -> None:
     """Refuse to change a deleted log.
 
     Raises:
@@ -97,7 +97,7 @@ def refuse_deleted(name: str, log: LogList) -> None:
 
 async def _trim(ports: ClientPorts, lists: LogLists, listed: ListedLog) -> ListedLog:
     while listed.list.trimming:
-        going = listed.list.trimming[: 1 if fault_point("log.trim_one") else _DELETES_AT_ONCE]
+        going = listed.list.trimming[: 1 if fault_point("log.trim_one") else _DELETES_PER_BATCH_MAX]
         for ledger in await ports.ledgers.read_many(going):
             if isinstance(ledger, Versioned) and not ledger.metadata.is_closed:
                 await _fence(ports, ledger.ledger_id)

@@ -21,7 +21,7 @@ from bookie.client.errors import (
     LedgerFencedError,
     WriterClosedError,
 )
-from bookie.client.log.takeover import Authorship
+from bookie.client.log.takeover import LogLedgerFactory
 from bookie.client.log.trimming import finish_trimming
 from bookie.client.log.values import LogDeposedError, LogOptions, LogPosition
 from bookie.client.writer.creation import PlannedLedger
@@ -36,7 +36,7 @@ from bookie.runtime.fault_points import fault_point
 
 _log: Final = logging.getLogger(__name__)
 
-_SIGNS_OF_ANOTHER: Final = (
+_CONCURRENT_WRITER_ERRORS: Final = (
     LedgerFencedError,
     LedgerDeletedError,
     CloseOutcomeUnknownError,
@@ -53,7 +53,7 @@ class LogWriter:
     first failed append every later one fails too, so the log never contains an entry without those before it.
     """
 
-    def __init__(self, author: Authorship, listed: ListedLog, writer: LedgerWriter) -> None:
+    def __init__(self, author: LogLedgerFactory, listed: ListedLog, writer: LedgerWriter) -> None:
         self._author = author
         self._listed = listed
         self._turn = asyncio.Lock()
@@ -135,11 +135,11 @@ class LogWriter:
         async with self._turn:
             if isinstance(self._error, LogDeposedError):
                 self._is_closed = True
-                raise self._again(self._error)
+                raise self._fresh_error(self._error)
             if self._is_closed:
                 return
             await self._close_ledger()
-            await self._forget_empty()
+            await self._unlist_empty_ledger()
             self._is_closed = True
 
     async def abandon(self) -> None:
@@ -172,7 +172,7 @@ class LogWriter:
         if self._is_closed:
             raise WriterClosedError(f"the writer of log {self.name!r} is closed")
         if self._error is not None:
-            raise self._again(self._error)
+            raise self._fresh_error(self._error)
 
     def _is_due(self, payload_bytes: int) -> bool:
         """Whether the next entry belongs in a new ledger."""
@@ -207,13 +207,13 @@ class LogWriter:
         await self._close_ledger()
         self._check()
         try:
-            self._listed, writer = await self._author.start(self._listed, self._plan, self._expect)
+            self._listed, writer = await self._author.start(self._listed, self._plan, self._check_list_unchanged)
         except (NoSuchLogError, LogFullError, LogDeposedError) as error:
             raise self._fail(error) from error
         self._plan = None
         self._start(writer)
 
-    def _expect(self, now: LogList) -> None:
+    def _check_list_unchanged(self, now: LogList) -> None:
         if now.is_deleted:
             raise LogDeposedError(f"log {self.name!r} was deleted")
         if now.writer != self._author.token:
@@ -231,14 +231,14 @@ class LogWriter:
             why = f"ledger {self.ledger_id} was closed after entry {metadata.last_entry_id} of {self._entries}"
             raise self._fail(AddOutcomeUnknownError(f"the writer of log {self.name!r} failed: {why}"))
 
-    async def _forget_empty(self) -> None:
+    async def _unlist_empty_ledger(self) -> None:
         """Remove an empty last ledger from the list. Best effort: otherwise the next takeover does it."""
         if self._entries:
             return
         empty = self._writer.ledger_id
 
         def decide(now: LogList) -> LogList | None:
-            self._expect(now)
+            self._check_list_unchanged(now)
             return now.without((empty,), is_truncation=False) if empty in now.ledgers else None
 
         try:
@@ -265,13 +265,13 @@ class LogWriter:
     def _fail(self, error: BkhealError) -> BkhealError:
         """Record the first failure as an error of the log, and return a new copy of it."""
         if self._error is None:
-            if isinstance(error, _SIGNS_OF_ANOTHER):
+            if isinstance(error, _CONCURRENT_WRITER_ERRORS):
                 self._error = LogDeposedError(f"another writer has taken log {self.name!r} over ({error})")
             else:
                 self._error = error
-        return self._again(self._error)
+        return self._fresh_error(self._error)
 
-    def _again(self, error: BkhealError) -> BkhealError:
+    def _fresh_error(self, error: BkhealError) -> BkhealError:
         """Return a new error each time, because the traceback of an error grows each time it is raised."""
         if isinstance(error, LogDeposedError):
             return LogDeposedError(f"{error}; write to the log again to take it back, and read it to see its end")

@@ -14,7 +14,7 @@ from bookie.metadata.bookies.topology import InvalidTopologyError, StoredTopolog
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore
 from bookie.model.errors import PermanentError, TransientError
-from bookie.model.spread import STANDARD, PlacementPolicy
+from bookie.model.spread import DEFAULT_PLACEMENT_POLICY, PlacementPolicy
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import Transport
@@ -26,7 +26,10 @@ _RETRY_S: Final = 5.0
 
 
 async def load_placement(
-    store: MetadataStore, cluster: Cluster, file_text: str | None = None, policy: PlacementPolicy = STANDARD
+    store: MetadataStore,
+    cluster: Cluster,
+    file_text: str | None = None,
+    policy: PlacementPolicy = DEFAULT_PLACEMENT_POLICY,
 ) -> Placement:
     """Return a placement with the topology in ``file_text``, or without a file, with the current one in the store.
 
@@ -55,7 +58,7 @@ async def load_placement(
         return Placement(policy)
 
 
-def feed_of(
+def make_placement_feed(
     placement: Placement,
     store: MetadataStore,
     cluster: Cluster,

@@ -15,7 +15,7 @@ from bookie.model.metadata import LedgerMetadata
 _log: Final = logging.getLogger(__name__)
 
 
-def writable_for(
+def writable_candidates(
     placement: Placement,
     ledger_id: LedgerId,
     metadata: LedgerMetadata,
@@ -29,13 +29,13 @@ def writable_for(
     """
     if not metadata.custom:
         return bookies.writable
-    note_not_kept(placement, ledger_id, metadata)
+    log_ignored_groups(placement, ledger_id, metadata)
     everyone = (bookies.writable | bookies.registered.intersection(members)) - placement.draining
     allowed = allowed_bookies(metadata.custom, placement.topology.groups, everyone, metadata.ensemble_size)
     return bookies.writable & allowed
 
 
-def note_not_kept(placement: Placement, ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
+def log_ignored_groups(placement: Placement, ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
     """Log why the groups that a ledger requests are ignored: once if unreadable, once if the topology has no groups."""
     why = isolation_problem(metadata.custom, placement.topology.groups)
     kind = "groups" if placement.topology.groups.names else "no groups"
@@ -45,11 +45,11 @@ def note_not_kept(placement: Placement, ledger_id: LedgerId, metadata: LedgerMet
         _log.warning("bookie groups of a ledger are ignored, any bookie may take its copies; logged once", extra=extra)
 
 
-def note_targets(
+def log_targets_outside_groups(
     placement: Placement, ledger_id: LedgerId, metadata: LedgerMetadata, targets: Collection[BookieId]
 ) -> None:
     """Log copies placed by a repair on bookies outside the ledger's primary groups."""
-    note_not_kept(placement, ledger_id, metadata)
+    log_ignored_groups(placement, ledger_id, metadata)
     groups = placement.topology.groups
     if not metadata.custom or not groups.names or isolation_problem(metadata.custom, groups) is not None:
         return

@@ -62,7 +62,7 @@ class EnsembleJudge:
     @classmethod
     def of(cls, policy: PlacementPolicy, topology: Topology) -> EnsembleJudge:
         """Return the judge for a policy and a topology."""
-        possible = policy if policy.is_strict else policy.at_most(count_domains(topology.locations.values()))
+        possible = policy if policy.is_strict else policy.limited_to_domains(count_domains(topology.locations.values()))
         content = repr((policy, sorted(topology.locations.items()), _sorted_groups(topology)))
         return cls(possible, topology, hashlib.sha256(content.encode()).hexdigest()[:_DIGITS])
 

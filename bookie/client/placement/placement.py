@@ -19,7 +19,7 @@ from bookie.client.errors import NotEnoughBookiesError
 from bookie.client.placement.judge import EnsembleJudge
 from bookie.client.placement.search import Search
 from bookie.model.ids import BookieId
-from bookie.model.spread import STANDARD, Adherence, PlacementPolicy, adherence
+from bookie.model.spread import DEFAULT_PLACEMENT_POLICY, Adherence, PlacementPolicy, adherence
 from bookie.model.topology import Level, Topology, domain
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.human import agreeing, counted
@@ -48,7 +48,7 @@ class Placement:
     about the bookies, and the choice is random.
     """
 
-    policy: PlacementPolicy = STANDARD
+    policy: PlacementPolicy = DEFAULT_PLACEMENT_POLICY
     topology: Topology = field(default_factory=Topology)
     free_bytes: Mapping[BookieId, int] | None = None
     """Free bytes of the reporting bookies; the others count as the median."""
@@ -79,11 +79,11 @@ class Placement:
         """As ``ensemble``, but also return the verdict on the choice."""
         usable = sorted(set(candidates) - set(exclude) - self.draining)
         if len(usable) < ensemble_size:
-            raise NotEnoughBookiesError(self._too_few(candidates, usable, ensemble_size))
+            raise NotEnoughBookiesError(self._too_few_bookies_message(candidates, usable, ensemble_size))
         members: list[BookieId | None] = [None] * ensemble_size
         found = self._fill(members, write_quorum, usable, rng)
         if found is None:
-            raise NotEnoughBookiesError(self._too_close(usable, ensemble_size, write_quorum))
+            raise NotEnoughBookiesError(self._too_few_domains_message(usable, ensemble_size, write_quorum))
         return PlacedEnsemble(found, self.adherence(found, write_quorum))
 
     def ensemble(
@@ -234,7 +234,9 @@ class Placement:
             return {}
         return {bookie: max(_WEIGHT_MIN, min(b / middle, self.policy.weight_max)) for bookie, b in free.items()}
 
-    def _too_few(self, candidates: Collection[BookieId], usable: Sequence[BookieId], ensemble_size: int) -> str:
+    def _too_few_bookies_message(
+        self, candidates: Collection[BookieId], usable: Sequence[BookieId], ensemble_size: int
+    ) -> str:
         writable = len(set(candidates))
         excluded = f", {writable - len(usable)} of them excluded or drained" if writable > len(usable) else ""
         needed, are = counted(ensemble_size, "bookie"), agreeing(writable, "is", "are")
@@ -243,11 +245,11 @@ class Placement:
             "start more bookies or ask for a smaller ensemble"
         )
 
-    def _too_close(self, usable: Sequence[BookieId], ensemble_size: int, write_quorum: int) -> str:
+    def _too_few_domains_message(self, usable: Sequence[BookieId], ensemble_size: int, write_quorum: int) -> str:
         needs = self.policy.needs(write_quorum)
         asked = " and ".join(counted(needed, level.value) for level, needed in needs)
-        level = next((each for each, needed in needs if len(self._domains(usable, each)) < needed), Level.RACK)
-        domains = self._domains(usable, level)
+        level = next((each for each, needed in needs if len(self._domain_counts(usable, each)) < needed), Level.RACK)
+        domains = self._domain_counts(usable, level)
         shown = ", ".join(f"{name} has {count}" for name, count in sorted(domains.items())[:_SHOWN_MAX])
         more = f", and {counted(len(domains) - _SHOWN_MAX, f'more {level.value}')}" if len(domains) > _SHOWN_MAX else ""
         among = counted(len(usable), "usable bookie")
@@ -257,5 +259,5 @@ class Placement:
             "or use a policy that is not strict"
         )
 
-    def _domains(self, usable: Sequence[BookieId], level: Level) -> Counter[str]:
+    def _domain_counts(self, usable: Sequence[BookieId], level: Level) -> Counter[str]:
         return Counter(domain(self.topology.location_of(bookie), level) for bookie in usable)

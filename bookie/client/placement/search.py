@@ -89,8 +89,8 @@ class Search:
         """Shortfall that no choice avoids, beyond the part caused by the other positions alone."""
         for positions in Stripe(len(places), write_quorum).write_sets():
             for level, needed in needs:
-                self._add_set(places, positions, level, max(0, len(positions) - needed))
-        self._kinds = _Kinds([place for _, place in order], {level for level, _ in needs}, len(self._open))
+                self._add_write_set(places, positions, level, max(0, len(positions) - needed))
+        self._kinds = _CandidateKinds([place for _, place in order], {level for level, _ in needs}, len(self._open))
         self._used: set[BookieId] = set()
         self._racks = [None if place is None else self._kinds.path(place)[2] for place in places]
         self._taken: Counter[_Key] = Counter()
@@ -106,7 +106,7 @@ class Search:
         found = None if fault_point("placement.farthest_first") else self._best(self._unavoidable, is_eager=True)
         return found or self._best(self._unavoidable if is_strict else None, is_eager=False)
 
-    def _add_set(
+    def _add_write_set(
         self, places: Sequence[Location | None], positions: Sequence[int], level: Level, affordable: int
     ) -> None:
         made = _WriteSet(level, affordable)
@@ -159,7 +159,7 @@ class Search:
         The best has the lowest cost, then the rack farthest from this position in the ensemble, then the rack with the
         most bookies left.
         """
-        found = self._kinds_at(self._open[index], cost_max)
+        found = self._candidates_at(self._open[index], cost_max)
         if is_eager:
             return found
         near = self._nearness(self._open[index])
@@ -181,7 +181,7 @@ class Search:
                     near.setdefault(rack, size - away)
         return near
 
-    def _kinds_at(self, position: int, cost_max: int | None) -> Iterator[tuple[BookieId, Location, int]]:
+    def _candidates_at(self, position: int, cost_max: int | None) -> Iterator[tuple[BookieId, Location, int]]:
         seen: set[tuple[object, ...]] = set()
         for bookie, place in self._order:
             self._steps += 1
@@ -214,7 +214,7 @@ class Search:
             each.remove(names[each.level])
 
 
-class _Kinds:
+class _CandidateKinds:
     """The kinds of candidates. Swapping two candidates of one kind, with their domains, changes no shortfall."""
 
     def __init__(self, places: Sequence[Location], levels: Collection[Level], open_count: int) -> None:

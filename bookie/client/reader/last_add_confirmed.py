@@ -25,15 +25,15 @@ from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.port import EntryResult, LacReply, Request, Status
 from bookie.wire.requests import ReadLac, WaitLac
 
-_REPEAT_S: Final = 0.5
+_REPOLL_PAUSE_S: Final = 0.5
 """Pause before the repetition of a poll that ended early without a new value: too many polls wait at the bookie, or its
 limit for waiting is lower."""
-_MAY_HAVE_MORE: Final = frozenset((Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO))
+_REPEATABLE_STATUSES: Final = frozenset((Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO))
 """Statuses after which a poll is repeated. Others are failures: the bookie is asked again only in the next call."""
 
 
 @dataclass(frozen=True, slots=True)
-class ConfirmedEnd:
+class LastAddConfirmedResult:
     """The last add confirmed according to the answers of the bookies."""
 
     entry_id: EntryId
@@ -47,7 +47,7 @@ class ConfirmedEnd:
     """The entry after ``beyond`` of a long poll, if an answer contained it."""
 
 
-class Polls:
+class PendingPolls:
     """The long polls of one follower that have no answer yet. They continue during the next wait."""
 
     def __init__(self) -> None:
@@ -67,12 +67,14 @@ class ConfirmedReads:
         self._ports = ports
         self._digest = digest
 
-    async def read(self, ledger: Versioned) -> ConfirmedEnd:
+    async def read(self, ledger: Versioned) -> LastAddConfirmedResult:
         """Ask every member, until the ensemble is covered or all have answered or timed out."""
         timeout_s = self._ports.settings.read_timeout_s
-        return await self._gather(ledger, ReadLac(ledger.ledger_id), timeout_s, lambda tally: tally.is_covered)
+        return await self._ask_members(ledger, ReadLac(ledger.ledger_id), timeout_s, lambda tally: tally.is_covered)
 
-    async def wait(self, ledger: Versioned, beyond: EntryId, wait_s: float, polls: Polls) -> ConfirmedEnd:
+    async def wait(
+        self, ledger: Versioned, beyond: EntryId, wait_s: float, polls: PendingPolls
+    ) -> LastAddConfirmedResult:
         """Ask every member to answer as soon as its value exceeds ``beyond``; the first such answer ends the call.
 
         A member that answers earlier without such a value is asked again, because it may not have waited at all. If no
@@ -83,20 +85,20 @@ class ConfirmedReads:
         until_s = clock.monotonic_s() + wait_s
         timeout_s = wait_s + self._ports.settings.read_timeout_s
         poll = WaitLac(ledger.ledger_id, beyond, 0.0 if fault_point("reader.short_poll") else wait_s)
-        confirmed = await self._gather(ledger, poll, timeout_s, lambda tally: tally.best > beyond, until_s, polls)
+        confirmed = await self._ask_members(ledger, poll, timeout_s, lambda tally: tally.best > beyond, until_s, polls)
         if confirmed.entry_id <= beyond and (rest_s := until_s - clock.monotonic_s()) > 0:
             await clock.sleep(rest_s)
         return confirmed
 
-    async def _gather(
+    async def _ask_members(
         self,
         ledger: Versioned,
         request: Request[LacReply],
         timeout_s: float,
         is_enough: Callable[[_Tally], bool],
         until_s: float | None = None,
-        polls: Polls | None = None,
-    ) -> ConfirmedEnd:
+        polls: PendingPolls | None = None,
+    ) -> LastAddConfirmedResult:
         """Ask every member until ``is_enough`` or ``until_s``. At ``until_s``, open requests are kept in ``polls``."""
         tally = _Tally(ledger, self._digest, request.beyond if isinstance(request, WaitLac) else None)
         members, clock = ledger.metadata.last_fragment.members, self._ports.clock
@@ -119,12 +121,12 @@ class ConfirmedReads:
                         waiting.remove(task)
                         position = asking.pop(task)
                         status = tally.count(position, task.result())
-                        if until_s is None or not isinstance(request, WaitLac) or status not in _MAY_HAVE_MORE:
+                        if until_s is None or not isinstance(request, WaitLac) or status not in _REPEATABLE_STATUSES:
                             continue
                         if task in earlier:  # it has waited, so no pause is needed
                             repeated = self._asked(members[position], request, timeout_s)
-                        elif until_s - clock.monotonic_s() > _REPEAT_S:
-                            again = self._repeated(members[position], request, until_s)
+                        elif until_s - clock.monotonic_s() > _REPOLL_PAUSE_S:
+                            again = self._poll_again(members[position], request, until_s)
                             repeated = guarded("last add confirmed", again)
                         else:
                             continue
@@ -143,8 +145,8 @@ class ConfirmedReads:
     def _asked(self, bookie: BookieId, request: Request[LacReply], timeout_s: float) -> asyncio.Task[LacReply]:
         return guarded("last add confirmed", self._ports.transport.ask(bookie, request, timeout_s))
 
-    async def _repeated(self, bookie: BookieId, poll: WaitLac, until_s: float) -> LacReply:
-        await self._ports.clock.sleep(_REPEAT_S)
+    async def _poll_again(self, bookie: BookieId, poll: WaitLac, until_s: float) -> LacReply:
+        await self._ports.clock.sleep(_REPOLL_PAUSE_S)
         rest_s = max(until_s - self._ports.clock.monotonic_s(), 0.0)
         timeout_s = rest_s + self._ports.settings.read_timeout_s
         return await self._ports.transport.ask(bookie, replace(poll, wait_s=rest_s), timeout_s)
@@ -169,7 +171,7 @@ class _Tally:
 
     def count(self, position: int, reply: LacReply) -> Status:
         """Count an answer, and return its status."""
-        status, found = confirmed_in(reply, self._digest, self._ledger.ledger_id)
+        status, found = verified_lac(reply, self._digest, self._ledger.ledger_id)
         self._evidence[self._ledger.metadata.last_fragment.members[position]] = status
         if status is Status.OK or status.is_absent:
             self._known.add(position)
@@ -178,9 +180,9 @@ class _Tally:
             self._piggybacked = self._piggybacked or self._entry(EntryId(self._beyond + 1), reply.entry)
         return status
 
-    def result(self) -> ConfirmedEnd:
+    def result(self) -> LastAddConfirmedResult:
         is_answered = bool(self._known)
-        return ConfirmedEnd(self.best, self.is_covered, is_answered, self._evidence, self._piggybacked)
+        return LastAddConfirmedResult(self.best, self.is_covered, is_answered, self._evidence, self._piggybacked)
 
     def _entry(self, entry_id: EntryId, result: EntryResult) -> Entry | None:
         if result.status is not Status.OK:
@@ -191,7 +193,7 @@ class _Tally:
             return None
 
 
-def confirmed_in(reply: LacReply, digest: Digest, ledger_id: LedgerId) -> tuple[Status, EntryId]:
+def verified_lac(reply: LacReply, digest: Digest, ledger_id: LedgerId) -> tuple[Status, EntryId]:
     """Return the evidence in one bookie's answer: its status (CORRUPT if a part is damaged) and the greatest LAC."""
     status, best = reply.status, EntryId(-1)
     if reply.explicit:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
-from bookie.client.access import access_to
+from bookie.client.access import ledger_access
 from bookie.client.errors import (
     EntryLostError,
     EntryUnavailableError,
@@ -22,7 +22,7 @@ from bookie.client.errors import (
     WrongDigestTypeError,
 )
 from bookie.client.ports import ClientPorts
-from bookie.client.reader.last_add_confirmed import ConfirmedEnd, ConfirmedReads, Polls
+from bookie.client.reader.last_add_confirmed import ConfirmedReads, LastAddConfirmedResult, PendingPolls
 from bookie.client.reader.replicas import Evidence, ReplicaReads
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.model.digest import Digest
@@ -152,7 +152,7 @@ class LedgerReader:
         if first < 0:
             raise NoSuchEntryError(f"ledger {self.ledger_id} begins at entry 0; asked for {first}")
         wait_s = poll_interval_s(self._ports, poll_s)
-        start, polls = first, Polls()
+        start, polls = first, PendingPolls()
         try:
             while True:
                 last = self._last if self._last is not None else EntryId(-1)
@@ -163,14 +163,16 @@ class LedgerReader:
                             yield entry
                 if self.metadata.is_closed and self._last == self.metadata.last_entry_id:
                     return
-                news = await self._look_beyond(last, wait_s, polls)
+                news = await self._advance_last_confirmed(last, wait_s, polls)
                 if news is not None and news.piggybacked is not None and news.piggybacked.entry_id == start:
                     yield news.piggybacked
                     start = EntryId(start + 1)
         finally:
             await polls.stop()
 
-    async def _look_beyond(self, last: EntryId, wait_s: float, polls: Polls) -> ConfirmedEnd | None:
+    async def _advance_last_confirmed(
+        self, last: EntryId, wait_s: float, polls: PendingPolls
+    ) -> LastAddConfirmedResult | None:
         """Advance ``_last``. If nothing new is confirmed, read the metadata again after ``wait_s``."""
         if not self.metadata.is_closed:
             confirmed = await self._confirmed.wait(self._ledger, last, wait_s, polls)
@@ -219,9 +221,9 @@ class LedgerReader:
                 return found.entries
             if not await self._has_changed_since(asked):
                 break
-        raise self._unreadable(entry_ids[0], found.evidence)
+        raise self._unreadable_error(entry_ids[0], found.evidence)
 
-    def _unreadable(self, entry_id: EntryId, evidence: Evidence) -> EntryLostError | EntryUnavailableError:
+    def _unreadable_error(self, entry_id: EntryId, evidence: Evidence) -> EntryLostError | EntryUnavailableError:
         if evidence and all(status.is_absent for status in evidence.values()):
             return EntryLostError(self.ledger_id, entry_id)
         return EntryUnavailableError(self.ledger_id, entry_id, evidence, self._replicas.reasons)
@@ -280,7 +282,7 @@ def open_reader(
         WrongPasswordError: the password is not the ledger's.
         WrongDigestTypeError: it has another digest type.
     """
-    digest = access_to(ledger, password).digest
+    digest = ledger_access(ledger, password).digest
     if digest_type is not None and digest_type is not digest.type:
         raise WrongDigestTypeError(
             f"ledger {ledger.ledger_id} has the digest type {digest.type.name}, not {digest_type.name}"

@@ -54,7 +54,7 @@ class ReplicaReads:
 
         Each replica is asked at most once, so the call ends within ``Qw`` read deadlines.
         """
-        return await _Pass(self, metadata, entry_ids).run()
+        return await _ReplicaRead(self, metadata, entry_ids).run()
 
     def replicas(self, metadata: LedgerMetadata, entry_id: EntryId) -> list[BookieId]:
         """Return the bookies of an entry in the order to ask: not slow first, then near, else by the write set."""
@@ -94,7 +94,7 @@ class ReplicaReads:
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _WantedEntry:
     """A requested entry."""
 
     replicas: list[BookieId]
@@ -120,13 +120,13 @@ class _Request:
     is_overdue: bool = False
 
 
-class _Pass:
+class _ReplicaRead:
     """One ``ReplicaReads.read``."""
 
     def __init__(self, reads: ReplicaReads, metadata: LedgerMetadata, entry_ids: Sequence[EntryId]) -> None:
         self._reads = reads
         self._mode = reads.ports.settings.read_mode
-        self._wanted = {entry_id: _Wanted(reads.replicas(metadata, entry_id)) for entry_id in entry_ids}
+        self._wanted = {entry_id: _WantedEntry(reads.replicas(metadata, entry_id)) for entry_id in entry_ids}
         self._first = entry_ids[0]
         self._asking: dict[_Asking, _Request] = {}
 

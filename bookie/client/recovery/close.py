@@ -58,7 +58,7 @@ async def change_metadata(
         is_last = attempt + 1 == settings.recovery_store_attempts_max
         try:
             if attempt or fault_point("recovery.extra_reread"):
-                ledger = _same(ledger, await current_ledger(ports, ledger.ledger_id))
+                ledger = _check_same_ledger(ledger, await current_ledger(ports, ledger.ledger_id))
             wanted = decide(ledger.metadata)
             if wanted is None:
                 return ledger
@@ -128,7 +128,7 @@ async def seal(
     return stored, is_ours
 
 
-def _same(before: Versioned, now: Versioned) -> Versioned:
+def _check_same_ledger(before: Versioned, now: Versioned) -> Versioned:
     if now.version < before.version:
         raise NoSuchLedgerError(f"ledger {before.ledger_id} was deleted, and another one has its id")
     return now

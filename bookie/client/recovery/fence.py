@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from bookie.client.access import LedgerAccess
-from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
+from bookie.client.errors import RecoveryNotPossibleError, WrongPasswordError
 from bookie.client.ports import ClientPorts
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.coverage import is_covered
@@ -24,7 +24,7 @@ from bookie.wire.port import EntryResult, FenceReply, Status
 from bookie.wire.requests import Fence, ReadLast
 
 
-async def try_key(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -> None:
+async def verify_key_with_bookie(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -> None:
     """Let a bookie check the key of an open ledger whose metadata has no password (format 1); else do nothing.
 
     Bookies compare keys when they add or fence (docs/formats.md#operations). A bookie without entries of the ledger
@@ -52,7 +52,7 @@ async def try_key(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -
 
 
 @dataclass(frozen=True, slots=True)
-class FencedEnd:
+class FenceResult:
     """The start of the recovery's reads: everything up to ``last_add_confirmed`` is part of the ledger."""
 
     last_add_confirmed: EntryId
@@ -60,14 +60,14 @@ class FencedEnd:
     """The ledger's payload bytes up to that entry; None if no answer contains them."""
 
 
-async def fence_last_ensemble(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -> FencedEnd:
+async def fence_last_ensemble(ports: ClientPorts, ledger: Versioned, access: LedgerAccess) -> FenceResult:
     """Fence the members of the last fragment until every write set is covered.
 
     After that, no entry can be acknowledged to a writer without one of the bookies that answered, and those refuse its
     adds. The last add confirmed is at least the entry before the fragment, which was acknowledged to a writer (#2615).
 
     Raises:
-        RecoveryImpossibleNowError: too few bookies answered within ``read_timeout_s``.
+        RecoveryNotPossibleError: too few bookies answered within ``read_timeout_s``.
         WrongPasswordError: a bookie has another master key for the ledger.
     """
     metadata, timeout_s = ledger.metadata, ports.settings.read_timeout_s
@@ -83,7 +83,7 @@ async def fence_last_ensemble(ports: ClientPorts, ledger: Versioned, access: Led
     waits_for_all = fault_point("recovery.wait_for_every_fence")
     try:
         waiting = list(asking)
-        while waiting and (waits_for_all or not _covers(last_entries, ledger)):
+        while waiting and (waits_for_all or not _is_fence_covered(last_entries, ledger)):
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in [task for task in waiting if task in done]:
                 waiting.remove(task)
@@ -96,12 +96,12 @@ async def fence_last_ensemble(ports: ClientPorts, ledger: Versioned, access: Led
     finally:
         for task in asking:
             await cancel(task)
-    if not _covers(last_entries, ledger):
-        raise RecoveryImpossibleNowError(ledger.ledger_id, "too few bookies of its last ensemble answered", evidence)
+    if not _is_fence_covered(last_entries, ledger):
+        raise RecoveryNotPossibleError(ledger.ledger_id, "too few bookies of its last ensemble answered", evidence)
     return _fenced(fragment.first_entry_id, [entry for entry in last_entries.values() if entry is not None])
 
 
-def _covers(fenced: Collection[int], ledger: Versioned) -> bool:
+def _is_fence_covered(fenced: Collection[int], ledger: Versioned) -> bool:
     """Whether no write set has ``Qa`` positions outside of the fenced ones."""
     metadata = ledger.metadata
     return is_covered(fenced, metadata.stripe, metadata.ack_quorum)
@@ -117,10 +117,10 @@ def _last_entry_in(reply: FenceReply, digest: Digest, ledger_id: LedgerId) -> En
         return reply.status  # also "no such ledger", which does not promise that the ledger is fenced there
     if reply.last_entry is None:
         return None
-    return last_entry_of(reply.last_entry, digest, ledger_id)
+    return decode_last_entry(reply.last_entry, digest, ledger_id)
 
 
-def last_entry_of(result: EntryResult, digest: Digest, ledger_id: LedgerId) -> Entry | Status:
+def decode_last_entry(result: EntryResult, digest: Digest, ledger_id: LedgerId) -> Entry | Status:
     """Decode and verify a bookie's greatest entry; CORRUPT also if its last add confirmed is not before itself."""
     if result.status is not Status.OK:
         return result.status
@@ -131,14 +131,14 @@ def last_entry_of(result: EntryResult, digest: Digest, ledger_id: LedgerId) -> E
     return entry if -1 <= entry.last_add_confirmed < entry.entry_id else Status.CORRUPT
 
 
-def _fenced(first_entry_id: EntryId, entries: Sequence[Entry]) -> FencedEnd:
+def _fenced(first_entry_id: EntryId, entries: Sequence[Entry]) -> FenceResult:
     """Return the greatest last add confirmed in ``entries``, with the length if one of them shows it."""
     confirmed = max([first_entry_id - 1, *(entry.last_add_confirmed for entry in entries)])
     if confirmed < 0:
-        return FencedEnd(EntryId(-1), 0)
+        return FenceResult(EntryId(-1), 0)
     for entry in entries:
         if entry.entry_id == confirmed:
-            return FencedEnd(EntryId(confirmed), entry.length)
+            return FenceResult(EntryId(confirmed), entry.length)
         if entry.entry_id == confirmed + 1:
-            return FencedEnd(EntryId(confirmed), entry.length - len(entry.payload))
-    return FencedEnd(EntryId(confirmed), None)
+            return FenceResult(EntryId(confirmed), entry.length - len(entry.payload))
+    return FenceResult(EntryId(confirmed), None)

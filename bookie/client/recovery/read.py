@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bookie.client.access import LedgerAccess
-from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
+from bookie.client.errors import RecoveryNotPossibleError, WrongPasswordError
 from bookie.client.ports import ClientPorts
 from bookie.client.recovery.votes import FoundEntry, Verdict, Votes
 from bookie.metadata.ledgers.ledgers import Versioned
@@ -64,7 +64,7 @@ class RecoveryReader:
         At least one is decided.
 
         Raises:
-            RecoveryImpossibleNowError: the answers show neither that the next entry exists nor that it is absent.
+            RecoveryNotPossibleError: the answers show neither that the next entry exists nor that it is absent.
             WrongPasswordError: a bookie has another master key for the ledger.
         """
         return await _Round(self, first, count).run()
@@ -114,18 +114,18 @@ class RecoveryReader:
         """The time in seconds after which the next member is asked as well."""
         return self._ports.settings.speculative_after_s
 
-    def wrong_password(self, position: int) -> WrongPasswordError:
+    def wrong_password_error(self, position: int) -> WrongPasswordError:
         """Return the error for a member with another master key."""
         bookie = self._members[position]
         return WrongPasswordError(f"ledger {self._ledger_id}: bookie {bookie} has it with another password")
 
-    def undecided(self, entry_id: EntryId, votes: Votes) -> RecoveryImpossibleNowError:
+    def undecided(self, entry_id: EntryId, votes: Votes) -> RecoveryNotPossibleError:
         """Return the error for an entry whose answers prove nothing."""
         evidence: dict[BookieId, Status] = {
             self._members[position]: status for position, status in votes.evidence.items()
         }
         why = f"whether entry {entry_id} is part of it is unknown"
-        return RecoveryImpossibleNowError(self._ledger_id, why, evidence)
+        return RecoveryNotPossibleError(self._ledger_id, why, evidence)
 
 
 _Asking = asyncio.Task[list[FoundEntry | Status]]
@@ -175,16 +175,16 @@ class _Round:
         done, _ = await asyncio.wait(self._asking, timeout=self._reader.patience_s, return_when=asyncio.FIRST_COMPLETED)
         if not done:
             self._reader.suspects.update(position for position, _ in self._asking.values())
-            self._ask(self._undecided())
+            self._ask(self._undecided_entry_ids())
             return
         for task in [task for task in self._asking if task in done]:
             position, entry_ids = self._asking.pop(task)
             self._count(position, entry_ids, task.result())
-        self._ask(entry_id for entry_id in self._undecided() if not self._votes[entry_id].is_waiting_for_an_answer)
+        self._ask(entry_id for entry_id in self._undecided_entry_ids() if not self._votes[entry_id].is_awaiting_answer)
 
     def _count(self, position: int, entry_ids: list[EntryId], outcomes: list[FoundEntry | Status]) -> None:
         if Status.UNAUTHORIZED in outcomes:
-            raise self._reader.wrong_password(position)
+            raise self._reader.wrong_password_error(position)
         for entry_id, outcome in zip(entry_ids, outcomes, strict=False):
             self._votes[entry_id].answer(position, outcome)
             if outcome in (Status.TIMEOUT, Status.UNREACHABLE, Status.UNRESOLVED):
@@ -192,7 +192,7 @@ class _Round:
         if len(outcomes) < len(entry_ids):
             self._end = min(self._end, entry_ids[len(outcomes)])
 
-    def _undecided(self) -> list[EntryId]:
+    def _undecided_entry_ids(self) -> list[EntryId]:
         return [
             entry_id
             for entry_id in map(EntryId, range(self._next, self._end))
@@ -203,7 +203,7 @@ class _Round:
         """Ask one more member for each of the entries, with one request to each member."""
         by_position: dict[int, list[EntryId]] = defaultdict(list)
         for entry_id in entry_ids:
-            position = self._votes[entry_id].ask_next(self._reader.suspects)
+            position = self._votes[entry_id].take_next_position(self._reader.suspects)
             if position is not None:
                 by_position[position].append(entry_id)
         for position, ids in by_position.items():

@@ -30,12 +30,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from bookie.client.access import LedgerAccess, access_to
-from bookie.client.errors import ConfirmedEntryUnreadableError, RecoveryImpossibleNowError
-from bookie.client.held_entries import HeldEntries
+from bookie.client.access import LedgerAccess, ledger_access
+from bookie.client.errors import ConfirmedEntryUnreadableError, RecoveryNotPossibleError
+from bookie.client.held_entries import HeldEntriesReader
 from bookie.client.ports import ClientPorts
 from bookie.client.recovery.close import TailChangedError, current_ledger, seal, take_over
-from bookie.client.recovery.fence import fence_last_ensemble, try_key
+from bookie.client.recovery.fence import fence_last_ensemble, verify_key_with_bookie
 from bookie.client.recovery.read import RecoveryReader
 from bookie.client.recovery.tail import LedgerTail
 from bookie.client.recovery.write import RecoveryWriter
@@ -76,10 +76,10 @@ async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: byte
     Raises:
         NoSuchLedgerError: it does not exist, or was deleted during the recovery.
         WrongPasswordError: the password is not the one in the metadata, or a bookie refuses its key. Nothing was
-            changed, unless the metadata is wrong or ``try_key`` could not detect it: then the ledger stays in recovery,
-            and a bookie without entries of it may keep the wrong key.
+            changed, unless the metadata is wrong or ``verify_key_with_bookie`` could not detect it: then the ledger
+            stays in recovery, and a bookie without entries of it may keep the wrong key.
         UnreadableMetadataError: its metadata cannot be read, or is impossible.
-        RecoveryImpossibleNowError: too few bookies answer to determine the end, or to store it on ``Qa`` of them; the
+        RecoveryNotPossibleError: too few bookies answer to determine the end, or to store it on ``Qa`` of them; the
             ledger stays in recovery.
         StoreUnavailableError: no answer from the metadata store; recover it again. Also if the outcome of the mark for
             repair before the close is unknown or a conflict.
@@ -88,9 +88,9 @@ async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: byte
     """
     for _ in range(ports.settings.recovery_restarts_max):
         ledger = await current_ledger(ports, ledger_id)
-        access = access_to(ledger, password)
+        access = ledger_access(ledger, password)
         if not ledger.metadata.is_closed:
-            await try_key(ports, ledger, access)
+            await verify_key_with_bookie(ports, ledger, access)
             ledger = await take_over(ports, ledger)
         if ledger.metadata.is_closed:
             return ledger
@@ -98,7 +98,7 @@ async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: byte
             return await _Recovery(ports, ledger, access).run()
         except TailChangedError as error:
             _log.info("recovery starts again", extra={"ledger_id": ledger_id, "reason": str(error)})
-    raise RecoveryImpossibleNowError(ledger_id, "its last ensemble keeps changing")
+    raise RecoveryNotPossibleError(ledger_id, "its last ensemble keeps changing")
 
 
 class _Recovery:
@@ -117,8 +117,8 @@ class _Recovery:
         fenced = await fence_last_ensemble(self._ports, self._ledger, self._access)
         last, length = await self._recover_entries(fenced.last_add_confirmed, fenced.length)
         if length is None:
-            length = await self._length_at(last)
-        checks = await self._checks()
+            length = await self._length_through(last)
+        checks = await self._spare_checks()
         incomplete = await self._incomplete(self._tail.closed(self._ledger.metadata, last, length))
         await self._mark(incomplete)  # before the close: after it, no other process has this information
         await self._ensure_same_disks(disks)
@@ -142,7 +142,7 @@ class _Recovery:
             is_end = block.is_end
         return last, length
 
-    async def _length_at(self, entry_id: EntryId) -> int:
+    async def _length_through(self, entry_id: EntryId) -> int:
         """Return the payload bytes up to a confirmed entry, from its header, in whichever fragment the entry is."""
         for is_last_try in (False, True):
             metadata = self._ledger.metadata
@@ -152,7 +152,7 @@ class _Recovery:
             )
             try:
                 [found] = (await reader.read(entry_id, 1)).found
-            except RecoveryImpossibleNowError as error:
+            except RecoveryNotPossibleError as error:
                 if is_last_try:
                     ledger_id = self._ledger.ledger_id
                     raise ConfirmedEntryUnreadableError(ledger_id, entry_id, error.evidence) from error
@@ -162,7 +162,7 @@ class _Recovery:
             self._ledger = await current_ledger(self._ports, self._ledger.ledger_id)
         raise AssertionError("unreachable: the loop returns or raises")
 
-    async def _checks(self) -> list[Check]:
+    async def _spare_checks(self) -> list[Check]:
         """Return checks for the close: each spare still has the disks whose entries are listed next.
 
         A bookie with new disks searches the metadata once for the ledgers of its old ones. If a spare did so before the
@@ -212,8 +212,8 @@ async def _incomplete_members(ports: ClientPorts, ledger_id: LedgerId, sealed: L
     They include bookies that do not answer: a mark is a hint, and its worker asks again.
     """
     slots = asyncio.Semaphore(_AT_A_TIME)
-    asking = HeldEntries(ports.transport, ports.clock, ports.settings.read_timeout_s)
-    is_small = _is_small(sealed)
+    asking = HeldEntriesReader(ports.transport, ports.clock, ports.settings.read_timeout_s)
+    is_small = _is_small_ledger(sealed)
 
     async def lacks(bookie: BookieId) -> bool:
         async with slots:
@@ -228,6 +228,6 @@ async def _incomplete_members(ports: ClientPorts, ledger_id: LedgerId, sealed: L
     return {bookie for bookie, is_incomplete in zip(members, verdicts, strict=True) if is_incomplete}
 
 
-def _is_small(sealed: LedgerMetadata) -> bool:
+def _is_small_ledger(sealed: LedgerMetadata) -> bool:
     last, length = sealed.last_entry_id, sealed.length
     return last is not None and length is not None and last < _READ_ENTRIES_MAX and length <= _READ_BYTES_MAX

@@ -62,11 +62,11 @@ class Votes:
         return dict(self._answers)
 
     @property
-    def is_waiting_for_an_answer(self) -> bool:
+    def is_awaiting_answer(self) -> bool:
         """Whether a position that was asked has not answered."""
         return len(self._asked) > len(self._answers)
 
-    def ask_next(self, last: Collection[int]) -> int | None:
+    def take_next_position(self, last: Collection[int]) -> int | None:
         """Return the next position to ask (``last`` after the others), and record it as asked; None if all were."""
         left = [position for position in self._write_set if position not in self._asked]
         if not left:

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from bookie.client.access import LedgerAccess
-from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
-from bookie.client.placement.groups import writable_for
+from bookie.client.errors import RecoveryNotPossibleError, WrongPasswordError
+from bookie.client.placement.groups import writable_candidates
 from bookie.client.ports import ClientPorts
 from bookie.client.recovery.tail import LedgerTail
 from bookie.client.recovery.votes import FoundEntry
@@ -62,7 +62,7 @@ class RecoveryWriter:
         """Make a block of consecutive entries durable on all reachable members.
 
         Raises:
-            RecoveryImpossibleNowError: an entry reached fewer than ``Qa`` of its members, and there is no spare.
+            RecoveryNotPossibleError: an entry reached fewer than ``Qa`` of its members, and there is no spare.
             WrongPasswordError: a bookie has another master key for the ledger.
             StoreUnavailableError: a member failed, and the spares cannot be looked up.
         """
@@ -70,7 +70,7 @@ class RecoveryWriter:
         rounds = self._ports.settings.ensemble_change_attempts_max
         for attempt in range(rounds):
             await self._send([part for part in parts if not part.is_stored])
-            unwanted = [part for part in parts if not part.is_stored or (not attempt and _is_replaced_for_nothing())]
+            unwanted = [part for part in parts if not part.is_stored or (not attempt and _is_needless_replacement())]
             if not unwanted or attempt + 1 == rounds or not await self._replace(block, unwanted):
                 break
         self._check(block, parts)
@@ -132,7 +132,7 @@ class RecoveryWriter:
             members,
             [part.position for part in parts],
             self._shape.write_quorum,
-            writable_for(placement, self._ledger_id, self._shape, members, bookies),
+            writable_candidates(placement, self._ledger_id, self._shape, members, bookies),
             self._failed.keys(),
             self._ports.rng,
         )
@@ -151,10 +151,10 @@ class RecoveryWriter:
             if durable[one.packet] < self._shape.ack_quorum:
                 quorum = counted(self._shape.ack_quorum, "bookie")
                 why = f"entry {one.entry.entry_id} reached {durable[one.packet]} of {quorum}"
-                raise RecoveryImpossibleNowError(self._ledger_id, why, self._failed)
+                raise RecoveryNotPossibleError(self._ledger_id, why, self._failed)
 
 
-def _is_replaced_for_nothing() -> bool:
+def _is_needless_replacement() -> bool:
     return fault_point("recovery.replace_member")
 
 

@@ -29,7 +29,7 @@ from typing import Final
 
 from bookie.client.cas import update_metadata
 from bookie.client.errors import LedgerFencedError, NotEnoughBookiesError, TooManyEnsembleChangesError, quoted
-from bookie.client.placement.groups import writable_for
+from bookie.client.placement.groups import writable_candidates
 from bookie.client.ports import ClientPorts
 from bookie.client.writer.state import WriterState
 from bookie.metadata.ledgers.ledgers import Versioned
@@ -150,7 +150,7 @@ class EnsembleChange:
             StoreUnavailableError: no answer from the metadata store.
         """
         writable = (await self._ports.registrations.list()).writable
-        recent = self._failed_within(self._ports.settings.degraded_retry_s)
+        recent = self._bookies_failed_within(self._ports.settings.degraded_retry_s)
         lanes = [lane for lane in self._state.lanes if lane.is_failed]
         back = {lane.bookie for lane in lanes} & writable - recent
         found = await self._ports.registrations.incarnations(back)
@@ -199,7 +199,7 @@ class EnsembleChange:
         bookies = await self._ports.registrations.list()
         members = tuple(lane.bookie for lane in self._state.lanes)
         ledger_id, metadata = self.ledger.ledger_id, self.ledger.metadata
-        writable = writable_for(self._ports.placement, ledger_id, metadata, members, bookies)
+        writable = writable_candidates(self._ports.placement, ledger_id, metadata, members, bookies)
         failed = self._state.failed_positions()
         found = await self._replaced(members, failed, writable, settings.failed_bookie_quarantine_s)
         if found is None and not self._state.is_quorum_reachable:  # a bookie that failed is better than no quorum
@@ -218,7 +218,7 @@ class EnsembleChange:
         self, members: tuple[BookieId, ...], failed: Sequence[int], writable: frozenset[BookieId], quarantine_s: float
     ) -> tuple[BookieId, ...] | None:
         placement, write_quorum = self._ports.placement, self.ledger.metadata.write_quorum
-        excluded = self._failed_within(quarantine_s)
+        excluded = self._bookies_failed_within(quarantine_s)
         while chosen := placement.replacements(members, failed, write_quorum, writable, excluded, self._ports.rng):
             found = await self._ports.registrations.incarnations(chosen.values())
             gone = set(chosen.values()) - found.keys()
@@ -228,6 +228,6 @@ class EnsembleChange:
             excluded |= gone
         return None
 
-    def _failed_within(self, seconds: float) -> set[BookieId]:
+    def _bookies_failed_within(self, seconds: float) -> set[BookieId]:
         since_s = self._ports.clock.monotonic_s() - seconds
         return {bookie for bookie, failed_at_s in self._failed_at_s.items() if failed_at_s > since_s}

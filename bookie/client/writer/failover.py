@@ -111,7 +111,7 @@ class Failover:
         """Start what is due after positions were given up: a change of the ensemble, and marks for repair."""
         if self._pipeline.error is not None:
             return
-        self._mark_soon()
+        self._start_marking()
         if self._change is not None:
             return
         state = self._state
@@ -131,7 +131,7 @@ class Failover:
             self._ports, self._state, self.ledger, self._failed_at_s, self._changes_left, self._reasons
         )
         try:
-            await self._carry_out(change)
+            await self._apply_change(change)
         except BkhealError as error:
             self._pipeline.fail(error)
             return
@@ -144,10 +144,10 @@ class Failover:
             self._retry_later()
         else:
             self._state.is_patient = self._is_delayed
-        self._mark_soon()
+        self._start_marking()
         self._pipeline.resume()
 
-    async def _carry_out(self, change: EnsembleChange) -> None:
+    async def _apply_change(self, change: EnsembleChange) -> None:
         """Change the ensemble, or leave it if the ledger can be written as it is."""
         state = self._state
         try:
@@ -171,7 +171,7 @@ class Failover:
         self._retry_at_s = self._ports.clock.monotonic_s() + self._retry_pause_s
         self._retry_pause_s = min(2 * self._retry_pause_s, self._ports.settings.degraded_retry_max_s)
 
-    def _mark_soon(self) -> None:
+    def _start_marking(self) -> None:
         if self._marking is None and not self._state.incomplete <= self._marked:
             self._marking = self._pipeline.start("mark incomplete bookies", self._mark(sorted(self._state.incomplete)))
 

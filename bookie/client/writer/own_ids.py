@@ -18,14 +18,14 @@ from bookie.client.errors import (
     InvalidEntryIdError,
 )
 from bookie.client.settings import ClientSettings
-from bookie.client.writer.pipeline import Pipeline, Waiter, leave_in_doubt
+from bookie.client.writer.pipeline import Pipeline, Waiter, report_outcome_unknown
 from bookie.model.ids import EntryId
 
 ENTRY_ID_MAX: Final = (1 << 63) - 2
 """The greatest id whose successor still fits into an entry's header."""
 
 
-class OwnIds:
+class ExplicitIdQueue:
     """The waiting entries of one writer."""
 
     def __init__(self, pipeline: Pipeline, settings: ClientSettings, admit: Callable[[bytes, Waiter], None]) -> None:
@@ -68,7 +68,7 @@ class OwnIds:
             raise
         return waiter
 
-    async def wait_fed(self) -> None:
+    async def wait_admitted(self) -> None:
         """Wait until every entry before the first missing id is in the pipeline, or the pipeline has failed."""
         while self._is_ready and self._pipeline.error is None:
             self._moved.clear()
@@ -78,7 +78,7 @@ class OwnIds:
         """Drop every waiting entry: its caller gets an unknown outcome."""
         for entry_id in sorted(self._held):
             _, waiter = self._take(entry_id)
-            leave_in_doubt(waiter, self._doubt(entry_id))
+            report_outcome_unknown(waiter, self._outcome_unknown_error(entry_id))
         self._moved.set()
 
     @property
@@ -102,9 +102,9 @@ class OwnIds:
                 f"{self._held_bytes} bytes already wait for entries with lower ids, from {following} on"
             )
 
-    def _doubt(self, entry_id: EntryId) -> AddOutcomeUnknownError:
+    def _outcome_unknown_error(self, entry_id: EntryId) -> AddOutcomeUnknownError:
         if self._pipeline.error is not None:
-            return self._pipeline.in_doubt()
+            return self._pipeline.outcome_unknown_error()
         return AddOutcomeUnknownError(
             f"ledger {self._pipeline.ledger.ledger_id} was closed before entry {self._pipeline.state.next_entry_id} "
             f"was submitted: entry {entry_id} is beyond its end"
@@ -117,9 +117,9 @@ class OwnIds:
             self._admit(payload, waiter)
             self._moved.set()
         if self._is_ready and self._feeder is None and pipeline.error is None:
-            self._feeder = pipeline.start("admit waiting entries", self._feed_on())
+            self._feeder = pipeline.start("admit waiting entries", self._feed_continuously())
 
-    async def _feed_on(self) -> None:
+    async def _feed_continuously(self) -> None:
         while self._is_ready and self._pipeline.error is None:
             await self._pipeline.wait_room()
             self._feed()

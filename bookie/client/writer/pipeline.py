@@ -30,7 +30,7 @@ from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.port import BATCH_ENTRIES_MAX, AddBatch, AddReply, Status
 
-_EARLY_S: Final = 0.001
+_EARLY_TIMEOUT_S: Final = 0.001
 """Deadline of an add at a fault point of simulations; short on purpose."""
 
 Waiter = asyncio.Future[EntryId]
@@ -118,12 +118,12 @@ class Pipeline:
         is_first, self.error = self.error is None, self.error or error
         self._failover.stop()
         for pending in self.state.abandon():
-            leave_in_doubt(pending.waiter, self.in_doubt())
+            report_outcome_unknown(pending.waiter, self.outcome_unknown_error())
         self._changed.set()
         if is_first and self.on_failure is not None:
             self.on_failure()
 
-    def in_doubt(self) -> AddOutcomeUnknownError:
+    def outcome_unknown_error(self) -> AddOutcomeUnknownError:
         """Return the error of an entry after the failure: a new one, because its traceback grows with each raise."""
         why = f"the writer of ledger {self.ledger.ledger_id} failed: {self.error}"
         doubt: AddOutcomeUnknownError
@@ -203,7 +203,7 @@ class Pipeline:
 
     async def _offer(self, lane: _Lane, batch: AddBatch) -> AddReply:
         settings = self._ports.settings
-        deadline_s = _EARLY_S if fault_point("writer.early_timeout") else settings.add_timeout_s
+        deadline_s = _EARLY_TIMEOUT_S if fault_point("writer.early_timeout") else settings.add_timeout_s
         reply = await self._ports.transport.add(lane.bookie, batch, deadline_s)
         pause_s = settings.busy_backoff_s
         for _ in range(settings.busy_retries_max - 1):
@@ -268,7 +268,7 @@ class QuorumTimeout:
         return bursts[0][1] + self.timeout_s if bursts else None
 
 
-def leave_in_doubt(waiter: Waiter, doubt: AddOutcomeUnknownError) -> None:
+def report_outcome_unknown(waiter: Waiter, doubt: AddOutcomeUnknownError) -> None:
     """Report an unknown outcome to the caller that waits for an entry."""
     if not waiter.done():
         waiter.set_exception(doubt)

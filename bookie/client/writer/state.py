@@ -187,7 +187,7 @@ class WriterState(Generic[WaiterT]):
         if is_wiped:
             for pending in self._unconfirmed:
                 if pending.acked & bit:
-                    self._unsettle(pending, bit)
+                    self._mark_unsettled(pending, bit)
         return True
 
     @property
@@ -233,7 +233,7 @@ class WriterState(Generic[WaiterT]):
         for position, bookie in enumerate(members):
             if self.lanes[position].bookie != bookie:
                 # A kept member that failed during the change stays failed: the next round of the change handles it.
-                self._take_over(Lane(position, bookie, (incarnations or {}).get(bookie, "")))
+                self._replace_lane(Lane(position, bookie, (incarnations or {}).get(bookie, "")))
 
     def revive(self, position: int) -> None:
         """Use the bookie at a failed position again, from ``last_add_confirmed + 1`` on.
@@ -241,7 +241,7 @@ class WriterState(Generic[WaiterT]):
         Answers to earlier requests no longer count.
         """
         old = self.lanes[position]
-        self._take_over(Lane(position, old.bookie, old.incarnation))
+        self._replace_lane(Lane(position, old.bookie, old.incarnation))
 
     def abandon(self) -> list[PendingAdd[WaiterT]]:
         """Drop all unfinished entries and return the unconfirmed ones, in order. No lane is current after this."""
@@ -263,7 +263,7 @@ class WriterState(Generic[WaiterT]):
         """Whether answers on this lane still count."""
         return not lane.is_failed and self.lanes[lane.position] is lane
 
-    def _take_over(self, lane: Lane[WaiterT]) -> None:
+    def _replace_lane(self, lane: Lane[WaiterT]) -> None:
         self.fail(self.lanes[lane.position])
         self.lanes[lane.position] = lane
         bit = 1 << lane.position
@@ -272,10 +272,10 @@ class WriterState(Generic[WaiterT]):
             self._is_change_due = False
         for pending in self._unconfirmed:
             if self._stripe.stores(lane.position, pending.entry_id):
-                self._unsettle(pending, bit)
+                self._mark_unsettled(pending, bit)
                 lane.queue.append(pending)
 
-    def _unsettle(self, pending: PendingAdd[WaiterT], bit: int) -> None:
+    def _mark_unsettled(self, pending: PendingAdd[WaiterT], bit: int) -> None:
         pending.acked &= ~bit
         if not pending.unsettled:
             self.unsettled_entries += 1

@@ -24,7 +24,7 @@ from bookie.client.errors import (
 from bookie.client.options import NO_OPTIONS, WriterOptions
 from bookie.client.ports import ClientPorts
 from bookie.client.writer.explicit_lac import ExplicitLac
-from bookie.client.writer.own_ids import OwnIds
+from bookie.client.writer.own_ids import ExplicitIdQueue
 from bookie.client.writer.pipeline import Pipeline, Waiter
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.digest import Digest, master_key
@@ -38,7 +38,7 @@ __all__ = ["LedgerWriter", "WriterOptions"]
 
 _log: Final = logging.getLogger(__name__)
 
-_TURN_ENTRIES: Final = 128
+_ENTRIES_PER_TURN: Final = 128
 """Number of admissions after which the event loop runs other tasks, so that a burst is sent while it is admitted."""
 
 
@@ -73,9 +73,9 @@ class LedgerWriter:
         self._ledger_id = ledger.ledger_id
         self._pipeline = Pipeline(ports, ledger, key, options, incarnations or {})
         self._state = self._pipeline.state
-        self._own_ids: OwnIds | None = None
+        self._own_ids: ExplicitIdQueue | None = None
         if options.has_own_entry_ids:
-            self._own_ids = OwnIds(self._pipeline, ports.settings, self._admit)
+            self._own_ids = ExplicitIdQueue(self._pipeline, ports.settings, self._admit)
             self._pipeline.on_failure = self._own_ids.drop
         self._explicit_lac: ExplicitLac | None = None
         if options.explicit_lac_interval_s is not None:
@@ -132,7 +132,7 @@ class LedgerWriter:
         Entries get their ids in the order of the calls.
         """
         if len(payload) > ENTRY_PAYLOAD_MAX:
-            raise self._too_large(payload)
+            raise self._too_large_error(payload)
         if self._own_ids is not None:
             raise InvalidEntryIdError("the application numbers the entries of this writer: give an id (append_at)")
         if self._waiting or not self._pipeline.has_room:
@@ -141,7 +141,7 @@ class LedgerWriter:
             raise self._refusal()
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._admit(payload, waiter)
-        if not self._state.next_entry_id % _TURN_ENTRIES:
+        if not self._state.next_entry_id % _ENTRIES_PER_TURN:
             await asyncio.sleep(0)
         return waiter
 
@@ -153,11 +153,11 @@ class LedgerWriter:
         if self._own_ids is None:
             raise InvalidEntryIdError("this writer numbers the entries itself: create it with has_own_entry_ids")
         if len(payload) > ENTRY_PAYLOAD_MAX:
-            raise self._too_large(payload)
+            raise self._too_large_error(payload)
         if self._is_closed or self._pipeline.error is not None:
             raise self._refusal()
         waiter = await self._own_ids.put(entry_id, payload)
-        if not self._state.next_entry_id % _TURN_ENTRIES:
+        if not self._state.next_entry_id % _ENTRIES_PER_TURN:
             await asyncio.sleep(0)
         return waiter
 
@@ -171,7 +171,7 @@ class LedgerWriter:
         async with asyncio.timeout(self._ports.settings.close_timeout_s):
             await self._pipeline.wait_drained()
         if self._pipeline.error is not None:
-            raise self._pipeline.in_doubt()
+            raise self._pipeline.outcome_unknown_error()
 
     async def close(self) -> LedgerMetadata:
         """Close the ledger at the last acknowledged entry and return its final metadata. Idempotent.
@@ -238,10 +238,10 @@ class LedgerWriter:
     def _refusal(self) -> BkhealError:
         if self._is_closed:
             return WriterClosedError(f"the writer of ledger {self.ledger_id} is closed")
-        return self._pipeline.in_doubt()
+        return self._pipeline.outcome_unknown_error()
 
     @staticmethod
-    def _too_large(payload: bytes) -> EntryTooLargeError:
+    def _too_large_error(payload: bytes) -> EntryTooLargeError:
         return EntryTooLargeError(f"entry of {len(payload)} bytes, the largest is {ENTRY_PAYLOAD_MAX}")
 
     async def _finish(self) -> None:
@@ -250,7 +250,7 @@ class LedgerWriter:
         try:
             async with asyncio.timeout(0 if fault_point("writer.early_close") else deadline):
                 if self._own_ids is not None:
-                    await self._own_ids.wait_fed()
+                    await self._own_ids.wait_admitted()
                     self._own_ids.drop()
                 await self._pipeline.wait_drained()
         except TimeoutError:

@@ -22,7 +22,7 @@ _NAMED_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Turnover:
+class ChildCounters:
     """ZooKeeper's counters of one of the two parents of registrations; all 0 if it does not exist.
 
     Attributes:
@@ -48,14 +48,14 @@ class Attendance:
         drains_zxid: transaction that last began or ended a drain before this moment; 0: none, or not known.
     """
 
-    writable: Turnover = Turnover()
-    read_only: Turnover = Turnover()
+    writable: ChildCounters = ChildCounters()
+    read_only: ChildCounters = ChildCounters()
     bookies: tuple[str, ...] = ()
     draining: tuple[str, ...] = ()
     drains_zxid: int = 0
 
 
-NOT_KNOWN: Final = Attendance()
+UNKNOWN_ATTENDANCE: Final = Attendance()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ async def attendance(store: MetadataStore, cluster: Cluster) -> Attendance:
     """
     paths = _paths(cluster)
     await store.sync(paths[0])
-    writable, read_only = map(_turnover, await store.get_many(paths))  # read first: a bookie may join afterwards
+    writable, read_only = map(_child_counters, await store.get_many(paths))  # read first: a bookie may join afterwards
     drains = Drains(store, cluster.root)
     drains_zxid = await drains.newest_zxid()  # read first: a drain may begin again afterwards
     draining = (await drains.draining()).bookies
@@ -85,7 +85,7 @@ async def attendance(store: MetadataStore, cluster: Cluster) -> Attendance:
     )
 
 
-async def parents_now(store: MetadataStore, cluster: Cluster) -> tuple[Parent, Parent]:
+async def read_parents(store: MetadataStore, cluster: Cluster) -> tuple[Parent, Parent]:
     """Read the current parents of writable and of read-only registrations.
 
     Raises:
@@ -138,11 +138,11 @@ async def _parent(store: MetadataStore, path: str) -> Parent:
     return Parent(0 if stat is None else stat.czxid, _created(listing.version, len(listing.names)), found)
 
 
-def _turnover(parent: Node | None) -> Turnover:
+def _child_counters(parent: Node | None) -> ChildCounters:
     if parent is None:
-        return Turnover()
+        return ChildCounters()
     stat = parent.stat
-    return Turnover(stat.czxid, stat.children_zxid, _created(stat.children_version, stat.children_count))
+    return ChildCounters(stat.czxid, stat.children_zxid, _created(stat.children_version, stat.children_count))
 
 
 def _created(version: int, count: int) -> int:

@@ -27,7 +27,7 @@ from bookie.model.times import CLOCK_SKEW_MS_MAX
 
 _log = logging.getLogger(__name__)
 
-ALLOWED_S_MAX: Final = 7 * 86_400
+ALLOWANCE_S_MAX: Final = 7 * 86_400
 """Longest duration of an allowance, so that a forgotten one ends after a week."""
 
 
@@ -59,7 +59,7 @@ class HeldCollection:
 
     def is_allowed(self, now_ms: int) -> bool:
         """Whether anything is allowed now."""
-        is_bounded = self.allowed_until_ms - self.allowed_since_ms <= ALLOWED_S_MAX * 1000
+        is_bounded = self.allowed_until_ms - self.allowed_since_ms <= ALLOWANCE_S_MAX * 1000
         return is_bounded and self.allowed_since_ms - CLOCK_SKEW_MS_MAX <= now_ms < self.allowed_until_ms
 
 
@@ -109,7 +109,7 @@ class HeldCollections:
             by: name of the operator, for display.
             now_ms: the beginning, epoch milliseconds.
             until_ms: the exclusive end, epoch milliseconds.
-            ledgers_max: maximum number of ledgers deleted by a pass; None: the ``usual_allowance`` for the record.
+            ledgers_max: maximum number of ledgers deleted by a pass; None: the ``default_allowance`` for the record.
 
         Raises:
             NothingHeldError: the bookie has no readable record; nothing was changed.
@@ -122,7 +122,7 @@ class HeldCollections:
                 raise NothingHeldError(
                     f"{bookie} holds back no collection: `bkheal collection list` shows which bookies do"
                 )
-            most = usual_allowance(held.ledgers) if ledgers_max is None else ledgers_max
+            most = default_allowance(held.ledgers) if ledgers_max is None else ledgers_max
             return _encode(
                 replace(held, allowed_by=by, allowed_since_ms=now_ms, allowed_until_ms=until_ms, allowed_max=most)
             )
@@ -167,7 +167,7 @@ class HeldCollections:
         return f"{self._parent}/{bookie}"
 
 
-def usual_allowance(ledgers: int) -> int:
+def default_allowance(ledgers: int) -> int:
     """Return how many ledgers a pass may delete if ``ledgers`` were held back: a tenth more. Pure."""
     return ledgers + ledgers // 10
 

@@ -172,7 +172,7 @@ class CookieStore:
             raise CookieConflictError(f"the cookie of {bookie} is not at version {version}") from error
 
 
-async def refuse_foreign(store: MetadataStore, cluster: Cluster) -> frozenset[BookieId]:
+async def check_no_apache_bookies(store: MetadataStore, cluster: Cluster) -> frozenset[BookieId]:
     """Refuse a cluster with Apache bookies (docs/failure-model.md#state-under-bkheal).
 
     Call it before a bookie without Apache's protocol joins.

@@ -34,7 +34,7 @@ from bookie.model.records import UnreadableRecordError, decode_record, encode_re
 
 _log = logging.getLogger(__name__)
 
-STARTED_AT_ONCE_MAX: Final = 400
+DRAINS_PER_REQUEST_MAX: Final = 400
 """Maximum number of drains recorded together. They fit in one ``multi``, with the check and the write of the parent."""
 
 
@@ -82,7 +82,7 @@ class Drains:
         """Record drains, all or none; False if each bookie has one already. The first record stays. Durable on return.
 
         Args:
-            drains: ``STARTED_AT_ONCE_MAX`` at most.
+            drains: ``DRAINS_PER_REQUEST_MAX`` at most.
             seen: if given, the drains are recorded only if no other one has begun or ended since this listing.
 
         Raises:

@@ -23,7 +23,7 @@ from bookie.model.times import CLOCK_SKEW_MS_MAX
 _log = logging.getLogger(__name__)
 
 
-_HELD_MS_MAX: Final = 8 * 86_400_000
+_HOLD_MS_MAX: Final = 8 * 86_400_000
 """Limit of a hold, longer than the hold of any rule. A damaged time delays a repair by this much at most."""
 
 
@@ -48,7 +48,7 @@ class Down:
 
     def due_ms(self, delay_s: int) -> int:
         """Return when the bookie counts as lost: at the end of both the delay and the hold, which is bounded."""
-        held_ms = 0 if self.is_delay_waived else min(self.held_until_ms, self.since_ms + _HELD_MS_MAX)
+        held_ms = 0 if self.is_delay_waived else min(self.held_until_ms, self.since_ms + _HOLD_MS_MAX)
         return max(self.delay_end_ms(delay_s), held_ms)
 
 
@@ -101,7 +101,7 @@ class FirstSeenDown:
                     "a bookie is recorded as lost from a time in the future, its delay begins now",
                     extra={"bookie_id": bookie},
                 )
-                result[bookie] = await self._change(bookie, lambda known: _no_later(known, now_ms))
+                result[bookie] = await self._change(bookie, lambda known: _with_earliest_time(known, now_ms))
         return result
 
     async def reopen(self, bookie: BookieId, since_ms: int) -> None:
@@ -112,7 +112,7 @@ class FirstSeenDown:
         """
         await self._change_loss(bookie, since_ms, audited_ms=0, critical_audited_ms=0)
 
-    async def watched_to(self) -> str:
+    async def evaluated_version(self) -> str:
         """Return the last version of the registrations evaluated by a leader; empty if there is none.
 
         See ``reopen``.
@@ -123,7 +123,7 @@ class FirstSeenDown:
         node = await find(self._store, self._parent)
         return "" if node is None else node.data.decode(errors="replace")
 
-    async def note_watched(self, version: str) -> None:
+    async def record_evaluated_version(self, version: str) -> None:
         """Record this version of the registrations as evaluated.
 
         Raises:
@@ -155,7 +155,7 @@ class FirstSeenDown:
         """
         await self._change_loss(bookie, since_ms, is_delay_waived=True)
 
-    async def note_held(self, noted: Mapping[BookieId, Down], until_ms: Mapping[BookieId, int]) -> None:
+    async def record_holds(self, noted: Mapping[BookieId, Down], until_ms: Mapping[BookieId, int]) -> None:
         """Record the end of the hold of each of the ``noted`` losses; losses missing in ``until_ms`` have no hold.
 
         Raises:
@@ -196,7 +196,7 @@ def unaudited(noted: Mapping[BookieId, Down]) -> frozenset[BookieId]:
     return frozenset(bookie for bookie, down in noted.items() if not down.audited_ms)
 
 
-def _no_later(known: Down | None, now_ms: int) -> Down | None:
+def _with_earliest_time(known: Down | None, now_ms: int) -> Down | None:
     return replace(known, since_ms=min(known.since_ms, now_ms)) if known else Down(now_ms)
 
 

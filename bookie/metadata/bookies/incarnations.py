@@ -126,7 +126,7 @@ class Incarnations:
     def latest_in(self, bookie: BookieId, node: Node | None) -> Latest | None:
         """Return the newest incarnation in a node read at ``path``; None if there was no node."""
         path = self.path(bookie)
-        return None if node is None else Latest(_newest(path, node.data), Check(path, node.stat.version))
+        return None if node is None else Latest(_newest_incarnation(path, node.data), Check(path, node.stat.version))
 
     async def record(self, bookie: BookieId, uuid: str, since_ms: int, after: History | None = None) -> None:
         """Append an incarnation, unless it is the newest one already. Durable on return.
@@ -185,7 +185,7 @@ class Incarnations:
 
 
 @lru_cache(_KNOWN_MAX)
-def _newest(path: str, data: bytes) -> str:
+def _newest_incarnation(path: str, data: bytes) -> str:
     try:
         return next((item.uuid for item in reversed(_decode(path, data))), "")
     except UnreadableHistoryError:

@@ -63,10 +63,10 @@ class MarkingPolicies:
         if delay_s is None:
             delay_s = await self._tasks.switches.lost_bookie_delay_s()
         windows = await self._windows.open_at(now_ms)
-        outages, flapping_until_ms = await self._outages(losses), await self._flapping(losses)
+        outages, flapping_until_ms = await self._outages(losses), await self._flapping_until_ms(losses)
         return MarkingPolicy(delay_s, self._rules.critical_delay_s, windows, outages, flapping_until_ms)
 
-    async def _flapping(self, losses: Losses) -> Mapping[BookieId, int]:
+    async def _flapping_until_ms(self, losses: Losses) -> Mapping[BookieId, int]:
         """Return the time by which each flapping bookie is expected to return, unless an operator waived its delay."""
         if self._rules.flapping_delay_s <= 0 or not losses.noted:
             return {}

@@ -326,7 +326,7 @@ class Registrations:
         other = bookie_path(self._root, bookie, is_read_only=not is_read_only)
         try:
             async with asyncio.timeout(takeover_deadline_s):
-                await self._wait_not_foreign(other)
+                await self._wait_foreign_node_gone(other)
                 await self._take(path, encode_service_info(info))
         except TimeoutError as error:
             if not self._store.session.is_connected:
@@ -400,7 +400,7 @@ class Registrations:
                 return
             except (NodeExistsError, WriteOutcomeUnknownError) as refused:
                 error = refused
-            await self._wait_not_foreign(path)
+            await self._wait_foreign_node_gone(path)
             node = await reread(self._store, path)
             if node is None or not self._store.session.is_alive(node.stat.ephemeral_owner):
                 continue
@@ -413,7 +413,7 @@ class Registrations:
         assert error is not None
         raise error
 
-    async def _wait_not_foreign(self, path: str) -> None:
+    async def _wait_foreign_node_gone(self, path: str) -> None:
         while True:
             stat = await self._store.stat(path)
             if stat is None or stat.ephemeral_owner == self._store.session.session_id:

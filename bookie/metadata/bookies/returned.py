@@ -34,7 +34,7 @@ FLAPPING_DELAY_S: Final = 3600.0
 """A flapping bookie is missing for minutes. After an hour it is lost, however often it returned before."""
 FLAPPING_DELAY_S_MAX: Final = 86_400
 
-_KEPT_S: Final = FLAPPING_WINDOW_S + FLAPPING_DELAY_S_MAX
+_RETENTION_S: Final = FLAPPING_WINDOW_S + FLAPPING_DELAY_S_MAX
 """How long records are kept: a loss that begins within the window may wait for the whole delay."""
 
 
@@ -101,7 +101,7 @@ class ReturnedBookies:
         found = await self.of(names)
         for bookie in names:
             newest_ms = max((loss.returned_ms for loss in found.get(bookie, ())), default=0)
-            if now_ms - newest_ms > _KEPT_S * 1000:
+            if now_ms - newest_ms > _RETENTION_S * 1000:
                 await remove(self._store, self._path(bookie))
 
     def _path(self, bookie: BookieId) -> str:

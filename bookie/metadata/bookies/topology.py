@@ -147,7 +147,7 @@ def parse_topology(text: str) -> Topology:
 def _parse(text: str, refused: list[str] | None) -> Topology:
     """As ``parse_topology``. With ``refused``, invalid locations are left out, and their reasons are added to it."""
     try:
-        content = json.loads(text, object_pairs_hook=_no_duplicates)
+        content = json.loads(text, object_pairs_hook=_reject_duplicates)
     except (ValueError, RecursionError) as error:
         raise InvalidTopologyError(f"a topology is a JSON object of bookies and locations: {error}") from error
     if not isinstance(content, dict):
@@ -189,7 +189,7 @@ def _decode(path: str, data: bytes, refused: list[str] | None = None) -> Topolog
         raise InvalidTopologyError(f"node {path}: {error}") from error
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]

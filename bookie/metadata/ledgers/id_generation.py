@@ -60,11 +60,11 @@ class IdGenerator:
             if number is not None:
                 return LedgerId(number)
             await ensure_path(self._store, self._long, self._root)
-        return await self._next_long()
+        return await self._next_long_id()
 
-    async def _next_long(self) -> LedgerId:
+    async def _next_long_id(self) -> LedgerId:
         for _ in range(WRITE_ATTEMPTS_MAX):
-            high = max(self._highs(await self._store.children(self._long)), default=_FIRST_HIGH)
+            high = max(self._high_numbers(await self._store.children(self._long)), default=_FIRST_HIGH)
             for candidate in (high, high + 1):  # the second one if the low bits of the first are used up
                 if candidate > SHORT_ID_END:
                     raise IdsExhaustedError(f"the cluster at {self._root} has given out every ledger id")
@@ -101,7 +101,7 @@ class IdGenerator:
             _log.debug("id node is left to its session", extra={"path": path, "error": str(error)})
 
     async def _prune(self) -> None:
-        highs = sorted(self._highs(await self._store.children(self._long)))
+        highs = sorted(self._high_numbers(await self._store.children(self._long)))
         for high in highs[:-_HIGH_NODES_KEPT]:
             try:
                 await self._store.delete(self._high_path(high), 0)
@@ -111,6 +111,6 @@ class IdGenerator:
     def _high_path(self, high: int) -> str:
         return f"{self._long}/{_HIGH_PREFIX}{high:010d}"
 
-    def _highs(self, listing: Children) -> list[int]:
+    def _high_numbers(self, listing: Children) -> list[int]:
         numbers = [name.removeprefix(_HIGH_PREFIX) for name in listing.names if name.startswith(_HIGH_PREFIX)]
         return [int(number) for number in numbers if number.isascii() and number.isdigit()]

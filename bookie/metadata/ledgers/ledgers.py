@@ -349,11 +349,11 @@ class LedgerStore:
                     raise LedgerExistsError(f"{batch[error.index].path} exists already") from error
             except WriteOutcomeUnknownError:
                 is_unknown = True
-            if await self._is_there(expected):
+            if await self._has_expected_data(expected):
                 return
         raise WriteOutcomeUnknownError(f"creating {counted(len(batch), 'ledger')}: every answer was lost; read them")
 
-    async def _is_there(self, expected: dict[str, bytes]) -> bool:
+    async def _has_expected_data(self, expected: dict[str, bytes]) -> bool:
         try:
             await self._store.sync(self._cluster.root)
             return await self._store.get_many_data(list(expected)) == list(expected.values())

@@ -118,14 +118,14 @@ def _fragments(message: LedgerMetadataFormat) -> tuple[Fragment, ...]:
 def _first_fragment(names: tuple[str, ...]) -> Fragment:
     fragment = _first_fragments.get(names)
     if fragment is None:
-        fragment = Fragment(EntryId(0), tuple(_member(name) for name in names))
+        fragment = Fragment(EntryId(0), tuple(_member_id(name) for name in names))
         if len(_first_fragments) >= _CACHED_ENSEMBLES_MAX:
             _first_fragments.clear()
         _first_fragments[names] = fragment
     return fragment
 
 
-def _member(name: object) -> BookieId:
+def _member_id(name: object) -> BookieId:
     # protobuf returns bytes for a string with invalid UTF-8
     try:
         return bookie_id(name if isinstance(name, str) else "")

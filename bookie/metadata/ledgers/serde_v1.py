@@ -15,7 +15,7 @@ from bookie.model.metadata import Fragment, InvalidMetadataError, LedgerMetadata
 
 _CLOSED: Final = "CLOSED"
 _IN_RECOVERY_LAST_ENTRY: Final = -102
-_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_INTEGER_PATTERN: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBER_LIMIT: Final = 1 << 63
 
 
@@ -78,7 +78,7 @@ def decode_body(body: bytes) -> LedgerMetadata:
 
 
 def _number(text: str) -> int:
-    value = int(text) if _NUMBER.fullmatch(text.removesuffix("\r")) else _NUMBER_LIMIT
+    value = int(text) if _INTEGER_PATTERN.fullmatch(text.removesuffix("\r")) else _NUMBER_LIMIT
     if not -_NUMBER_LIMIT <= value < _NUMBER_LIMIT:
         raise UnreadableMetadataError(f"{text[:40]!r} in ledger metadata of format 1 is not a number")
     return value

@@ -73,7 +73,7 @@ class LogList:
         return replace(self, trimming=tuple(ledger_id for ledger_id in self.trimming if ledger_id not in deleted))
 
 
-_REQUIRED: Final = ("ledgers", "last_listed", "trimming", "truncated_through", "writer")
+_REQUIRED_FIELDS: Final = ("ledgers", "last_listed", "trimming", "truncated_through", "writer")
 """Required fields: without them, ledgers or the rule of a single writer would be lost."""
 
 
@@ -89,19 +89,19 @@ def decode(name: str, data: bytes) -> LogList:
         UnreadableLogError: it is damaged, or of a newer format.
     """
     try:
-        log = decode_record(data, LogList, required=_REQUIRED)
+        log = decode_record(data, LogList, required=_REQUIRED_FIELDS)
     except UnreadableRecordError as error:
         raise UnreadableLogError(
             f"the list of log {name!r} is unreadable: {error}; restore its node by hand"
         ) from error
-    if not _ascend(log.ledgers) or not _ascend(log.trimming):
+    if not _is_ascending(log.ledgers) or not _is_ascending(log.trimming):
         raise UnreadableLogError(f"the list of log {name!r} is damaged: ledger ids do not ascend")
     if log.ledgers and log.ledgers[-1] > log.last_listed:
         raise UnreadableLogError(f"the list of log {name!r} is damaged: its last ledger was never listed")
     return log
 
 
-def _ascend(ids: Sequence[LedgerId]) -> bool:
+def _is_ascending(ids: Sequence[LedgerId]) -> bool:
     return all(0 <= value <= LEDGER_ID_MAX for value in ids) and all(a < b for a, b in pairwise(ids))
 
 

@@ -237,7 +237,7 @@ class LogLists:
                 await self._store.multi([create, *operations])
                 return ListedLog(seen.name, wanted, None, seen.version + 1)
             except MultiFailedError as error:
-                await self._mend(error, create)
+                await self._create_missing_parents(error, create)
             except WriteOutcomeUnknownError:
                 is_unknown = True
             except (BadVersionError, NoNodeError):
@@ -263,7 +263,7 @@ class LogLists:
             raise NoSuchLogError(f"there is no log {name!r} any more")
         return listed
 
-    async def _mend(self, error: MultiFailedError, create: Create | None) -> None:
+    async def _create_missing_parents(self, error: MultiFailedError, create: Create | None) -> None:
         """Create the ledger's missing parents after a refused transaction.
 
         Any other conflict is left to the next read. Other errors are raised.

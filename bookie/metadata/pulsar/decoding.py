@@ -28,7 +28,7 @@ from bookie.model.errors import PermanentError
 M = TypeVar("M", bound=Message)
 
 _MAGIC: Final = b"\x47\x78"
-_HEAD_AT: Final = len(_MAGIC) + 4
+_HEAD_OFFSET: Final = len(_MAGIC) + 4
 _SIZE_MAX: Final = 64 << 20
 """Largest size of a decompressed node in bytes: far more than in any store. Bounds the memory for a damaged node."""
 _CODECS: Final = {1: "lz4_raw", 3: "zstd", 4: "snappy"}
@@ -158,11 +158,11 @@ def _parsed(kind: type[M], data: bytes) -> M:
 def _uncompressed(data: bytes) -> bytes:
     if not data.startswith(_MAGIC):
         return data
-    size = int.from_bytes(data[len(_MAGIC) : _HEAD_AT], "big", signed=True)
-    payload_at = _HEAD_AT + size
-    if len(data) < _HEAD_AT or size < 0 or len(data) < payload_at:
+    size = int.from_bytes(data[len(_MAGIC) : _HEAD_OFFSET], "big", signed=True)
+    payload_at = _HEAD_OFFSET + size
+    if len(data) < _HEAD_OFFSET or size < 0 or len(data) < payload_at:
         raise UndecodableNodeError("the header of a compressed node is truncated")
-    head = _parsed(CompressionHead, data[_HEAD_AT:payload_at])
+    head = _parsed(CompressionHead, data[_HEAD_OFFSET:payload_at])
     if not 0 <= head.uncompressedSize <= _SIZE_MAX:
         raise UndecodableNodeError(f"a node of {head.uncompressedSize} bytes, uncompressed")
     payload = data[payload_at:]

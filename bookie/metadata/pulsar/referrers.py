@@ -70,11 +70,11 @@ def references_of(kind: NodeKind, data: bytes) -> Sequence[LedgerReference]:
     Raises:
         UndecodableNodeError: the node cannot be decoded in full.
     """
-    found = _named_in(kind, data)
+    found = _references_in(kind, data)
     return () if found and found[0].copy is Copy.OF_SOURCE else found
 
 
-def _named_in(kind: NodeKind, data: bytes) -> Sequence[LedgerReference]:
+def _references_in(kind: NodeKind, data: bytes) -> Sequence[LedgerReference]:
     match kind:
         case NodeKind.MANAGED_LEDGER:
             return managed_ledger_references(data)
@@ -104,7 +104,7 @@ def refers(referrer: Referrer, data: bytes | Denied | None, ledger_id: int) -> b
     """
     if data is DENIED:
         raise UndecodableNodeError(DENIED.value)
-    return data is not None and any(each.ledger_id == ledger_id for each in _named_in(referrer.kind, data))
+    return data is not None and any(each.ledger_id == ledger_id for each in _references_in(referrer.kind, data))
 
 
 def requires(referrer: Referrer, data: bytes | Denied | None, ledger_id: int) -> bool:

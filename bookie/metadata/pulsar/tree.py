@@ -180,11 +180,11 @@ class PulsarTree:
             return await self._store.children_many(paths)
         except AccessDeniedError:
             return [
-                await self._children_of(path, is_topic=_placed(top, names) is not None)
+                await self._children_or_none(path, is_topic=_placed(top, names) is not None)
                 for path, names in zip(paths, part, strict=True)
             ]
 
-    async def _children_of(self, path: str, *, is_topic: bool) -> Children | None:
+    async def _children_or_none(self, path: str, *, is_topic: bool) -> Children | None:
         try:
             return await self._store.children(path)
         except NoNodeError:

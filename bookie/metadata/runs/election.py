@@ -165,11 +165,11 @@ class Election:
                     continue
                 pause_s = _RETRY_S
                 try:
-                    await self._stand(session)
+                    await self._hold_candidacy(session)
                 except (StoreUnavailableError, WriteOutcomeUnknownError, ConflictError) as error:
                     _log.warning("election is tried again", extra={"candidate": self._name, "reason": str(error)})
                 except PermanentError as error:
-                    pause_s, self._problem = self._refusals.next_s(), str(error)
+                    pause_s, self._problem = self._refusals.next_pause_s(), str(error)
                     fields = {"candidate": self._name, "reason": self._problem, "in_s": pause_s}
                     _log.error("this auditor may not stand for election, trying again", extra=fields)
                 self._end("the vote or its session no longer exists")
@@ -201,14 +201,14 @@ class Election:
         with contextlib.suppress(NoNodeError):
             await self._store.delete(vote.path)
 
-    async def _stand(self, session: Session) -> None:
+    async def _hold_candidacy(self, session: Session) -> None:
         """Stand until the vote is deleted, the session changes, or a migration begins."""
         migration = self._migration = await read_migration(self._store, self._root)
         if migration.refusal:
-            await self._stand_aside(session, migration)
+            await self._withdraw_for_migration(session, migration)
             return
         await ensure_path(self._store, self._base, self._root)
-        vote = self._vote = await self._cast(session)
+        vote = self._vote = await self._cast_vote(session)
         self._problem = ""
         self._refusals.reset()
         while self._is_session(session):
@@ -230,7 +230,7 @@ class Election:
             if await self._has_migration_changed():
                 return
 
-    async def _stand_aside(self, session: Session, migration: Migration) -> None:
+    async def _withdraw_for_migration(self, session: Session, migration: Migration) -> None:
         """Withdraw, and wait for the next phase of a migration."""
         self._problem = migration.refusal
         _log.error(
@@ -259,7 +259,7 @@ class Election:
         seen = None if self._migration is None else self._migration.stat
         return (stat and stat.mzxid) != (seen and seen.mzxid)
 
-    async def _cast(self, session: Session) -> _Vote:
+    async def _cast_vote(self, session: Session) -> _Vote:
         """Return the vote of this session, cast now or by an earlier attempt whose answer was lost."""
         found = await self._own_votes(session)
         if not found:

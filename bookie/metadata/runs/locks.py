@@ -76,7 +76,7 @@ class RunLease:
     @property
     def is_held(self) -> bool:
         """Whether its session still lives; may be called from any thread."""
-        return self._locks.is_epoch(self.epoch)
+        return self._locks.is_current_epoch(self.epoch)
 
     async def release(self) -> None:
         """Delete the lock, so that the next run can begin. Never deletes a lock of another session or run. Idempotent.
@@ -96,7 +96,7 @@ class RunLocks:
         self._locks_path = f"{own_path('runs', ledgers_root)}/locks"
         self._held: dict[RunLane, RunLease] = {}
 
-    def is_epoch(self, epoch: int) -> bool:
+    def is_current_epoch(self, epoch: int) -> bool:
         """Whether the session of this epoch is still the store's."""
         session = self._store.session
         return session.epoch == epoch and session.state is not SessionState.LOST
@@ -118,7 +118,7 @@ class RunLocks:
             with contextlib.suppress(NodeExistsError, WriteOutcomeUnknownError):
                 await create_with_parents(self._store, path, data, "/", is_ephemeral=True)
             node = await reread(self._store, path)
-            if node is None or not self.is_epoch(epoch):
+            if node is None or not self.is_current_epoch(epoch):
                 continue
             if node.stat.ephemeral_owner != self._store.session.session_id:
                 raise RunLockedError(lane, _holder(node.data))
@@ -155,7 +155,7 @@ class RunLocks:
         node = await find(self._store, self._lock_path(lane))
         return None if node is None else _holder(node.data)
 
-    async def wait_free(self, lane: RunLane) -> None:
+    async def wait_lane_free(self, lane: RunLane) -> None:
         """Return once the lock of a lane is free.
 
         Raises:

@@ -35,7 +35,7 @@ from bookie.metadata.port import (
 )
 
 _PREFIX: Final = "bkheal-"
-_NOT_IN_AN_ID: Final = re.compile(r"[^A-Za-z0-9:._-]")
+_INVALID_ID_CHARACTERS: Final = re.compile(r"[^A-Za-z0-9:._-]")
 _SHOWN_MAX: Final = 200
 
 
@@ -128,7 +128,7 @@ def leader_path(ledgers_root: str) -> str:
 
 def encode_leader(name: str) -> bytes:
     """Bytes of the node while candidate ``name`` leads."""
-    return json.dumps(_PREFIX + _NOT_IN_AN_ID.sub("-", name)).encode()
+    return json.dumps(_PREFIX + _INVALID_ID_CHARACTERS.sub("-", name)).encode()
 
 
 def leader_name(node: Node) -> str:

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Collection
 from typing import Final
 
-from bookie.metadata.access import access_in_use
+from bookie.metadata.access import current_access
 from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.port import AccessDeniedError, MetadataStore, NodeExistsError, NoNodeError, Stat
 
@@ -22,7 +22,7 @@ READERS: Final = "readers"
 
 def readers_path() -> str:
     """Path of the parent of all runs' nodes, below the state root of this process."""
-    return f"{access_in_use().state_root}/{READERS}"
+    return f"{current_access().state_root}/{READERS}"
 
 
 class Readers:

@@ -41,7 +41,7 @@ from bookie.metadata.port import (
     Stat,
 )
 from bookie.metadata.request_limits import check_data, check_multi, check_path, operation_size
-from bookie.metadata.store.lane import Apart, Lane, Waiting
+from bookie.metadata.store.lane import Lane, NotJoined, Waiting
 
 JOINED_BYTES_MAX: Final = 256 * 1024
 """Size limit of a joint transaction: far below the limit of a request, and too small to delay the server's queue."""
@@ -204,12 +204,12 @@ class _Writes(Lane[_Joinable, None]):
             try:
                 await self._store.multi([operation for waiting in batch for operation in waiting.work.operations])
             except MultiFailedError as error:
-                _at_fault(batch, error.index).complete(Apart.ALONE)
+                _failed_request(batch, error.index).complete(NotJoined.ALONE)
                 continue
             for waiting in batch:
                 waiting.complete(None)
         for waiting in batch:
-            waiting.complete(Apart.ALONE)
+            waiting.complete(NotJoined.ALONE)
 
 
 class _Reads(Lane[Sequence[str], Sequence[Node | None]]):
@@ -265,7 +265,7 @@ class _Syncs(Lane[str, None]):
             waiting.complete(None)
 
 
-def _at_fault(batch: Sequence[Waiting[_Joinable, None]], index: int) -> Waiting[_Joinable, None]:
+def _failed_request(batch: Sequence[Waiting[_Joinable, None]], index: int) -> Waiting[_Joinable, None]:
     for waiting in batch:
         if index < len(waiting.work.operations):
             return waiting

@@ -23,7 +23,7 @@ from bookie.metadata.access import (
 )
 from bookie.model.errors import TransientError
 
-_UNREACHABLE: Final = frozenset({-1765328228, -1765328164, -1765328163})
+_KDC_UNREACHABLE_CODES: Final = frozenset({-1765328228, -1765328164, -1765328163})
 """Codes of MIT Kerberos: no server answered (KDC_UNREACH), or the realm's servers cannot be found now (by DNS)."""
 
 
@@ -123,7 +123,7 @@ def get_ticket(access: ZooKeeperAccess, host: str) -> None:
     except kerberos.KrbError as error:
         reason, code = _kerberos_reason(error)
         why = f"no Kerberos ticket for {access.sasl_service}/{host}: {reason}"
-        if code in _UNREACHABLE:
+        if code in _KDC_UNREACHABLE_CODES:
             raise TicketUnavailableError(why) from error
         raise ZooKeeperAccessError(
             f"{why}; for GSSAPI the ticket or keytab of this process and the principal of the server are needed "

@@ -286,7 +286,7 @@ class KazooConnection:
             access,
             self._prepare,
             refused=lambda *why: self.bridge.push(self._on_refused, *why),
-            failed=lambda: self.bridge.push(self._start_again),
+            failed=lambda: self.bridge.push(self._schedule_restart),
         )
         retry = KazooRetry(max_tries=-1, max_delay=_RECONNECT_DELAY_S_MAX, sleep_func=handler.sleep_func)
         now_s = SystemClock().monotonic_s
@@ -438,7 +438,7 @@ class KazooConnection:
         connection = self._client._connection
         invoke = connection._invoke
 
-        def invoke_in_bounds(timeout_s: float, request: _Request, *rest: Any, **named: Any) -> Any:
+        def invoke_with_connect_bound(timeout_s: float, request: _Request, *rest: Any, **named: Any) -> Any:
             if not isinstance(request, Connect):
                 return invoke(timeout_s, request, *rest, **named)
             session_s = self._client._session_timeout / 1000
@@ -447,7 +447,7 @@ class KazooConnection:
             self._granted_s = result[0].time_out / 1000
             return result
 
-        connection._invoke = invoke_in_bounds
+        connection._invoke = invoke_with_connect_bound
 
     def _watch_logins(self) -> None:
         """Report the end of each login: kazoo reports the session before the login, which may fail.
@@ -500,12 +500,12 @@ class KazooConnection:
             session = replace(known, state=SessionState.LOST)
             self._is_login_refused = keeper_state == KeeperState.AUTH_FAILED
             if keeper_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED):
-                self._start_again()
+                self._schedule_restart()
         self.tracker.update(session)
         fields = {"state": session.state.value, "epoch": session.epoch, "session": f"{session.session_id:#x}"}
         _log.info("zookeeper session changed", extra=fields)
 
-    def _start_again(self) -> None:
+    def _schedule_restart(self) -> None:
         """Schedule a restart of kazoo's thread after its end.
 
         kazoo reports the end as a change of state, except while there is no session: then the state is LOST already.

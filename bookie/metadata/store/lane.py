@@ -35,7 +35,7 @@ W = TypeVar("W")
 R = TypeVar("R")
 
 
-class Apart(enum.Enum):
+class NotJoined(enum.Enum):
     """The answer to a request that was not sent with others."""
 
     ALONE = enum.auto()
@@ -47,13 +47,13 @@ class Waiting(Generic[W, R]):
 
     __slots__ = ("answer", "batch", "made_in", "work")
 
-    def __init__(self, work: W, made_in: Session, answer: asyncio.Future[R | Apart]) -> None:
+    def __init__(self, work: W, made_in: Session, answer: asyncio.Future[R | NotJoined]) -> None:
         self.work = work
         self.made_in = made_in
         self.answer = answer
         self.batch: _Batch | None = None
 
-    def complete(self, answer: R | Apart) -> None:
+    def complete(self, answer: R | NotJoined) -> None:
         """Give the answer to the caller, if it still waits."""
         if not self.answer.done():
             self.answer.set_result(answer)
@@ -99,7 +99,7 @@ class Lane(abc.ABC, Generic[W, R]):
         self._begin_soon()
         try:
             answer = await waiting.answer
-            if not isinstance(answer, Apart):
+            if not isinstance(answer, NotJoined):
                 return answer
             self.ensure_session(made_in)
             return await alone()
@@ -144,7 +144,7 @@ class Lane(abc.ABC, Generic[W, R]):
                 continue
             session = self._session()
             if not session.is_connected or session.epoch != self._queue[0].made_in.epoch:
-                self._queue.popleft().complete(Apart.ALONE)
+                self._queue.popleft().complete(NotJoined.ALONE)
                 continue
             batch = [waiting for waiting in self._take(self._queue) if not waiting.answer.done()]
             place = _Batch(len(batch))
@@ -152,7 +152,7 @@ class Lane(abc.ABC, Generic[W, R]):
             for waiting in batch:
                 waiting.batch = place
             if len(batch) == 1:
-                batch[0].complete(Apart.ALONE)
+                batch[0].complete(NotJoined.ALONE)
             else:
                 place.task = guarded("combined request", self._exchange(batch, place))
 
@@ -164,7 +164,7 @@ class Lane(abc.ABC, Generic[W, R]):
                 waiting.fail(type(error)(str(error)))
         except BkhealError:
             for waiting in batch:
-                waiting.complete(Apart.ALONE)
+                waiting.complete(NotJoined.ALONE)
         finally:
             for waiting in batch:
                 waiting.answer.cancel()  # has an effect only if this task was cancelled or has a defect

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
-LOOK_UP_S: Final = 3.0
+LOOK_UP_TIMEOUT_S: Final = 3.0
 """Longest wait for the look-ups of one attempt to connect."""
-LATE_ANSWER_S: Final = 60.0
+LATE_ANSWER_AGE_S_MAX: Final = 60.0
 """How long a late answer is used by later attempts. An older address may already belong to another server."""
 
 Server = tuple[str, int]
@@ -57,10 +57,10 @@ class NameLookup:
         found: list[tuple[str, str, int]] = []
         for server, look_up, is_new in look_ups:
             if is_new and look_up.is_alive():
-                look_up.join(max(0.0, began_s + LOOK_UP_S - self._now_s()))
+                look_up.join(max(0.0, began_s + LOOK_UP_TIMEOUT_S - self._now_s()))
             if look_up.is_alive():
                 self._late[server] = look_up
-                self._failed(server[0], f"no answer within {LOOK_UP_S:g} s")
+                self._failed(server[0], f"no answer within {LOOK_UP_TIMEOUT_S:g} s")
                 continue
             if look_up.problem is not None:
                 self._failed(server[0], look_up.problem)
@@ -69,7 +69,7 @@ class NameLookup:
 
     def _look_up(self, server: Server, now_s: float) -> tuple[_LookUp, bool]:
         late = self._late.pop(server, None)
-        if late is not None and (late.is_alive() or now_s - late.ended_s <= LATE_ANSWER_S):
+        if late is not None and (late.is_alive() or now_s - late.ended_s <= LATE_ANSWER_AGE_S_MAX):
             return late, False
         look_up = _LookUp(server, self._now_s)
         try:

@@ -126,7 +126,7 @@ class MemoryStore(MetadataStore):
 
         def nodes() -> list[Node | None]:
             get = self.view().get
-            return [_or_none(get, path) for path in paths]
+            return [_read_or_none(get, path) for path in paths]
 
         return await self._read("get_many", _first(paths), nodes)
 
@@ -150,7 +150,7 @@ class MemoryStore(MetadataStore):
 
         def listings() -> list[Children | None]:
             children = self.view().children
-            found = [_or_none(children, path) for path in paths]
+            found = [_read_or_none(children, path) for path in paths]
             return [None if listing is None else Children(listing.names, -1, -1) for listing in found]
 
         return await self._read("children_many", _first(paths), listings)
@@ -241,11 +241,11 @@ class MemoryStore(MetadataStore):
     async def _request(
         self, operation: str, path: str, action: Callable[[int], T], lost: Callable[[str], Exception]
     ) -> T:
-        session = await self._sendable(operation, path)
+        session = await self._connected_session(operation, path)
         fault = await self._fault(operation, path)
         while not self.session.is_connected or self.session != session:
             self._tracker.ensure(session)
-            session = await self._sendable(operation, path)
+            session = await self._connected_session(operation, path)
         if fault is Fault.FAIL_BEFORE:
             raise StoreUnavailableError(f"{operation} {path}: not sent (injected)")
         result = action(session.session_id)
@@ -260,7 +260,7 @@ class MemoryStore(MetadataStore):
             return None
         return await self.fault_hook(operation, path)
 
-    async def _sendable(self, operation: str, path: str) -> Session:
+    async def _connected_session(self, operation: str, path: str) -> Session:
         if self.session.is_connected:
             return self.session
         try:
@@ -279,7 +279,7 @@ class MemoryStore(MetadataStore):
             self._tracker.ensure(session)
 
 
-def _or_none(read: Callable[[str], T], path: str) -> T | None:
+def _read_or_none(read: Callable[[str], T], path: str) -> T | None:
     try:
         return read(path)
     except NoNodeError:

@@ -29,12 +29,12 @@ from bookie.runtime.waiting import all_or_first_error
 
 PATHS_PER_REQUEST_MAX: Final = 500
 REQUESTS_IN_FLIGHT: Final = 8
-REPLY_BYTES_AIM: Final = 512 * 1024
+REPLY_BYTES_TARGET: Final = 512 * 1024
 REQUEST_BYTES_MAX: Final = 512 * 1024
 """Half of the default ``jute.maxbuffer``."""
 _FIRST_ESTIMATE_BYTES: Final = 8 * 1024
 """Expected bytes per path before the first reply."""
-_FIRST_PATHS_MAX: Final = REPLY_BYTES_AIM // _FIRST_ESTIMATE_BYTES
+_FIRST_PATHS_MAX: Final = REPLY_BYTES_TARGET // _FIRST_ESTIMATE_BYTES
 """Maximum number of paths in the first request of a call that reads below another node than the call before."""
 _ESTIMATE_WEIGHT: Final = 0.5
 """Weight of a reply that is smaller than expected. A larger reply replaces the estimate: the next nodes may be as
@@ -81,15 +81,15 @@ class BulkReader:
 
         if paths:
             # The first reply shows the size of these nodes, and whether the server supports the operation.
-            start = _end(paths, 0, self._paths_at_first(opcode, paths[0]))
+            start = _end(paths, 0, self._first_request_paths_max(opcode, paths[0]))
             result[:start] = await self._request(opcode, paths[:start], decode)
             await all_or_first_error(work() for _ in range(min(REQUESTS_IN_FLIGHT, len(paths) - start)))
         return result
 
     def _paths_per_request(self, opcode: int) -> int:
-        return max(1, min(PATHS_PER_REQUEST_MAX, int(REPLY_BYTES_AIM / self._estimates[opcode])))
+        return max(1, min(PATHS_PER_REQUEST_MAX, int(REPLY_BYTES_TARGET / self._estimates[opcode])))
 
-    def _paths_at_first(self, opcode: int, path: str) -> int:
+    def _first_request_paths_max(self, opcode: int, path: str) -> int:
         before, self._parents[opcode] = self._parents[opcode], path.rpartition("/")[0]
         most = self._paths_per_request(opcode)
         return most if self._parents[opcode] == before else min(most, _FIRST_PATHS_MAX)

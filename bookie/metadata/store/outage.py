@@ -18,7 +18,7 @@ REASONS_MAX: Final = 8
 
 _ATTEMPTS: Final = frozenset({"Connection dropped: %s", "Connection time-out: %s", "Cannot resolve %s: %s"})
 """kazoo's texts for a failed attempt."""
-_ENTAILED: Final = "Transition to CONNECTING"
+_IMPLIED_MESSAGE: Final = "Transition to CONNECTING"
 """Logged by kazoo after the first failure, without new information."""
 
 
@@ -73,7 +73,7 @@ class OutageLog(logging.LoggerAdapter[logging.Logger]):
         """Log a line, except for most failed attempts."""
         if msg in _ATTEMPTS:
             self._attempt_failed(str(msg) % args)
-        elif msg != _ENTAILED:
+        elif msg != _IMPLIED_MESSAGE:
             super().log(level, msg, *args, **kwargs)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:

@@ -80,7 +80,7 @@ class WakeUp:
             self._fd = -1
 
 
-class _Tried(socket.socket):
+class _ReadAheadSocket(socket.socket):
     """A socket that reads ahead, and that kazoo uses without a check: kazoo waits and tries again if it was not ready.
 
     kazoo does so only after the two TLS errors, so a plain socket raises them too.
@@ -136,7 +136,7 @@ class _Tried(socket.socket):
         return len(self._ahead)
 
 
-class PlainSocket(_Tried):
+class PlainSocket(_ReadAheadSocket):
     """A connection without TLS."""
 
     @classmethod
@@ -148,7 +148,7 @@ class PlainSocket(_Tried):
         return taken
 
 
-class TlsSocket(_Tried, ssl.SSLSocket):
+class TlsSocket(_ReadAheadSocket, ssl.SSLSocket):
     """Reports why the server ended the connection: in TLS 1.3, a refusal shows only at the client's first read."""
 
     refused: Callable[[str], None]
@@ -184,7 +184,7 @@ def wait_receivable(receivers: Sequence[Receiver], timeout_s: float | None) -> l
     asked = [each for each in receivers if each not in ready and not (ready and isinstance(each, WakeUp))]
     if asked:
         for each in _poll(asked, select.POLLIN | select.POLLPRI, 0 if ready else timeout_s):
-            if isinstance(each, _Tried):
+            if isinstance(each, _ReadAheadSocket):
                 each.is_tried_to_receive = True
             ready.append(each)
     return ready
@@ -196,11 +196,13 @@ def wait_sendable(senders: Sequence[socket.socket], timeout_s: float | None) -> 
     Raises:
         ValueError: one is closed.
     """
-    ready: list[socket.socket] = [each for each in senders if isinstance(each, _Tried) and each.is_tried_to_send]
+    ready: list[socket.socket] = [
+        each for each in senders if isinstance(each, _ReadAheadSocket) and each.is_tried_to_send
+    ]
     if ready:
         return ready
     for each in _poll(senders, select.POLLOUT, timeout_s):
-        if isinstance(each, _Tried):
+        if isinstance(each, _ReadAheadSocket):
             each.is_tried_to_send = True
         ready.append(each)
     return ready
@@ -209,7 +211,7 @@ def wait_sendable(senders: Sequence[socket.socket], timeout_s: float | None) -> 
 def _is_receivable(each: Receiver) -> bool:
     if isinstance(each, WakeUp):
         return each.is_set
-    return isinstance(each, _Tried) and (each.is_tried_to_receive or each.pending() > 0)
+    return isinstance(each, _ReadAheadSocket) and (each.is_tried_to_receive or each.pending() > 0)
 
 
 def _poll(asked: Sequence[_T], events: int, timeout_s: float | None) -> list[_T]:

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from typing_extensions import override
 
-from bookie.metadata.access import OPEN_ACL, Acl, ZooKeeperAccess, access_in_use
+from bookie.metadata.access import OPEN_ACL, Acl, ZooKeeperAccess, current_access
 from bookie.metadata.port import (
     ANY_VERSION,
     Children,
@@ -76,7 +76,7 @@ class ZooKeeperStore(MetadataStore):
             ZooKeeperAccessError: no server accepts the certificates or settings of ``access``.
             AccessDeniedError: the login was refused.
         """
-        access = access_in_use() if access is None else access
+        access = current_access() if access is None else access
         connection = KazooConnection(hosts, session_timeout_s, operation_timeout_s, access)
         try:
             async with asyncio.timeout(connect_timeout_s):
@@ -100,7 +100,9 @@ class ZooKeeperStore(MetadataStore):
 
     @override
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
-        return await self._bulk(lambda: self._bulk_reader.nodes(paths), lambda: _pipelined(self._node, paths))
+        return await self._read_in_bulk(
+            lambda: self._bulk_reader.nodes(paths), lambda: _read_pipelined(self._node, paths)
+        )
 
     @override
     async def get_many_data(self, paths: Sequence[str]) -> list[bytes | None]:
@@ -109,7 +111,7 @@ class ZooKeeperStore(MetadataStore):
             node = await self._node(path)
             return None if node is None else node.data
 
-        return await self._bulk(lambda: self._bulk_reader.data(paths), lambda: _pipelined(one, paths))
+        return await self._read_in_bulk(lambda: self._bulk_reader.data(paths), lambda: _read_pipelined(one, paths))
 
     @override
     async def stat(self, path: str) -> Stat | None:
@@ -131,7 +133,7 @@ class ZooKeeperStore(MetadataStore):
             except NoNodeError:
                 return None
 
-        return await self._bulk(lambda: self._bulk_reader.children(paths), lambda: _pipelined(one, paths))
+        return await self._read_in_bulk(lambda: self._bulk_reader.children(paths), lambda: _read_pipelined(one, paths))
 
     @override
     async def create(
@@ -222,7 +224,7 @@ class ZooKeeperStore(MetadataStore):
         reply = await self._connection.raw_read(OP_MULTI_READ, body, _rest, "bulk read")
         return bytes(reply)
 
-    async def _bulk(self, together: Callable[[], Awaitable[T]], singly: Callable[[], Awaitable[T]]) -> T:
+    async def _read_in_bulk(self, together: Callable[[], Awaitable[T]], singly: Callable[[], Awaitable[T]]) -> T:
         if self._is_multi_read_enabled:
             try:
                 return await together()
@@ -267,7 +269,7 @@ def _rest(reply: bytes, offset: int) -> bytes:
     return reply[offset:]
 
 
-async def _pipelined(read: Callable[[str], Awaitable[T]], paths: Sequence[str]) -> list[T]:
+async def _read_pipelined(read: Callable[[str], Awaitable[T]], paths: Sequence[str]) -> list[T]:
     result: list[T] = []
     for start in range(0, len(paths), PIPELINED_READS_MAX):
         result += await asyncio.gather(*(read(path) for path in paths[start : start + PIPELINED_READS_MAX]))

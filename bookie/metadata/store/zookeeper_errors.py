@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bookie.metadata.access import access_in_use
+from bookie.metadata.access import current_access
 from bookie.metadata.port import (
     AccessDeniedError,
     BadVersionError,
@@ -26,13 +26,13 @@ class RequestUnknownError(RequestRefusedError):
     """The server is too old to support the request. Such a server also closes the connection."""
 
 
-_NO_PERMISSION: Final = -102
+_ACCESS_DENIED_CODE: Final = -102
 LOGIN_REFUSED: Final = (
     "ZooKeeper refused the login: check the user and the password (zk_username, zk_password_file), and for "
     "GSSAPI the ticket or keytab of this process and the principal of the server (docs/zookeeper.md)"
 )
 
-_ANSWERS: Final[dict[int, tuple[type[BkhealError], str]]] = {
+_ERRORS_BY_CODE: Final[dict[int, tuple[type[BkhealError], str]]] = {
     -101: (NoNodeError, "no such node"),
     -102: (AccessDeniedError, "its ACL does not allow this"),
     -103: (BadVersionError, "it has another version than the expected one"),
@@ -56,12 +56,12 @@ _ANSWERS: Final[dict[int, tuple[type[BkhealError], str]]] = {
 
 def answer_error(code: int | None, what: str) -> BkhealError | None:
     """Return the error of a definite answer, or None if the code is not a definite answer."""
-    found = None if code is None else _ANSWERS.get(code)
+    found = None if code is None else _ERRORS_BY_CODE.get(code)
     if found is None:
         return None
     kind, why = found
-    if code == _NO_PERMISSION:
-        why += f"; the permission is needed for {access_in_use().identity} (docs/zookeeper.md)"
+    if code == _ACCESS_DENIED_CODE:
+        why += f"; the permission is needed for {current_access().identity} (docs/zookeeper.md)"
     return kind(f"{what}: {why}")
 
 

@@ -77,7 +77,7 @@ class Boosts:
             if parent is None:
                 continue
             known = ledger_ids(await child_names(self._store, self._parent))
-            check_room(known, boost.ledger_id)
+            check_boost_capacity(known, boost.ledger_id)
             write = SetData(path, data) if boost.ledger_id in known else Create(path, data)
             try:
                 # The version of the parent grows with each change, so two clients cannot exceed the bound together.
@@ -139,7 +139,7 @@ class Boosts:
             _log.info("an ended boost could not be removed yet", extra={"ledger_id": ledger_id, "error": str(error)})
 
 
-def check_room(recorded: Collection[LedgerId], ledger_id: LedgerId) -> None:
+def check_boost_capacity(recorded: Collection[LedgerId], ledger_id: LedgerId) -> None:
     """Check that a ledger may be boosted in addition to those with a record.
 
     Raises:

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 CHANGES_MAX: Final = 1_000
 """Number of kept records. Older changes are in the auditors' logs if an auditor made them."""
-_SPARE: Final = 50
+_CHANGES_SLACK: Final = 50
 """Number of records above ``CHANGES_MAX`` at which the oldest are removed, so that not every change removes records."""
 _TEXT_MAX: Final = 1_000
 _DIGITS: Final = 10
@@ -101,7 +101,7 @@ class Changes:
         return f"{self._parent}/{number:0{_DIGITS}d}"
 
     async def _prune(self, numbers: builtins.list[int]) -> None:
-        if len(numbers) < CHANGES_MAX + _SPARE:
+        if len(numbers) < CHANGES_MAX + _CHANGES_SLACK:
             return
         try:
             for number in numbers[: len(numbers) + 1 - CHANGES_MAX]:

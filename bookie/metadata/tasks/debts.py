@@ -19,7 +19,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bookie.metadata.nodes import READ_AT_ONCE, change, child_names, find, in_steps, remove, sorted_ids
+from bookie.metadata.nodes import READS_PER_BATCH, change, child_names, find, in_steps, remove, sorted_ids
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import BadVersionError, MetadataStore, NoNodeError
 from bookie.model.ids import EntryId, LedgerId
@@ -90,7 +90,7 @@ class PlacementDebts:
         """
         found: builtins.list[PlacementDebt] = []
         ids = await sorted_ids(await child_names(self._store, self._parent))
-        async for part in in_steps(ids, READ_AT_ONCE):
+        async for part in in_steps(ids, READS_PER_BATCH):
             nodes = await self._store.get_many_data([self.path(ledger_id) for ledger_id in part])
             for ledger_id, data in zip(part, nodes, strict=True):
                 if data is not None:

@@ -20,7 +20,7 @@ import builtins
 import logging
 from dataclasses import dataclass
 
-from bookie.metadata.nodes import READ_AT_ONCE, child_names, in_steps, put, remove, sorted_ids
+from bookie.metadata.nodes import READS_PER_BATCH, child_names, in_steps, put, remove, sorted_ids
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import MetadataStore, Node
 from bookie.model.ids import LedgerId
@@ -65,7 +65,7 @@ class FailedTasks:
         """
         found: builtins.list[FailedTask] = []
         ids = await sorted_ids(await child_names(self._store, self._parent))
-        async for part in in_steps(ids, READ_AT_ONCE):
+        async for part in in_steps(ids, READS_PER_BATCH):
             nodes = await self._store.get_many_data([self.path(ledger_id) for ledger_id in part])
             async for pairs in in_steps(list(zip(part, nodes, strict=True))):
                 decoded = (_decode(ledger_id, data) for ledger_id, data in pairs if data is not None)

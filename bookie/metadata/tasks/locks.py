@@ -111,7 +111,7 @@ class HeldTask:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldLook:
+class HeldTaskState:
     """A held task and other nodes, read again after a ``sync``."""
 
     is_ours: bool
@@ -263,7 +263,7 @@ class TaskLocks:
             await self.prune()
         return True
 
-    async def look(self, held: HeldTask, other_nodes: Sequence[str] = ()) -> HeldLook:
+    async def look(self, held: HeldTask, other_nodes: Sequence[str] = ()) -> HeldTaskState:
         """Read the lock, the task and other nodes again, all no older than this call.
 
         Raises:
@@ -272,8 +272,8 @@ class TaskLocks:
         ledger_id = held.task.ledger_id
         paths = [task_path(self._root, ledger_id), lock_path(self._root, ledger_id), *other_nodes]
         task, lock, *nodes = await self._store.get_many_current(paths)
-        is_ours = lock is not None and _is_ours(lock.stat, held.lock)
-        return HeldLook(is_ours, task is not None and _is_seen(task, held), tuple(nodes))
+        is_ours = lock is not None and _is_own_lock(lock.stat, held.lock)
+        return HeldTaskState(is_ours, task is not None and _is_unchanged_task(task, held), tuple(nodes))
 
     def completion(self, held: HeldTask) -> tuple[Delete, Delete, Delete]:
         """Return operations that delete lock, task and its directory, and fail if the lock or the task has changed.
@@ -412,12 +412,12 @@ class TaskLocks:
         if lock is None and task is None:
             # An earlier transaction of this process, whose answer was lost, deleted both, or another program did.
             return _Deletion.DELETED if is_unknown else _Deletion.NOT_DELETED
-        if lock is None or not _is_ours(lock.stat, held.lock):
+        if lock is None or not _is_own_lock(lock.stat, held.lock):
             return _Deletion.NOT_DELETED
         if task is None:
             await self._release(held.lock)
             return _Deletion.DELETED
-        if not _is_seen(task, held) or not all(map(SeenNode.is_same, seen, others)):
+        if not _is_unchanged_task(task, held) or not all(map(SeenNode.is_same, seen, others)):
             return _Deletion.NOT_DELETED
         if not self._is_in_session(held.lock):
             return _Deletion.NOT_DELETED
@@ -446,7 +446,7 @@ class TaskLocks:
                 return
             await self._store.sync(path)
             stat = await self._store.stat(path)
-            if stat is None or not _is_ours(stat, lock) or not self._is_in_session(lock):
+            if stat is None or not _is_own_lock(stat, lock) or not self._is_in_session(lock):
                 return
             try:
                 await self._store.delete(path, stat.version)
@@ -466,11 +466,11 @@ class TaskLocks:
         return self._store.session.is_alive(lock.session_id)
 
 
-def _is_seen(task: Node, held: HeldTask) -> bool:
+def _is_unchanged_task(task: Node, held: HeldTask) -> bool:
     """Whether this is the same node as seen under the lock, unchanged."""
     return (task.stat.czxid, task.stat.version) == (held.task_czxid, held.task.version)
 
 
-def _is_ours(node: Stat, lock: HeldLock) -> bool:
+def _is_own_lock(node: Stat, lock: HeldLock) -> bool:
     """Whether this is the lock node created by the session."""
     return (node.czxid, node.ephemeral_owner) == (lock.czxid, lock.session_id)

@@ -23,9 +23,9 @@ from bookie.metadata.layout import bookie_path, task_branches, task_directory, t
 from bookie.metadata.nodes import (
     WRITE_ATTEMPTS_MAX,
     batches,
-    batches_of,
     create_missing,
     create_with_parents,
+    group_batches,
     parent_of,
     reread,
 )
@@ -45,15 +45,15 @@ from bookie.metadata.port import (
 from bookie.metadata.tasks.format import TaskData, UnreadableTaskError, decode_task, encode_task
 from bookie.model.ids import BookieId, LedgerId, is_bookie_id
 from bookie.runtime.clock import Clock
-from bookie.runtime.waiting import all_begun_in_turn
+from bookie.runtime.waiting import all_started_in_order
 
 _log = logging.getLogger(__name__)
 
-_STEP: Final = 4000
+_MARK_BATCH_SIZE: Final = 4000
 """Number of ledgers read, decided and written at a time: bounds memory, and the age of the data used for a change."""
 _BATCH_ROUNDS: Final = 3
 """Attempts in batches; ledgers that still have conflicts afterwards are marked one by one."""
-_NO_NODES: Final = (".", "..")
+_INVALID_NODE_NAMES: Final = (".", "..")
 """Ids that ZooKeeper refuses as names of nodes, so no bookie with such an id is registered."""
 _BRANCHES_MAX: Final = 10_000
 """Maximum number of upper directories that are remembered as created; each serves 65,536 ledgers."""
@@ -126,7 +126,7 @@ class TaskMarking:
             union[ledger_id] = tuple(dict.fromkeys((*union.get(ledger_id, ()), *missing)))
         remaining = iter(union.items())
         count = 0
-        while step := dict(islice(remaining, _STEP)):
+        while step := dict(islice(remaining, _MARK_BATCH_SIZE)):
             count += await self._mark_step(step)
         return count
 
@@ -150,7 +150,7 @@ class TaskMarking:
                 self._branches.clear()
             self._branches.update(branches)
         refused: set[str] = set()
-        await all_begun_in_turn(self._send(part, sent, refused) for part in batches_of(self._pairs(findings)))
+        await all_started_in_order(self._send(part, sent, refused) for part in group_batches(self._pairs(findings)))
         if refused:
             self._branches.clear()  # if the task does not exist, the likeliest reason is a deleted branch
         return refused
@@ -182,7 +182,7 @@ class TaskMarking:
             parents = {parent_of(operation.path): None for operation in decided.operations}
             await create_missing(self._store, list(parents), self._root)
             refused: set[str] = set()
-            await all_begun_in_turn(self._send(part, sent, refused) for part in batches(decided.operations))
+            await all_started_in_order(self._send(part, sent, refused) for part in batches(decided.operations))
             count += sum(operation.path not in refused for operation in decided.operations)
             findings = {key: value for key, value in findings.items() if task_path(self._root, key) in refused}
             if not findings:
@@ -217,7 +217,7 @@ class TaskMarking:
 
         Draining bookies are left out: workers replace them without asking them for their entries.
         """
-        asked = [bookie for bookie in set(bookies) if is_bookie_id(bookie) and bookie not in _NO_NODES]
+        asked = [bookie for bookie in set(bookies) if is_bookie_id(bookie) and bookie not in _INVALID_NODE_NAMES]
         if not asked:
             return {}
         drains = own_path("drains", self._root)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.nodes import (
-    READ_AT_ONCE,
+    READS_PER_BATCH,
     child_names,
     create_with_parents,
     find,
@@ -235,7 +235,7 @@ class ParkedTasks:
 
     async def _records(self, ledger_ids: Sequence[LedgerId]) -> AsyncIterator[builtins.list[tuple[LedgerId, _Record]]]:
         """Yield the readable records of ``ledger_ids``, in parts."""
-        async for part in in_steps(ledger_ids, READ_AT_ONCE):
+        async for part in in_steps(ledger_ids, READS_PER_BATCH):
             nodes = await self._store.get_many_data([self.path(ledger_id) for ledger_id in part])
             async for pairs in in_steps(list(zip(part, nodes, strict=True))):
                 decoded = [(ledger_id, _decode(ledger_id, data)) for ledger_id, data in pairs if data is not None]

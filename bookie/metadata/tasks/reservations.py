@@ -47,7 +47,7 @@ from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
-_FROM_THE_START: Final = EntryId(0)
+_FIRST_ENTRY_ID: Final = EntryId(0)
 _TOKEN_VERSION: Final = 0
 """Version of a token's node, which is never written again."""
 
@@ -69,7 +69,7 @@ class Reservation:
     target: BookieId
     incarnation: str
     """Storage incarnation of the target."""
-    end_entry_id: EntryId = _FROM_THE_START
+    end_entry_id: EntryId = _FIRST_ENTRY_ID
     """Exclusive end: the target acknowledged every earlier entry of the position. 0 if unknown."""
 
     @property
@@ -183,7 +183,7 @@ class Reservations:
             if node is not None and is_first:
                 raise ReservationRefusedError(f"ledger {ledger_id} has another reservation")
             try:
-                changes = await self._replacing(ledger_id, node, data)
+                changes = await self._replace_operations(ledger_id, node, data)
                 await self._store.multi([*changes, Create(reserved.path), *checks])
                 return reserved
             except (MultiFailedError, NoNodeError) as error:  # another worker may have reserved or released
@@ -268,7 +268,7 @@ class Reservations:
             return await reread(self._store, self.path(ledger_id))
         return await find(self._store, self.path(ledger_id))
 
-    async def _replacing(self, ledger_id: LedgerId, node: Node | None, data: bytes) -> list[Operation]:
+    async def _replace_operations(self, ledger_id: LedgerId, node: Node | None, data: bytes) -> list[Operation]:
         """Return operations to replace ``node`` by ``data`` and delete the existing tokens."""
         path = self.path(ledger_id)
         if node is None:

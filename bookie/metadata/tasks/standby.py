@@ -91,7 +91,7 @@ class StandbyWorkers:
         previous = names[position - 1] if position else ""
         return Place(name=name, position=position, size=len(names), own=stat, previous=previous)
 
-    async def wait_moved(self, place: Place) -> None:
+    async def wait_place_changed(self, place: Place) -> None:
         """Wait until the worker's node, or the one before it, is deleted.
 
         Raises:

@@ -37,7 +37,7 @@ from bookie.metadata.layout import (
     task_path,
     tasks_path,
 )
-from bookie.metadata.nodes import READ_AT_ONCE, create_with_parents, ensure_path, in_steps, reread
+from bookie.metadata.nodes import READS_PER_BATCH, create_with_parents, ensure_path, in_steps, reread
 from bookie.metadata.port import (
     Children,
     MetadataStore,
@@ -182,7 +182,7 @@ class UnderReplication:
 
     async def _tasks_of(self, ids: Sequence[LedgerId]) -> builtins.list[Task | UnreadableTask]:
         found: builtins.list[Task | UnreadableTask] = []
-        async for part in in_steps(ids, READ_AT_ONCE):
+        async for part in in_steps(ids, READS_PER_BATCH):
             found += [task for task in await self.read_many(part) if task is not None]
         return found
 
@@ -254,7 +254,7 @@ class UnderReplication:
         return await self._tasks_of(await self.ids())  # tasks that were completed in between are left out
 
     async def _names(self, paths: builtins.list[str]) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
-        async for part in in_steps(paths, READ_AT_ONCE):
+        async for part in in_steps(paths, READS_PER_BATCH):
             listings = await self._store.children_many(part)
             async for pairs in in_steps(list(zip(part, listings, strict=True))):
                 for path, listing in pairs:

@@ -135,12 +135,12 @@ def read_token_file(path: Path) -> str:
         raise TokenFileError(f"cannot read the token in {path}: {_reason(error)}") from None
     if not token:
         raise TokenFileError(f"there is no token in {path}")
-    if not is_word(token):
+    if not is_valid_token(token):
         raise TokenFileError(f"what is in {path} is not a token: it must be one word of plain ASCII")
     return token
 
 
-def is_word(token: str) -> bool:
+def is_valid_token(token: str) -> bool:
     """Whether ``token`` is valid in a header. The error for a malformed header would contain the token."""
     return all(char.isascii() and char.isprintable() and not char.isspace() for char in token)
 

@@ -16,7 +16,7 @@ _log: Final = logging.getLogger("bkheal.audit")
 
 
 @dataclass(slots=True)
-class Trail:
+class RequestTrail:
     """The facts known so far about one changing request."""
 
     api: str

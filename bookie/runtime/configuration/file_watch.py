@@ -37,7 +37,7 @@ Apply: TypeAlias = Mapping[str, Callable[[Any], None]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Unread:
+class _UnusableContent:
     """The result of a read without usable content."""
 
     reason: str
@@ -58,8 +58,8 @@ class ConfigWatch:
         self._apply = apply
         self._clock = clock
         self._seen = source.values
-        self._candidate: bytes | _Unread | None = None
-        self._settled: bytes | _Unread | None = None
+        self._candidate: bytes | _UnusableContent | None = None
+        self._settled: bytes | _UnusableContent | None = None
         self._refusal = ""
         self._turn = asyncio.Lock()
 
@@ -86,7 +86,7 @@ class ConfigWatch:
                 self._settled = content
                 self._take(content, is_asked=is_asked)
 
-    def _take(self, content: bytes | _Unread, *, is_asked: bool) -> None:
+    def _take(self, content: bytes | _UnusableContent, *, is_asked: bool) -> None:
         fields: dict[str, object] = {"path": str(self._source.path)}
         try:
             new = self._source.parse(_text(content))
@@ -161,17 +161,17 @@ def _terminals() -> frozenset[int]:
     return frozenset(number for number in _STREAMS if os.isatty(number))
 
 
-def _read(path: Path) -> bytes | _Unread:
+def _read(path: Path) -> bytes | _UnusableContent:
     try:
         with path.open("rb") as file:
             content = file.read(BYTES_MAX + 1)
     except OSError as error:
-        return _Unread(f"cannot read {path}: {error.strerror or error}")
-    return content if len(content) <= BYTES_MAX else _Unread(f"{path} has more than {BYTES_MAX} bytes")
+        return _UnusableContent(f"cannot read {path}: {error.strerror or error}")
+    return content if len(content) <= BYTES_MAX else _UnusableContent(f"{path} has more than {BYTES_MAX} bytes")
 
 
-def _text(content: bytes | _Unread) -> str:
-    if isinstance(content, _Unread):
+def _text(content: bytes | _UnusableContent) -> str:
+    if isinstance(content, _UnusableContent):
         raise ConfigurationError([content.reason])
     try:
         return content.decode()

@@ -132,7 +132,7 @@ def add_options(parser: argparse.ArgumentParser, settings: type) -> None:
             if option.heading not in groups:
                 groups[option.heading] = parser.add_argument_group(option.heading)
             target = groups[option.heading]
-        target.add_argument(option.flag, dest=option.name, help=_argparse_help(option), **_argparse_words(option))
+        target.add_argument(option.flag, dest=option.name, help=_argparse_help(option), **_argparse_keywords(option))
 
 
 def values_in(namespace: argparse.Namespace, settings: type) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def values_in(namespace: argparse.Namespace, settings: type) -> dict[str, Any]:
 def _options(
     settings: type, at: tuple[str, ...] = (), prefix: str = "", group: Group = _NO_GROUP
 ) -> Iterator[SettingsOption]:
-    for each, kind, is_optional, mark in _declared(settings):
+    for each, kind, is_optional, mark in _declared_options(settings):
         if isinstance(mark, Group):
             below = list(_options(kind, (*at, each.name), prefix + mark.prefix, mark))
             if is_optional:
@@ -162,7 +162,7 @@ def _options(
             )
 
 
-def _declared(settings: type) -> Iterator[tuple[dataclasses.Field[Any], type, bool, Option | Group]]:
+def _declared_options(settings: type) -> Iterator[tuple[dataclasses.Field[Any], type, bool, Option | Group]]:
     """Yield the fields with an option annotation: field, type without None, whether None is allowed, annotation."""
     hints = typing.get_type_hints(settings, include_extras=True)
     for each in dataclasses.fields(settings):
@@ -183,7 +183,7 @@ def _without_none(hint: Any) -> tuple[type, bool]:
 def _arguments(settings: type, values: Mapping[str, Any], prefix: str, problems: list[str]) -> dict[str, Any]:
     """Return the given values as arguments of a settings class."""
     found: dict[str, Any] = {}
-    for each, kind, is_optional, mark in _declared(settings):
+    for each, kind, is_optional, mark in _declared_options(settings):
         if isinstance(mark, Group):
             made = _group(kind, values, prefix + mark.prefix, problems, is_optional=is_optional)
             if made is not None:
@@ -196,7 +196,9 @@ def _arguments(settings: type, values: Mapping[str, Any], prefix: str, problems:
 def _group(kind: type, values: Mapping[str, Any], prefix: str, problems: list[str], *, is_optional: bool) -> Any:
     """Return the object of a group, or None if it is optional and not given, or invalid."""
     given = _arguments(kind, values, prefix, problems)
-    names = {each.name: _name(each, mark, prefix) for each, _, _, mark in _declared(kind) if isinstance(mark, Option)}
+    names = {
+        each.name: _name(each, mark, prefix) for each, _, _, mark in _declared_options(kind) if isinstance(mark, Option)
+    }
     defaults = {each.name: each.default for each in dataclasses.fields(kind)}
     first = next(iter(names))
     if is_optional and first not in given:
@@ -239,7 +241,7 @@ def _range(declared: Option) -> str:
     return " and ".join(f"{words} {bound:.12g}" for bound, words in bounds if bound is not None)
 
 
-def _argparse_words(option: SettingsOption) -> dict[str, Any]:
+def _argparse_keywords(option: SettingsOption) -> dict[str, Any]:
     words: dict[str, Any] = {"required": True} if option.default is REQUIRED else {"default": option.default}
     if option.type is bool:
         return {**words, "action": argparse.BooleanOptionalAction}

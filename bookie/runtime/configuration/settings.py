@@ -21,7 +21,7 @@ URI_KEY: Final = "metadata_uri"
 
 _DEPTH_MAX: Final = 16
 """Maximum depth of nested tables and lists; no command's settings are nested more than three deep."""
-_TOO_DEEP: Final = f"it is nested more than {_DEPTH_MAX - 1} deep"
+_TOO_DEEP_MESSAGE: Final = f"it is nested more than {_DEPTH_MAX - 1} deep"
 _INT_MIN: Final = -(1 << 63)
 _INT_MAX: Final = (1 << 63) - 1
 
@@ -100,27 +100,27 @@ def parse_config(text: str, path: Path) -> Mapping[str, Any]:
     try:
         content = tomllib.loads(text)
     except RecursionError:
-        raise ConfigurationError([f"cannot read {path}: {_TOO_DEEP}"]) from None
+        raise ConfigurationError([f"cannot read {path}: {_TOO_DEEP_MESSAGE}"]) from None
     except ValueError as error:  # not TOML, or an integer with too many digits
         raise ConfigurationError([f"cannot read {path}: {error}"]) from error
-    if (problem := _extreme(content)) is not None:
+    if (problem := _extreme_content_problem(content)) is not None:
         raise ConfigurationError([f"cannot read {path}: {problem}"])
     return content
 
 
-def _extreme(content: Mapping[str, Any]) -> str | None:
+def _extreme_content_problem(content: Mapping[str, Any]) -> str | None:
     """Return why the content is too extreme, or None: integers beyond TOML's 64 bits, or too deep nesting."""
     level: list[Any] = [content]
     for _ in range(_DEPTH_MAX):
         if any(isinstance(value, int) and not _INT_MIN <= value <= _INT_MAX for value in level):
             return "it has an integer of more than 64 bits"
-        level = [inner for value in level for inner in _inside(value)]
+        level = [inner for value in level for inner in _nested_values(value)]
         if not level:
             return None
-    return _TOO_DEEP
+    return _TOO_DEEP_MESSAGE
 
 
-def _inside(value: Any) -> Iterable[Any]:
+def _nested_values(value: Any) -> Iterable[Any]:
     if isinstance(value, Mapping):
         return value.values()
     return value if isinstance(value, list) else ()
@@ -147,10 +147,10 @@ def _read(path: Path, problems: list[str]) -> str | None:
     except ConfigurationError as error:
         problems += error.problems
         return None
-    return uri_in(content, path, problems)
+    return uri_from_content(content, path, problems)
 
 
-def uri_in(content: Mapping[str, Any], path: Path, problems: list[str]) -> str | None:
+def uri_from_content(content: Mapping[str, Any], path: Path, problems: list[str]) -> str | None:
     """Return the URI in the content of a file, if any; add problems outside its tables to ``problems``."""
     unknown = sorted(name for name, value in content.items() if name != URI_KEY and not isinstance(value, Mapping))
     if unknown:

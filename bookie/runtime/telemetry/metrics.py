@@ -48,7 +48,7 @@ COMMON: Final = (
 )
 """The metrics of every process."""
 
-SHARED_S: Final = 1.0
+SHARED_RENDERING_AGE_S_MAX: Final = 1.0
 """How long one rendering is used for all requests for its format, in seconds."""
 _OPENMETRICS: Final = "application/openmetrics-text"
 _FORMATS: Final = {
@@ -156,11 +156,14 @@ class SharedRendering:
         """The end and the result of the last rendering, by format and encoding. There are only a few of these."""
 
     def exposition(self, accept: str = "", accept_encoding: str = "") -> Exposition:
-        """Return the result of ``render``, up to ``SHARED_S`` seconds old. Waits if another thread is rendering."""
+        """Return the result of ``render``, up to ``SHARED_RENDERING_AGE_S_MAX`` seconds old.
+
+        Waits if another thread is rendering.
+        """
         asked = (_format(accept), "gzip" if gzip_accepted(accept_encoding) else "")
         with self._lock:
             ended_s, shown = self._shared.get(asked, (0.0, None))
-            if shown is None or self._monotonic_s() - ended_s >= SHARED_S:
+            if shown is None or self._monotonic_s() - ended_s >= SHARED_RENDERING_AGE_S_MAX:
                 self._update()
                 shown = _rendered(self._registry, *asked)
                 self._shared[asked] = (self._monotonic_s(), shown)

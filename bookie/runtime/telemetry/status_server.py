@@ -39,15 +39,15 @@ If there are more, the oldest connection that has not sent a complete request is
 LONG_ANSWERS_MAX: Final = CONNECTIONS_MAX // 2
 """Maximum number of connections that send a long body at the same time; further ones get a 503. So slow readers of
 metrics do not block probes."""
-_LONG_BYTES: Final = 4_096
+_LONG_ANSWER_BYTES_MIN: Final = 4_096
 """A shorter body fits in the buffers of a connection: its thread does not wait for the client."""
-PLACE_WAIT_S: Final = 1.0
+CONNECTION_WAIT_S_MAX: Final = 1.0
 """How long a connection above the limit waits for the end of another one, in seconds. Then it is closed."""
 DEADLINE_S: Final = 10.0
 """Longest life of a connection from its acceptance, even if its client is slow."""
-_STOP_S: Final = 5.0
+_STOP_TIMEOUT_S: Final = 5.0
 _LOOK_S: Final = 0.25
-RENEW_S: Final = 30.0
+TLS_RELOAD_INTERVAL_S: Final = 30.0
 """Interval between two checks for replaced TLS files."""
 
 
@@ -82,7 +82,7 @@ class StatusServer:
         """Stop listening; takes up to a quarter of a second. Requests in progress continue until their deadline."""
         if self._thread.is_alive():
             self._server.shutdown()
-            self._thread.join(_STOP_S)
+            self._thread.join(_STOP_TIMEOUT_S)
         self._server.server_close()
 
 
@@ -111,7 +111,7 @@ class _Server(ThreadingMixIn, TCPServer):
             raise address_in_use(settings.host, settings.port, "metrics and probes", options, error) from error
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._take_place():
+        if not self._acquire_connection_slot():
             self.shutdown_request(request)
             return
         request.settimeout(DEADLINE_S)
@@ -152,13 +152,13 @@ class _Server(ThreadingMixIn, TCPServer):
         with self._lock:
             for request, until_s in self._open.items():
                 if until_s <= now_s:
-                    _hang_up(request)
+                    _shut_down_socket(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log at debug level only: usually the client has left or does not speak HTTP or TLS."""
         _log.debug("HTTP connection ended early", exc_info=True)
 
-    def _take_place(self) -> bool:
+    def _acquire_connection_slot(self) -> bool:
         """Take a place for one more connection, and return whether there was one."""
         if self._places.acquire(blocking=False):
             return True
@@ -166,8 +166,8 @@ class _Server(ThreadingMixIn, TCPServer):
             first = next(iter(self._waiting), None)
             if first is not None:
                 del self._waiting[first]
-                _hang_up(first)
-        return self._places.acquire(timeout=PLACE_WAIT_S)
+                _shut_down_socket(first)
+        return self._places.acquire(timeout=CONNECTION_WAIT_S_MAX)
 
     def _leave(self, request: socket.socket) -> None:
         with self._lock:
@@ -203,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception:  # noqa: BLE001 (task boundary: a failed page is one failed response)
             _log.exception("HTTP page failed", extra={"path": self.path[:200]})
             page = Page(HTTPStatus.INTERNAL_SERVER_ERROR, b"internal error, see the log\n")
-        if len(page.body) < _LONG_BYTES or not is_body_sent:
+        if len(page.body) < _LONG_ANSWER_BYTES_MIN or not is_body_sent:
             self._send(page, is_body_sent)
         elif self.server.long_answers.acquire(blocking=False):
             try:
@@ -227,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: one line for each probe and scrape would be too many."""
 
 
-def _hang_up(request: socket.socket) -> None:
+def _shut_down_socket(request: socket.socket) -> None:
     try:
         request.shutdown(socket.SHUT_RDWR)
     except OSError:
@@ -240,7 +240,7 @@ class _Tls:
     def __init__(self, settings: StatusServerSettings) -> None:
         self._settings = settings
         self._files = [path for path in (settings.cert, settings.key, settings.client_ca) if path is not None]
-        self._times = self._modified()
+        self._times = self._modification_times()
         self._look_again_s = 0.0
         self.context = _tls_context(settings, self._files)
 
@@ -248,8 +248,8 @@ class _Tls:
         """Recreate the context if it is time to check and the files have changed."""
         if now_s < self._look_again_s:
             return
-        self._look_again_s = now_s + RENEW_S
-        times = self._modified()
+        self._look_again_s = now_s + TLS_RELOAD_INTERVAL_S
+        times = self._modification_times()
         if times == self._times:
             return
         try:
@@ -260,7 +260,7 @@ class _Tls:
             self._times = times
             _log.info("TLS files read again", extra={"cert": str(self._settings.cert)})
 
-    def _modified(self) -> list[int]:
+    def _modification_times(self) -> list[int]:
         try:
             return [path.stat().st_mtime_ns for path in self._files]
         except OSError:

@@ -22,7 +22,7 @@ from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.collector import Collector, CollectorReport
 from bookie.server.upkeep.disk_watch import DiskWatch
 from bookie.server.upkeep.drain_watch import DrainWatch
-from bookie.server.upkeep.operator_read_only import OperatorReadOnly, ReadOnlyWish
+from bookie.server.upkeep.operator_read_only import OperatorReadOnly, ReadOnlyRequest
 from bookie.server.upkeep.scrubber import Scrubber, ScrubPhase
 from bookie.storage.disks.spread import SpreadDisk
 from bookie.storage.inspection import LedgerEnds, LedgerStatus
@@ -34,13 +34,13 @@ INVENTORY_LEDGERS_MAX: Final = 10_000
 """The most ledgers that one call returns."""
 _BATCH_LEDGERS: Final = 200
 _BATCH_BYTES: Final = 1 << 20
-_ENDS_AT_ONCE: Final = 8
+_ENDS_PER_BATCH: Final = 8
 """The number of ledgers whose ends are read concurrently: small, to keep the index free for client requests."""
 _INVENTORY_S: Final = 60.0
 """Time limit of one call. A list that is in progress at the limit is completed."""
 _INVENTORIES_MAX: Final = 2
 """The most concurrent calls. Each holds the list of one ledger in memory."""
-_UNREPAIRED_SHOWN: Final = 1000
+_UNREPAIRED_LISTED_MAX: Final = 1000
 _LOOK_S: Final = 5.0
 """Deadline for a disk to report its space."""
 
@@ -51,11 +51,11 @@ _PHASES: Final = {
 }
 
 
-class WrongRequestError(PermanentError):
+class UnacceptableRequestError(PermanentError):
     """The request can never succeed. Nothing was changed."""
 
 
-class NotNowError(TransientError):
+class TemporarilyRefusedError(TransientError):
     """The bookie cannot do this in its current state. Nothing was changed."""
 
 
@@ -125,17 +125,17 @@ class Node:
         if role in self.journal_paths:
             number = list(self.journal_paths).index(role)
             path = str(self.journal_paths[role]) if len(self.journal_paths) > 1 else ""
-            return [await self._space(role, disk, path, self.watch.journal_problem(number))]
+            return [await self._disk_space(role, disk, path, self.watch.journal_problem(number))]
         if not isinstance(disk, SpreadDisk):
-            return [await self._space(role, disk, problem=self.watch.ledger_problem)]
+            return [await self._disk_space(role, disk, problem=self.watch.ledger_problem)]
         return [
             pb.DiskSpace(role=role, path=each.path, problem=each.problem)
             if each.disk is None or each.problem
-            else await self._space(role, each.disk, each.path, "" if number else self.watch.ledger_problem)
+            else await self._disk_space(role, each.disk, each.path, "" if number else self.watch.ledger_problem)
             for number, each in enumerate(disk.directories)
         ]
 
-    async def _space(self, role: str, disk: Disk, path: str = "", problem: str = "") -> pb.DiskSpace:
+    async def _disk_space(self, role: str, disk: Disk, path: str = "", problem: str = "") -> pb.DiskSpace:
         try:
             async with asyncio.timeout(_LOOK_S):
                 total, free = await disk.space()
@@ -148,16 +148,16 @@ class Node:
         """Yield the ledgers selected by the request; see the ``.proto`` file.
 
         Raises:
-            WrongRequestError: an id or a limit is out of range.
+            UnacceptableRequestError: an id or a limit is out of range.
             TooManyInventoriesError: ``_INVENTORIES_MAX`` calls are in progress.
             DiskError: the index cannot be read.
         """
         is_one = request.HasField("ledger_id")
         is_in_range = -1 <= request.after <= LEDGER_ID_MAX and 0 <= request.ledger_id <= LEDGER_ID_MAX
         if not is_in_range:
-            raise WrongRequestError("the ledger id is out of range")
+            raise UnacceptableRequestError("the ledger id is out of range")
         if request.limit > INVENTORY_LEDGERS_MAX:
-            raise WrongRequestError(f"the limit is {request.limit}, allowed are {INVENTORY_LEDGERS_MAX}")
+            raise UnacceptableRequestError(f"the limit is {request.limit}, allowed are {INVENTORY_LEDGERS_MAX}")
         if self._inventories >= _INVENTORIES_MAX:
             raise TooManyInventoriesError(f"{self._inventories} inventories are under way: try again later")
         self._inventories += 1
@@ -199,10 +199,10 @@ class Node:
         """Yield each ledger with its messages. Ends are small, so they are read for a few ledgers concurrently."""
         if not only_ends:
             for ledger_id in ids:
-                yield ledger_id, _ledger_pieces(await self.storage.ledger(ledger_id))
+                yield ledger_id, _ledger_messages(await self.storage.ledger(ledger_id))
             return
-        for start in range(0, len(ids), _ENDS_AT_ONCE):
-            for ends in await asyncio.gather(*map(self.storage.ledger_ends, ids[start : start + _ENDS_AT_ONCE])):
+        for start in range(0, len(ids), _ENDS_PER_BATCH):
+            for ends in await asyncio.gather(*map(self.storage.ledger_ends, ids[start : start + _ENDS_PER_BATCH])):
                 yield ends.ledger_id, [_ends_message(ends)]
 
     async def _page(self, after: int, limit: int, only_limbo: bool) -> list[LedgerId]:
@@ -231,16 +231,16 @@ class Node:
         """Start or interrupt the scrub, or return its state.
 
         Raises:
-            WrongRequestError: an unknown action.
-            NotNowError: scrubs are disabled.
+            UnacceptableRequestError: an unknown action.
+            TemporarilyRefusedError: scrubs are disabled.
         """
         if request.action not in (pb.ScrubRequest.SHOW, pb.ScrubRequest.START, pb.ScrubRequest.STOP):
-            raise WrongRequestError(f"action {request.action} is unknown")
+            raise UnacceptableRequestError(f"action {request.action} is unknown")
         if request.from_beginning and request.action != pb.ScrubRequest.START:
-            raise WrongRequestError("only the start of a scrub can be from the beginning")
+            raise UnacceptableRequestError("only the start of a scrub can be from the beginning")
         if request.action != pb.ScrubRequest.SHOW:
             if self.scrubber is None:
-                raise NotNowError("scrubs are disabled: start the bookie with --scrub-interval above 0")
+                raise TemporarilyRefusedError("scrubs are disabled: start the bookie with --scrub-interval above 0")
             if request.action == pb.ScrubRequest.START:
                 self.scrubber.start(from_beginning=request.from_beginning)
             else:
@@ -251,15 +251,15 @@ class Node:
         """Start a garbage collection, or return the last one.
 
         Raises:
-            WrongRequestError: an unknown action.
-            NotNowError: a collection is already running.
+            UnacceptableRequestError: an unknown action.
+            TemporarilyRefusedError: a collection is already running.
         """
         if request.action not in (pb.CollectRequest.SHOW, pb.CollectRequest.MINOR, pb.CollectRequest.MAJOR):
-            raise WrongRequestError(f"action {request.action} is unknown")
+            raise UnacceptableRequestError(f"action {request.action} is unknown")
         if request.action != pb.CollectRequest.SHOW and not self.collector.start(
             is_major=request.action == pb.CollectRequest.MAJOR
         ):
-            raise NotNowError("a garbage collection is already running")
+            raise TemporarilyRefusedError("a garbage collection is already running")
         return self._collection()
 
     async def set_read_only(self, request: pb.SetReadOnlyRequest, who: str) -> pb.ReadOnlyState:
@@ -268,18 +268,18 @@ class Node:
         When the call returns, clients already get answers accordingly.
 
         Raises:
-            WrongRequestError: an unknown action.
+            UnacceptableRequestError: an unknown action.
             DiskError: the request could not be recorded; nothing has changed.
         """
         if request.action not in (pb.SetReadOnlyRequest.SHOW, pb.SetReadOnlyRequest.SET, pb.SetReadOnlyRequest.CLEAR):
-            raise WrongRequestError(f"action {request.action} is unknown")
+            raise UnacceptableRequestError(f"action {request.action} is unknown")
         if request.action != pb.SetReadOnlyRequest.SHOW:
             is_set = request.action == pb.SetReadOnlyRequest.SET
-            wish = ReadOnlyWish(who, self.clock.epoch_ms()) if is_set else None
+            wish = ReadOnlyRequest(who, self.clock.epoch_ms()) if is_set else None
             await asyncio.shield(guarded("read-only mode", self._follow(wish)))
         return self._read_only()
 
-    async def _follow(self, wish: ReadOnlyWish | None) -> None:
+    async def _follow(self, wish: ReadOnlyRequest | None) -> None:
         async with self._changing:
             await self.read_only.set(wish)
             await self.watch.look()
@@ -300,7 +300,7 @@ class Node:
             phase=pb.ScrubState.DISABLED,
             unrepaired=[
                 pb.DamagedLedger(ledger_id=ledger_id, entry_ids=entry_ids)
-                for ledger_id, entry_ids in damaged.ledgers(_UNREPAIRED_SHOWN)
+                for ledger_id, entry_ids in damaged.ledgers(_UNREPAIRED_LISTED_MAX)
             ],
             unrepaired_count=damaged.count,
         )
@@ -356,7 +356,7 @@ def _ends_message(found: LedgerEnds) -> pb.InventoryLedger:
     return message
 
 
-def _ledger_pieces(found: LedgerStatus) -> Sequence[pb.InventoryLedger]:
+def _ledger_messages(found: LedgerStatus) -> Sequence[pb.InventoryLedger]:
     """Return the messages of one ledger, in pieces of about 120 KB."""
     pieces = [
         pb.InventoryLedger(

@@ -21,8 +21,13 @@ from bookie.runtime.access.access import (
     peer_address,
 )
 from bookie.runtime.access.tokens import ANONYMOUS, Role
-from bookie.runtime.access.trail import Trail
-from bookie.server.administration.node import Node, NotNowError, TooManyInventoriesError, WrongRequestError
+from bookie.runtime.access.trail import RequestTrail
+from bookie.server.administration.node import (
+    Node,
+    TemporarilyRefusedError,
+    TooManyInventoriesError,
+    UnacceptableRequestError,
+)
 from bookie.wire import administration_pb2 as pb
 from bookie.wire import administration_pb2_grpc as rpc
 
@@ -32,7 +37,7 @@ _DEADLINE_S: Final = 30.0
 """Deadline of a call that does not stream."""
 _FORCE_DEADLINE_S: Final = 120.0
 """Deadline of a force: enough to write two write caches and the index to a slow disk."""
-_TAKEN_WITHIN_S: Final = 30.0
+_RECEIVE_DEADLINE_S: Final = 30.0
 """Deadline for one message of an inventory; a slower client is disconnected."""
 
 Context = grpc.aio.ServicerContext[object, object]
@@ -44,8 +49,8 @@ _CODES: Final = {
     ForbiddenError: grpc.StatusCode.PERMISSION_DENIED,
     RateLimitedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     TooManyInventoriesError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    WrongRequestError: grpc.StatusCode.INVALID_ARGUMENT,
-    NotNowError: grpc.StatusCode.FAILED_PRECONDITION,
+    UnacceptableRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    TemporarilyRefusedError: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 
@@ -69,7 +74,7 @@ class AdministrationServicer(rpc.AdministrationServicer):
             node = self._admitted(context, Role.READ)
             async with aclosing(node.inventory(request)) as batches:
                 async for batch in batches:
-                    async with asyncio.timeout(_TAKEN_WITHIN_S):
+                    async with asyncio.timeout(_RECEIVE_DEADLINE_S):
                         await context.write(batch)
         except Exception as error:  # noqa: BLE001  # a request's boundary
             await _refuse(context, "inventory", error)
@@ -135,7 +140,7 @@ class AdministrationServicer(rpc.AdministrationServicer):
         deadline_s: float = _DEADLINE_S,
     ) -> T:
         """Make a change with the role ``operate``, and record it."""
-        trail = Trail("bookie", action, peer_address(context.peer()), detail=detail)
+        trail = RequestTrail("bookie", action, peer_address(context.peer()), detail=detail)
         is_admitted = False
         try:
             token = metadata_token(context.invocation_metadata() or ())

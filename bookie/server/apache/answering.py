@@ -22,8 +22,8 @@ from bookie.server.apache.grouping import AddGroup
 from bookie.server.apache.known_lacs import KnownLacs
 from bookie.server.apache.requests import (
     AddKind,
-    Answered,
     BatchRead,
+    ImmediateAnswer,
     Info,
     ListEntries,
     LongPoll,
@@ -36,21 +36,21 @@ from bookie.server.apache.requests import (
 from bookie.server.lac_board import header_lac, proven_lac
 from bookie.wire import requests
 from bookie.wire.add_wait import AddWait
-from bookie.wire.apache.framing import FRAME_BYTES_EVERYBODY_TAKES, LENGTH_SIZE
+from bookie.wire.apache.framing import FRAME_BYTES_SAFE_MAX, LENGTH_SIZE
 from bookie.wire.apache.v2 import BATCH_ENTRY_OVERHEAD_BYTES, BATCH_OVERHEAD_BYTES
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import READ_BYTES_MAX, AddBatch, EntryResult, LacReply, Status
 
 _log = logging.getLogger(__name__)
 
-LIST_BYTES_MAX: Final = FRAME_BYTES_EVERYBODY_TAKES - 256
+LIST_BYTES_MAX: Final = FRAME_BYTES_SAFE_MAX - 256
 """The most bytes of an encoded entry list in one frame. A longer list is not sent: a part of it would be wrong."""
-BATCH_READ_BYTES_MAX: Final = FRAME_BYTES_EVERYBODY_TAKES
+BATCH_READ_BYTES_MAX: Final = FRAME_BYTES_SAFE_MAX
 _BATCH_READ_STEP: Final = 64
 """The number of entries that a batch read fetches at a time."""
-_THESE_DISKS: Final = ""
+_OWN_INCARNATION: Final = ""
 """The incarnation passed for Apache's requests. They have none, so they refer to the current disks."""
-_ANSWERED_POLL: Final = frozenset((Status.OK, Status.NO_ENTRY))
+_POLL_ANSWER_STATUSES: Final = frozenset((Status.OK, Status.NO_ENTRY))
 
 
 class RequestAnswerer:
@@ -82,7 +82,7 @@ class RequestAnswerer:
 
     async def _add(self, kind: AddKind, packets: Sequence[bytes], wait: AddWait | None) -> Status:
         batch = AddBatch(kind.stored_in, kind.master_key, packets, kind.is_recovery, wait=wait)
-        reply = await self._handler.add(_THESE_DISKS, batch)
+        reply = await self._handler.add(_OWN_INCARNATION, batch)
         if reply.status is Status.OK:
             self._lacs.note(kind.stored_in, header_lac(packets[-1]))
         return reply.status
@@ -98,7 +98,7 @@ class RequestAnswerer:
             return self._read_answers(reads, {EntryId(NO_ENTRY): await self._last(reads[0])})
         ledger_id, fence_key = reads[0].ledger_id, reads[0].fence_key
         entry_ids = sorted({read.entry_id for read in reads})
-        reply = await self._handler.answer(_THESE_DISKS, requests.Read(ledger_id, entry_ids, fence_key))
+        reply = await self._handler.answer(_OWN_INCARNATION, requests.Read(ledger_id, entry_ids, fence_key))
         if fence_key is not None:
             self._end_polls(ledger_id)
         found = {result.entry_id: result for result in reply.results}
@@ -125,12 +125,12 @@ class RequestAnswerer:
     async def _last(self, read: Read) -> EntryResult:
         """Return the greatest entry. After a fence of an unknown ledger, there is none."""
         if read.fence_key is not None:
-            fenced = await self._handler.answer(_THESE_DISKS, requests.Fence(read.ledger_id, read.fence_key))
+            fenced = await self._handler.answer(_OWN_INCARNATION, requests.Fence(read.ledger_id, read.fence_key))
             self._end_polls(read.ledger_id)
             if fenced.status is not Status.OK:
                 return EntryResult(NO_ENTRY, fenced.status)
             return fenced.last_entry or EntryResult(NO_ENTRY, Status.NO_ENTRY)
-        reply = await self._handler.answer(_THESE_DISKS, requests.ReadLast(read.ledger_id))
+        reply = await self._handler.answer(_OWN_INCARNATION, requests.ReadLast(read.ledger_id))
         return reply.results[0] if reply.results else EntryResult(NO_ENTRY, _failure(reply.status))
 
     def _read_answer(self, read: Read, result: EntryResult) -> Sequence[bytes]:
@@ -154,7 +154,7 @@ class RequestAnswerer:
                 return await self._info(request)
             case BatchRead():
                 return await self._batch_read(request)
-            case Answered():
+            case ImmediateAnswer():
                 return request.answer
             case StartTls():
                 return request.refused
@@ -163,27 +163,27 @@ class RequestAnswerer:
                 return b"".join(frame)[LENGTH_SIZE:]
 
     async def _long_poll(self, poll: LongPoll) -> bytes:
-        reply = await self._waited(poll)
+        reply = await self._await_poll_reply(poll)
         if reply.status is Status.BAD_REQUEST:
-            return v3.poll_failed(poll, reply.status)
+            return v3.failed_poll_answer(poll, reply.status)
         lac = self._noted(poll.ledger_id, reply)
         if not poll.wants_entry:
             return await self.one(Read(poll.dialect, poll.tag, poll.ledger_id, poll.entry_id, None))
         if lac <= poll.beyond:
-            if reply.status not in _ANSWERED_POLL:
-                return v3.poll_failed(poll, reply.status)
+            if reply.status not in _POLL_ANSWER_STATUSES:
+                return v3.failed_poll_answer(poll, reply.status)
             return v3.polled(poll, NO_ENTRY, None, lac, None)
         updated_ms = self._lacs.updated_ms(poll.ledger_id)
         if reply.entry is None:
             return v3.polled(poll, NO_ENTRY, None, lac, updated_ms)
         return v3.polled(poll, reply.entry.entry_id, reply.entry.packet, lac, updated_ms)
 
-    async def _waited(self, poll: LongPoll) -> LacReply:
+    async def _await_poll_reply(self, poll: LongPoll) -> LacReply:
         """Return the answer after a change, at the end of the wait, or after a fence by this listener.
 
         A fence over gRPC does not end the poll, which then waits for its full time.
         """
-        waiting = self._handler.answer(_THESE_DISKS, requests.WaitLac(poll.ledger_id, poll.beyond, poll.wait_s))
+        waiting = self._handler.answer(_OWN_INCARNATION, requests.WaitLac(poll.ledger_id, poll.beyond, poll.wait_s))
         task = guarded("apache long poll", waiting)
         self._polls.setdefault(poll.ledger_id, set()).add(task)
         try:
@@ -193,7 +193,7 @@ class RequestAnswerer:
             us = asyncio.current_task()
             if us is not None and us.cancelling():
                 raise
-            return await self._handler.answer(_THESE_DISKS, requests.WaitLac(poll.ledger_id, poll.beyond, 0.0))
+            return await self._handler.answer(_OWN_INCARNATION, requests.WaitLac(poll.ledger_id, poll.beyond, 0.0))
         finally:
             polls = self._polls.get(poll.ledger_id, set())
             polls.discard(task)
@@ -210,7 +210,7 @@ class RequestAnswerer:
 
         Source: docs/formats.md#operations.
         """
-        reply = await self._handler.answer(_THESE_DISKS, requests.ReadLac(request.ledger_id))
+        reply = await self._handler.answer(_OWN_INCARNATION, requests.ReadLac(request.ledger_id))
         self._noted(request.ledger_id, reply)
         if reply.status is Status.OK and reply.last_entry is not None and reply.last_entry.status is Status.OK:
             return v3.lac_answer(request, Status.OK, reply.explicit, reply.last_entry.packet)
@@ -223,13 +223,13 @@ class RequestAnswerer:
 
     async def _write_lac(self, request: WriteLac) -> bytes:
         hint = requests.WriteLac(request.ledger_id, request.master_key, request.packet)
-        reply = await self._handler.answer(_THESE_DISKS, hint)
+        reply = await self._handler.answer(_OWN_INCARNATION, hint)
         if reply.status is Status.OK:
             self._noted(request.ledger_id, LacReply(Status.OK, request.packet))
-        return v3.lac_written(request, reply.status)
+        return v3.write_lac_answer(request, reply.status)
 
     async def _list_entries(self, request: ListEntries) -> bytes:
-        reply = await self._handler.answer(_THESE_DISKS, requests.ListEntries(request.ledger_id))
+        reply = await self._handler.answer(_OWN_INCARNATION, requests.ListEntries(request.ledger_id))
         if reply.status is not Status.OK:
             return v3.list_answer(request, reply.status, b"")
         pieces = []
@@ -244,7 +244,7 @@ class RequestAnswerer:
         return v3.list_answer(request, Status.OK, encoded)
 
     async def _info(self, request: Info) -> bytes:
-        reply = await self._handler.answer(_THESE_DISKS, requests.Info())
+        reply = await self._handler.answer(_OWN_INCARNATION, requests.Info())
         if reply.info is None:
             return v3.info_answer(request, _failure(reply.status), 0, 0)
         return v3.info_answer(request, Status.OK, reply.info.disk_total_bytes, reply.info.disk_free_bytes)
@@ -257,7 +257,7 @@ class RequestAnswerer:
         fence_key = read.fence_key
         while (start := read.first + len(entries)) <= last:
             ids = [EntryId(entry) for entry in range(start, min(start + _BATCH_READ_STEP, last + 1))]
-            reply = await self._handler.answer(_THESE_DISKS, requests.Read(read.ledger_id, ids, fence_key))
+            reply = await self._handler.answer(_OWN_INCARNATION, requests.Read(read.ledger_id, ids, fence_key))
             fence_key = None  # the ledger is fenced durably now
             for result in reply.results:
                 room -= BATCH_ENTRY_OVERHEAD_BYTES + len(result.packet)

@@ -69,8 +69,10 @@ class ApacheConnection(asyncio.Protocol):
         self._incoming = IncomingRequests(limits.frame_bytes_max, may_serve=tls is None)
         self._out = OutgoingAnswers(room.answers, limits, self._give_up)
         self._pending = PendingRequests(answering, limits, room, self._out, self._go_on, self._give_up)
-        self._large_frames = LargeFrames(room.frames, limits, self._read_on, self._pending.are_held_back, self._give_up)
-        self._upgrade = TlsUpgrade(tls, limits, self._incoming, self._out, self._use_encrypted, self._lose)
+        self._large_frames = LargeFrames(
+            room.frames, limits, self._read_on, self._pending.has_held_back_requests, self._give_up
+        )
+        self._upgrade = TlsUpgrade(tls, limits, self._incoming, self._out, self._continue_encrypted, self._lose)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A callback of ``asyncio.Protocol``, like the following methods."""
@@ -104,7 +106,7 @@ class ApacheConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Record that the client receives answers too slowly. Beyond a bound, no more requests begin for it."""
-        self._out.is_held_up()
+        self._out.note_held_up()
         self._read_on()
 
     def resume_writing(self) -> None:
@@ -168,7 +170,7 @@ class ApacheConnection(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
-    def _use_encrypted(self, transport: asyncio.Transport, early: list[bytes]) -> None:
+    def _continue_encrypted(self, transport: asyncio.Transport, early: list[bytes]) -> None:
         """Continue after the handshake, with the bytes that were received before its end was noticed."""
         self._transport = transport
         self._await_request(self._limits.silent_s)
@@ -186,27 +188,27 @@ class ApacheConnection(asyncio.Protocol):
             self._too_late = None
 
     def _end_if_finished(self) -> None:
-        if self._is_finishing and not self._pending.are_running and self._transport is not None:
+        if self._is_finishing and not self._pending.has_running_requests and self._transport is not None:
             self._out.flush()
             self._transport.close()
 
     def _give_up(self, reason: str) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        self._say_closed(reason)
+        self._log_closed(reason)
         self._drop_waiting()
         self._transport.abort()
 
     def _lose(self, reason: str) -> None:
         """End a connection after a failed handshake; asyncio does not call ``connection_lost`` for it."""
-        self._say_closed(reason)
+        self._log_closed(reason)
         self.connection_lost(None)
 
     def _drop_waiting(self) -> None:
         self._pending.drop()
         self._large_frames.drop()
 
-    def _say_closed(self, reason: str) -> None:
+    def _log_closed(self, reason: str) -> None:
         _log.warning("connection of Apache's protocol closed", extra={"peer": self._peer, "reason": reason})
 
 

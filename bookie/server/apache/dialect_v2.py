@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.server.apache.dialect_v3 import AUTH_DISABLED
-from bookie.server.apache.requests import Add, AddKind, Answered, BatchRead, Dialect, Read, Request
+from bookie.server.apache.requests import Add, AddKind, BatchRead, Dialect, ImmediateAnswer, Read, Request
 from bookie.wire.apache import v2
 from bookie.wire.apache.framing import LENGTH_SIZE, framed
 from bookie.wire.apache.statuses import EBADVERSION_V2, EOK_V2, EUA_V2, v2_of_status
@@ -30,16 +30,16 @@ class DialectV2(Dialect):
     def decode(self, body: bytes) -> Request:
         request = v2.decode_request(body)
         if isinstance(request, v2.AuthV2):
-            return Answered(v2.encode_response(v2.AuthV2(AUTH_DISABLED, b"", request.version)))
+            return ImmediateAnswer(v2.encode_response(v2.AuthV2(AUTH_DISABLED, b"", request.version)))
         if not self._may_serve:
-            return Answered(_refused(request, EUA_V2))
+            return ImmediateAnswer(_refused(request, EUA_V2))
         if not v2.VERSION_MIN <= request.version <= v2.VERSION:
-            return Answered(_refused(request, EBADVERSION_V2))
+            return ImmediateAnswer(_refused(request, EBADVERSION_V2))
         if isinstance(request, v2.AddV2):
             kind = AddKind(self, LedgerId(request.ledger_id), request.master_key, request.is_recovery)
             return Add(kind, request.entry, framed(_added(request, EOK_V2)))
         if request.is_fencing and not request.master_key:
-            return Answered(_refused(request, EUA_V2))
+            return ImmediateAnswer(_refused(request, EUA_V2))
         fence_key = request.master_key if request.is_fencing else None
         ledger = LedgerId(request.ledger_id)
         if isinstance(request, v2.ReadV2):

@@ -17,12 +17,12 @@ from google.protobuf.message import DecodeError
 from typing_extensions import override
 
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
-from bookie.server.apache.fast_reads import found_v3
+from bookie.server.apache.fast_reads import success_frames_v3
 from bookie.server.apache.requests import (
     Add,
     AddKind,
-    Answered,
     Dialect,
+    ImmediateAnswer,
     Info,
     ListEntries,
     LongPoll,
@@ -87,11 +87,11 @@ class DialectV3(Dialect):
             return _unknown_operation(request)
         operation = request.header.operation
         if not self._may_serve and operation not in (pb.AUTH, pb.START_TLS):
-            return Answered(_echo(request, pb.EUA))
+            return ImmediateAnswer(_header_only_refusal(request, pb.EUA))
         if request.header.version != pb.VERSION_THREE:
-            return Answered(_refused(request, pb.EBADVERSION))
+            return ImmediateAnswer(_refused(request, pb.EBADVERSION))
         if operation in _PARTS and not request.HasField(_PARTS[operation][0]):
-            return Answered(_echo(request, pb.EBADREQ))
+            return ImmediateAnswer(_header_only_refusal(request, pb.EBADREQ))
         return self._decoders[operation](request)
 
     def _add(self, request: pb.Request) -> Request:
@@ -111,11 +111,11 @@ class DialectV3(Dialect):
         flag = read.flag if read.HasField("flag") else None
         if flag == pb.ReadRequest.FENCE_LEDGER:
             if not read.HasField("masterKey"):
-                return Answered(_refused(request, pb.EUA))
+                return ImmediateAnswer(_refused(request, pb.EUA))
             return Read(self, txn, ledger_id, entry_id, read.masterKey)
         wants_entry = flag == pb.ReadRequest.ENTRY_PIGGYBACK
         if wants_entry and (entry_id != NO_ENTRY or not read.HasField("previousLAC")):
-            return Answered(_refused(request, pb.EBADREQ))
+            return ImmediateAnswer(_refused(request, pb.EBADREQ))
         if read.HasField("previousLAC"):
             wait_s = max(read.timeOut, 0) / 1000
             return LongPoll(self, txn, ledger_id, entry_id, EntryId(read.previousLAC), wait_s, wants_entry)
@@ -130,7 +130,7 @@ class DialectV3(Dialect):
     @override
     def was_read(self, read: Read, status: Status, packet: bytes, known_lac: int | None) -> Sequence[bytes]:
         if status is Status.OK:
-            return found_v3(read.tag, read.ledger_id, read.entry_id, packet, known_lac)
+            return success_frames_v3(read.tag, read.ledger_id, read.entry_id, packet, known_lac)
         response = _read_response(read.tag, code_of_status(status), read.ledger_id, read.entry_id)
         return (framed(response.SerializeToString()),)
 
@@ -147,7 +147,7 @@ def polled(poll: LongPoll, entry_id: int, packet: bytes | None, lac: int, update
     return response.SerializeToString()
 
 
-def poll_failed(poll: LongPoll, status: Status) -> bytes:
+def failed_poll_answer(poll: LongPoll, status: Status) -> bytes:
     """Return the answer to a failed long poll."""
     return _read_response(poll.tag, code_of_status(status), poll.ledger_id, poll.entry_id).SerializeToString()
 
@@ -165,7 +165,7 @@ def lac_answer(request: ReadLac, status: Status, explicit: bytes, last_entry: by
     return response.SerializeToString()
 
 
-def lac_written(request: WriteLac, status: Status) -> bytes:
+def write_lac_answer(request: WriteLac, status: Status) -> bytes:
     """Return the answer to WRITE_LAC."""
     code = code_of_status(status)
     response = _response(pb.WRITE_LAC, request.tag, code)
@@ -202,7 +202,7 @@ def _auth(request: pb.Request) -> Request:
     """Accept a login: TLS has authenticated the client, or no authentication is needed."""
     response = _response(pb.AUTH, request.header.txnId, pb.EOK)
     response.authResponse.authPluginName, response.authResponse.payload = AUTH_DISABLED, b""
-    return Answered(response.SerializeToString())
+    return ImmediateAnswer(response.SerializeToString())
 
 
 def _start_tls(request: pb.Request) -> Request:
@@ -217,7 +217,7 @@ def _force(request: pb.Request) -> Request:
     response = _response(pb.FORCE_LEDGER, request.header.txnId, pb.EOK)
     part = response.forceLedgerResponse
     part.status, part.ledgerId = pb.EOK, request.forceLedgerRequest.ledgerId
-    return Answered(response.SerializeToString())
+    return ImmediateAnswer(response.SerializeToString())
 
 
 def _write_lac(request: pb.Request) -> Request:
@@ -242,11 +242,11 @@ def _unknown_operation(request: pb.Request) -> Request:
     """Refuse an unknown operation with the fields of the request. Any other missing field is an error."""
     header = request.header
     if header.HasField("version") and header.HasField("txnId") and not header.HasField("operation"):
-        return Answered(_echo(request, pb.EBADREQ))
+        return ImmediateAnswer(_header_only_refusal(request, pb.EBADREQ))
     raise MalformedFrameError("a message of version 3 without a field that it must have")
 
 
-def _echo(request: pb.Request, code: pb.StatusCode) -> bytes:
+def _header_only_refusal(request: pb.Request, code: pb.StatusCode) -> bytes:
     """Return a refusal only at the top level, with the request's header, even if the operation is unknown."""
     response = pb.Response(header=request.header, status=code)
     response.header.version = pb.VERSION_THREE

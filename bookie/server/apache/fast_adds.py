@@ -76,14 +76,14 @@ def take_adds_v3(block: bytes, start: int, frame_bytes_max: int, dialect: Dialec
         packets, txns, entry_ids = [block[body:body_end]], [txn], [entry_id]
         if block[end : end + LENGTH_SIZE] == block[start : start + LENGTH_SIZE]:
             cuts = (start, *add.span(2), *add.span(6), body, body_end, end)
-            _follow_v3(block, cuts, stored_in, packets, txns, entry_ids)
+            _append_similar_frames(block, cuts, stored_in, packets, txns, entry_ids)
         kind = AddKind(dialect, _ledger_id(stored_in), key, bool(tail))
         groups.add(kind, packets, _accepted_v3(txns, ledger_id, entry_ids))
         start += len(packets) * (end - start)
     return start
 
 
-def _follow_v3(
+def _append_similar_frames(
     block: bytes, cuts: Sequence[int], stored_in: bytes, packets: list[bytes], txns: list[bytes], entry_ids: list[bytes]
 ) -> None:
     """Append the frames after the one at ``cuts[0]`` as long as they differ from it only in three fields."""

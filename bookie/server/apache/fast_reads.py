@@ -13,11 +13,11 @@ from typing import Final
 from bookie.model.varint import varint
 from bookie.wire.apache.framing import LENGTH_SIZE
 
-_VARINTS_KEPT: Final = 4096
+_VARINT_CACHE_SIZE: Final = 4096
 """Size of the cache for combinations of ledger, size and last add confirmed, which repeat often."""
 
 
-def found_v3(txn: int, ledger_id: int, entry_id: int, packet: bytes, known_lac: int | None) -> Sequence[bytes]:
+def success_frames_v3(txn: int, ledger_id: int, entry_id: int, packet: bytes, known_lac: int | None) -> Sequence[bytes]:
     """Return the frame, in pieces, of a successful read of ``packet``, with ``known_lac`` as maxLAC if there is one."""
     header = b"\x08\x03\x10\x01\x18" + varint(txn)
     ids = b"\x08\x00\x10%b\x18%b\x22%b" % (_kept(ledger_id), varint(entry_id), _kept(len(packet)))
@@ -28,4 +28,4 @@ def found_v3(txn: int, ledger_id: int, entry_id: int, packet: bytes, known_lac: 
     return length.to_bytes(LENGTH_SIZE, "big") + head, packet, tail
 
 
-_kept = lru_cache(_VARINTS_KEPT)(varint)
+_kept = lru_cache(_VARINT_CACHE_SIZE)(varint)

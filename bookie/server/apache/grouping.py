@@ -79,7 +79,7 @@ class AddGroups:
             start += room
 
 
-def group_others(requests: Iterable[Other]) -> list[list[Read] | Other]:
+def group_requests(requests: Iterable[Other]) -> list[list[Read] | Other]:
     """Group the reads, and keep all other requests unchanged, in the order of the first request of each group.
 
     The reads of one group either all request entries by id, or all request the last one.

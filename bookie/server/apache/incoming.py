@@ -13,7 +13,7 @@ from bookie.server.apache.dialect_v3 import DialectV3
 from bookie.server.apache.fast_adds import take_adds_v2, take_adds_v3
 from bookie.server.apache.frames import FrameBlocks
 from bookie.server.apache.grouping import AddGroups
-from bookie.server.apache.requests import Add, Answered, Other, Request, StartTls
+from bookie.server.apache.requests import Add, ImmediateAnswer, Other, Request, StartTls
 from bookie.wire.apache.framing import LENGTH_SIZE, MalformedFrameError, framed
 
 
@@ -42,7 +42,7 @@ class Fresh:
         """Add a request."""
         if isinstance(request, Add):
             self.adds.add(request.kind, [request.packet], [request.accepted])
-        elif isinstance(request, Answered):
+        elif isinstance(request, ImmediateAnswer):
             self.answers.append(framed(request.answer))
         else:
             self.others.append(request)

@@ -56,7 +56,7 @@ class LargeFrames:
         """
         size = frames.frame_bytes
         if frames.rest_number != self._frame or not size:
-            self._put_by()
+            self._count_complete_frame()
         if is_begun:
             self.drop()
         if is_read and size > self._limits.small_frame_bytes and not (self._wanted or self._taken):
@@ -76,10 +76,10 @@ class LargeFrames:
 
     def close(self) -> None:
         """Release everything, at the end of the connection."""
-        self._put_by()
+        self._count_complete_frame()
         self.drop()
 
-    def _put_by(self) -> None:
+    def _count_complete_frame(self) -> None:
         """Count the room of the current frame, if there is one, as that of a complete frame."""
         self._kept += self._taken
         self._taken = self._wanted = 0
@@ -98,14 +98,14 @@ class LargeFrames:
 
     def _watch(self) -> None:
         self._unwatch()
-        self._too_slow = asyncio.get_running_loop().call_later(self._limits.frame_s, self._look_at_the_clock)
+        self._too_slow = asyncio.get_running_loop().call_later(self._limits.frame_s, self._check_frame_deadline)
 
     def _unwatch(self) -> None:
         if self._too_slow is not None:
             self._too_slow.cancel()
             self._too_slow = None
 
-    def _look_at_the_clock(self) -> None:
+    def _check_frame_deadline(self) -> None:
         if not self._room.is_wanted or self._is_held_back():
             self._watch()
         elif self._taken:

@@ -8,7 +8,7 @@ import socket
 from typing import Final
 
 from bookie.runtime.clock import Clock, SystemClock
-from bookie.runtime.listening import accept_singly, address_in_use
+from bookie.runtime.listening import accept_one_at_a_time, address_in_use
 from bookie.server.apache.answering import RequestAnswerer
 from bookie.server.apache.connection import ApacheConnection
 from bookie.server.apache.limits import ListenerLimits
@@ -75,7 +75,7 @@ class ApacheListener:
 
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(connection, sock=self._socket, backlog=1)
-        accept_singly(self._server, _BACKLOG)
+        accept_one_at_a_time(self._server, _BACKLOG)
 
     async def stop(self) -> None:
         """Send the answers to begun requests, and close every connection. Idempotent."""

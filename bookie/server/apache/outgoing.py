@@ -81,14 +81,14 @@ class OutgoingAnswers:
     def flush(self) -> None:
         """Pass everything to the transport."""
         frames, self._frames = self._frames, []
-        for data in _portions(frames):
+        for data in _joined_frames(frames):
             if self._transport is not None and not self._transport.is_closing():
                 self._written += len(data)
                 self._transport.write(data)
         if self._too_slow is None:
             self._give_back()
 
-    def is_held_up(self) -> None:
+    def note_held_up(self) -> None:
         """Record that the client has not received everything."""
         if self._too_slow is None:
             self._watch()
@@ -128,7 +128,7 @@ class OutgoingAnswers:
             self._room.give(taken)
 
 
-def _portions(frames: Sequence[bytes]) -> Iterator[bytes]:
+def _joined_frames(frames: Sequence[bytes]) -> Iterator[bytes]:
     """Join frames to strings of about ``_PORTION_BYTES``."""
     portion: list[bytes] = []
     size = 0

@@ -45,7 +45,7 @@ class PendingRequests:
         self._others = PendingOthers(answering, limits, room.answers, self._running, out, self.begin)
 
     @property
-    def are_running(self) -> bool:
+    def has_running_requests(self) -> bool:
         """Whether any request has begun and not ended."""
         return self._running.count > 0
 
@@ -59,7 +59,7 @@ class PendingRequests:
         """Whether any request should begin now."""
         return self._adds.are_due or self._others.are_waiting
 
-    def are_held_back(self) -> bool:
+    def has_held_back_requests(self) -> bool:
         """Whether requests wait for anything other than that the client receives its answers."""
         return self.are_due and not self._out.is_full
 

@@ -78,11 +78,11 @@ class PendingAdds:
             self._end_gathering()
         elif self._gathering is None:
             loop = asyncio.get_running_loop()
-            self._gathering = loop.call_later(self._limits.gather_s, self._gathered)
+            self._gathering = loop.call_later(self._limits.gather_s, self._on_gather_timeout)
 
     def begin(self) -> None:
         """Begin the due adds for which there is room."""
-        while self.are_due and self._running.may_begin and self._bytes < self._limits.add_bytes_max:
+        while self.are_due and self._running.can_begin_group and self._bytes < self._limits.add_bytes_max:
             group = self._waiting[0]
             if not self._room.take(self._begin, group.held_bytes):
                 break
@@ -97,7 +97,7 @@ class PendingAdds:
         self._waiting.clear()
         self._room.leave(self._begin)
 
-    def _gathered(self) -> None:
+    def _on_gather_timeout(self) -> None:
         self._end_gathering()
         self._begin()
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from bookie.server.apache.answering import RequestAnswerer
-from bookie.server.apache.grouping import group_others
+from bookie.server.apache.grouping import group_requests
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.outgoing import OutgoingAnswers
 from bookie.server.apache.requests import Info, LongPoll, Other, Read, WriteLac
@@ -60,11 +60,11 @@ class PendingOthers:
 
     def put(self, requests: Iterable[Other]) -> None:
         """Add arrived requests. They begin at the next ``begin``."""
-        self._waiting += group_others(requests)
+        self._waiting += group_requests(requests)
 
     def begin(self) -> None:
         """Begin the requests for which there is room."""
-        while self._waiting and self._running.may_begin and self._reads < self._limits.reads_max:
+        while self._waiting and self._running.can_begin_group and self._reads < self._limits.reads_max:
             other = self._waiting[0]
             if isinstance(other, LongPoll) and len(self._polls) >= self._limits.polls_max:
                 other = self._waiting[0] = replace(other, wait_s=0.0)
@@ -92,7 +92,7 @@ class PendingOthers:
         self._running.run("apache reads", len(group), self._run_reads(group, taken))
 
     def _begin_one(self, request: Other, taken: int) -> None:
-        is_poll = _waits(request)
+        is_poll = _is_waiting_poll(request)
         self._reads += not is_poll
         task = self._running.run("apache request", 1, self._run_one(request, not is_poll, taken))
         if is_poll:
@@ -125,8 +125,8 @@ def _answer_bytes_max(other: list[Read] | Other) -> int:
     """Return the memory bound of the answer without its last entry; 0 for long polls, whose number is bounded."""
     if isinstance(other, list):
         return min(len(other) * FRAME_BYTES_MAX, READ_BYTES_MAX)
-    return 0 if isinstance(other, _SMALL_ANSWERS) or _waits(other) else READ_BYTES_MAX
+    return 0 if isinstance(other, _SMALL_ANSWERS) or _is_waiting_poll(other) else READ_BYTES_MAX
 
 
-def _waits(other: Other) -> bool:
+def _is_waiting_poll(other: Other) -> bool:
     return isinstance(other, LongPoll) and other.wait_s > 0

@@ -131,7 +131,7 @@ class ListEntries:
 
 
 @dataclass(slots=True)
-class Answered:
+class ImmediateAnswer:
     """A request that is answered without the storage."""
 
     answer: bytes = field(repr=False)
@@ -145,5 +145,5 @@ class StartTls:
     refused: bytes = field(repr=False)
 
 
-Other = Read | BatchRead | LongPoll | ReadLac | WriteLac | Info | ListEntries | Answered | StartTls
+Other = Read | BatchRead | LongPoll | ReadLac | WriteLac | Info | ListEntries | ImmediateAnswer | StartTls
 Request = Add | Other

@@ -36,7 +36,7 @@ class RunningRequests:
         self.count = 0
 
     @property
-    def may_begin(self) -> bool:
+    def can_begin_group(self) -> bool:
         """Whether the bounds of the connection allow another group of requests."""
         return not self._out.is_full and self.count < self._limits.requests_max
 

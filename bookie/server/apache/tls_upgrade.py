@@ -59,7 +59,7 @@ class TlsUpgrade:
         self._out.send([framed(request.accepted)])
         self._out.flush()
         transport.pause_reading()
-        guarded("apache TLS handshake", self._shake_hands(transport, protocol, self._context))
+        guarded("apache TLS handshake", self._run_handshake(transport, protocol, self._context))
 
     def keep(self, data: bytes) -> None:
         """Keep bytes that were received early: the TLS layer may finish before the call that awaits it."""
@@ -69,7 +69,7 @@ class TlsUpgrade:
         """Ignore a handshake that succeeds later, because the connection has ended."""
         self._is_lost = True
 
-    async def _shake_hands(
+    async def _run_handshake(
         self, transport: asyncio.Transport, protocol: asyncio.Protocol, context: ssl.SSLContext
     ) -> None:
         try:

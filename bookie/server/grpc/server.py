@@ -74,7 +74,7 @@ class GrpcServer:
         return 0 if self._servicer is None else self._servicer.unsent.bytes
 
     async def start(self, handler: BookieHandler, administration: AdministrationServicer | None = None) -> None:
-        """Serve ``handler`` and ``administration``. Health checks report "not serving" until ``say_serving``."""
+        """Serve ``handler`` and ``administration``. Health checks report "not serving" until ``report_serving``."""
         self._servicer = BookieServicer(handler)
         if administration is not None:
             add_AdministrationServicer_to_server(administration, self._server)  # type: ignore[no-untyped-call]
@@ -83,11 +83,11 @@ class GrpcServer:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.start()
 
-    async def say_serving(self) -> None:
+    async def report_serving(self) -> None:
         """Report to health checks that clients can find this bookie."""
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
-    async def say_not_serving(self) -> None:
+    async def report_not_serving(self) -> None:
         """Report to health checks permanently that the bookie is stopping. Requests are still answered."""
         await self._health.enter_graceful_shutdown()
 

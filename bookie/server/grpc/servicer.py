@@ -96,7 +96,7 @@ class BookieServicer(rpc.BookieServicer):
         read = Read(LedgerId(request.ledger_id), entry_ids, fence_key)
         answer = partial(self._handler.answer, request.incarnation, read)
         async with self.unsent.answering(context.peer(), answer, is_urgent=read.is_urgent) as reply:
-            is_taken = await self._is_taken(context, read_to_wire(reply))
+            is_taken = await self._send_in_time(context, read_to_wire(reply))
         if not is_taken:  # gRPC still holds one message, until the client receives it or disconnects
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the client did not read the answer in time")
 
@@ -120,7 +120,7 @@ class BookieServicer(rpc.BookieServicer):
                     for task in done:
                         answers.append((running.pop(task), task.result()))
                     messages = reads_to_wire((ledger_id, answer.reply) for ledger_id, answer in answers)
-                    is_taken = await self._is_taken(context, messages)
+                    is_taken = await self._send_in_time(context, messages)
                 finally:
                     for _, answer in answers:
                         answer.end()
@@ -131,7 +131,9 @@ class BookieServicer(rpc.BookieServicer):
         if not is_taken:  # as in ``Read``
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the client did not read the answer in time")
 
-    async def _is_taken(self, context: grpc.aio.ServicerContext[Any, MessageT], messages: Iterable[MessageT]) -> bool:
+    async def _send_in_time(
+        self, context: grpc.aio.ServicerContext[Any, MessageT], messages: Iterable[MessageT]
+    ) -> bool:
         """Send an answer. Return False if the client does not receive it in time."""
         try:
             async with asyncio.timeout(self.unsent.limits.taken_within_s):

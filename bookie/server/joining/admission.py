@@ -40,9 +40,9 @@ from bookie.metadata.bookies.cookies import (
     ForeignClusterError,
     InvalidCookieError,
     StoredCookie,
+    check_no_apache_bookies,
     decode_cookie,
     encode_cookie,
-    refuse_foreign,
     some,
 )
 from bookie.metadata.bookies.incarnations import History, Incarnations, OtherDisksError
@@ -129,13 +129,13 @@ async def admit(
         DiskError: a directory cannot be read or written. A known ledger directory other than the first may be
             unreadable.
     """
-    with_both_protocols = frozenset() if speaks_apache else await refuse_foreign(store, cluster)
+    with_both_protocols = frozenset() if speaks_apache else await check_no_apache_bookies(store, cluster)
     first = next(directory for directory in directories if directory.role is Role.LEDGERS)
     contents = [
         await _look(directory, is_needed=directory.role is Role.JOURNAL or directory is first)
         for directory in directories
     ]
-    bookie = bookie_id(wanted_id or _id_in(contents) or default_id)
+    bookie = bookie_id(wanted_id or _bookie_id_in(contents) or default_id)
     expected = _cookie(directories, bookie, cluster)
     incarnations = Incarnations(store, cluster.root)
     found = await incarnations.history(bookie)
@@ -146,10 +146,10 @@ async def admit(
     if with_both_protocols - {bookie}:
         was_rebuilt = any(content.rebuilt_from in history for content in contents)
         is_known = isinstance(decision, KnownBookie) or was_rebuilt
-        _check_language(bookie, with_both_protocols - {bookie}, is_known=is_known)
+        _check_protocol_known_to_clients(bookie, with_both_protocols - {bookie}, is_known=is_known)
     if isinstance(decision, KnownBookie):
         if decision.is_rewritten:
-            await _rewrite(store, cluster, directories, expected, decision, stored)
+            await _record_directories(store, cluster, directories, expected, decision, stored)
         return Admission(bookie, decision.incarnation, out_of_use=dict(decision.out_of_use))
     incarnation = decision.incarnation or str(uuid.UUID(int=rng.getrandbits(128), version=4))
     has_predecessors = isinstance(decision, NewIncarnation) or any(other != incarnation for other in history)
@@ -161,7 +161,7 @@ async def admit(
     try:
         await incarnations.record(bookie, incarnation, clock.epoch_ms(), found)
     except OtherDisksError as error:
-        raise _just_joined(bookie) from error
+        raise _just_joined_error(bookie) from error
     _log.info("new disks", extra={"bookie_id": bookie, "incarnation": incarnation, "is_known": has_predecessors})
     admitted = Admission(bookie, incarnation, is_stamped=False)
     return admitted if has_predecessors else await stamp(store, cluster, directories, admitted)
@@ -183,7 +183,7 @@ def _disks(directories: Sequence[RoleDirectory]) -> list[Disk]:
     return [directory.disk for directory in directories if directory.disk is not None]
 
 
-async def _rewrite(
+async def _record_directories(
     store: MetadataStore,
     cluster: Cluster,
     directories: Sequence[RoleDirectory],
@@ -211,7 +211,9 @@ async def _rewrite(
     _log.warning("ledger directories added", extra={"bookie_id": cookie.bookie_id, "added": ", ".join(known.added)})
 
 
-def _check_language(bookie: BookieId, with_both_protocols: frozenset[BookieId], *, is_known: bool) -> None:
+def _check_protocol_known_to_clients(
+    bookie: BookieId, with_both_protocols: frozenset[BookieId], *, is_known: bool
+) -> None:
     """Refuse, or warn about, a bookie that Apache's clients of the cluster would choose and cannot use."""
     problem = (
         f"other bookies of the cluster speak Apache's protocol ({some(with_both_protocols)}) and {bookie} "
@@ -232,7 +234,7 @@ def _cookie(directories: Sequence[RoleDirectory], bookie: BookieId, cluster: Clu
     )
 
 
-def _id_in(directories: Sequence[LocalDirectory]) -> str | None:
+def _bookie_id_in(directories: Sequence[LocalDirectory]) -> str | None:
     """Return the bookie id in the first readable cookie; ``decide`` reports problems of the others."""
     for directory in directories:
         if directory.version is not None:
@@ -254,7 +256,7 @@ async def _stored_cookie(store: MetadataStore, cluster: Cluster, bookie: BookieI
         ) from error
 
 
-def _just_joined(bookie: BookieId) -> IdentityError:
+def _just_joined_error(bookie: BookieId) -> IdentityError:
     return IdentityError(
         Refusal.EMPTY_DISKS, f"another bookie has just joined as {bookie}: give this one another bookie id"
     )
@@ -282,7 +284,7 @@ async def stamp(
     elif stored is None or stored.cookie != cookie:
         operations.append(Create(path, data))
     if not uuids or uuids[-1] != admitted.incarnation:
-        raise _just_joined(cookie.bookie_id)
+        raise _just_joined_error(cookie.bookie_id)
     await _confirm(store, cluster, cookie.bookie_id, history, operations)
     for disk in _disks(directories):
         await disk.replace(VERSION_FILE, encode_cookie(cookie))
@@ -306,8 +308,8 @@ async def _confirm(
             await ensure_path(store, parent_of(cookie_path(cluster.root, bookie)), cluster.root)  # the first cookie
             await incarnations.confirm(bookie, history, operations)
     except OtherDisksError as error:
-        raise _just_joined(bookie) from error
+        raise _just_joined_error(bookie) from error
     except MultiFailedError as error:
         if not isinstance(error.cause, ConflictError):
             raise
-        raise _just_joined(bookie) from error
+        raise _just_joined_error(bookie) from error

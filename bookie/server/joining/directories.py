@@ -14,7 +14,7 @@ from typing import Final
 
 from bookie.runtime.waiting import within_running_time
 from bookie.server.upkeep.operator_read_only import READ_ONLY_FILE
-from bookie.storage.port import SILENT_S, Disk, StalledDiskError
+from bookie.storage.port import DISK_SILENCE_S_MAX, Disk, StalledDiskError
 
 CURRENT: Final = "current"
 """The subdirectory with all files of the bookie. Other files may exist next to it, such as ``lost+found``."""
@@ -24,7 +24,7 @@ VERSION_FILE: Final = "VERSION"
 INCARNATION_FILE: Final = "incarnation"
 LIMBO_FILE: Final = "limbo-pending"
 REBUILT_FILE: Final = "rebuilt-from"
-_NOT_DATA: Final = (VERSION_FILE, INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, READ_ONLY_FILE, ".")
+_NON_DATA_PREFIXES: Final = (VERSION_FILE, INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, READ_ONLY_FILE, ".")
 """Prefixes of names that are not data, including the lock and the remains of an interrupted write of such a file.
 
 The read-only file is included because an operator may request the read-only mode before the first start.
@@ -57,7 +57,7 @@ class LocalDirectory:
     """The reason why it could not be opened; its files are then unknown."""
 
 
-async def look(role: Role, path: str, disk: Disk, *, silent_s: float = SILENT_S) -> LocalDirectory:
+async def look(role: Role, path: str, disk: Disk, *, silent_s: float = DISK_SILENCE_S_MAX) -> LocalDirectory:
     """Read the identity files in ``disk``, the ``current`` of the directory ``path``.
 
     Raises:
@@ -81,7 +81,7 @@ async def _found(role: Role, path: str, disk: Disk) -> LocalDirectory:
         path,
         version,
         _text(incarnation),
-        has_data=any(not name.startswith(_NOT_DATA) for name in names),
+        has_data=any(not name.startswith(_NON_DATA_PREFIXES) for name in names),
         pending=_text(pending),
         rebuilt_from=_text(rebuilt_from),
     )

@@ -25,7 +25,7 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore
 from bookie.model.errors import PermanentError
 from bookie.server.joining.directories import VERSION_FILE, LocalDirectory
-from bookie.server.joining.identity import may_become
+from bookie.server.joining.identity import is_extended_by
 from bookie.storage.port import Disk, DiskError
 
 _KEPT: Final = (VERSION_FILE, ".")
@@ -37,7 +37,7 @@ class FormatRefusedError(PermanentError):
     """These directories must not be erased, or not yet. Nothing was changed."""
 
 
-def require_all(directories: Sequence[LocalDirectory]) -> None:
+def check_all_can_be_opened(directories: Sequence[LocalDirectory]) -> None:
     """Check that all directories can be opened, so that no bookie is erased partly.
 
     Raises:
@@ -69,7 +69,7 @@ def owner(directories: Sequence[LocalDirectory]) -> Cookie | None:
             )
         return None
     newest = max(cookies, key=lambda cookie: len(cookie.ledger_dirs))
-    if not all(may_become(cookie, newest) for cookie in cookies):
+    if not all(is_extended_by(cookie, newest) for cookie in cookies):
         raise FormatRefusedError("the directories belong to different bookies by their files VERSION")
     return newest
 
@@ -119,7 +119,7 @@ async def release_cookie(
     history = [incarnation.uuid for incarnation in await Incarnations(store, cluster.root).read(bookie)]
     ours = {name for each in directories for name in (each.incarnation, each.pending, each.rebuilt_from)} - {None}
     # If an addition of ledger directories was interrupted, only the cookie in ZooKeeper may have them.
-    if not may_become(cookie, stored.cookie) or (history and history[-1] not in ours):
+    if not is_extended_by(cookie, stored.cookie) or (history and history[-1] not in ours):
         raise FormatRefusedError(f"the cookie of bookie {bookie} in ZooKeeper is that of other disks")
     await record()
     await CookieStore(store, cluster).delete(bookie, stored.version)

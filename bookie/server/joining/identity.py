@@ -159,10 +159,10 @@ def _check_cookie(cookie: Cookie, directory: LocalDirectory, expected: Cookie) -
             f"{expected.bookie_id}: mount the right disk, or start with that bookie id",
         )
     if (cookie.instance_id or "") != (expected.instance_id or ""):
-        raise _other_cluster(f"the {directory.role.value} directory {directory.path}", cookie, expected)
+        raise _other_cluster_error(f"the {directory.role.value} directory {directory.path}", cookie, expected)
 
 
-def _other_cluster(what: str, cookie: Cookie, expected: Cookie) -> IdentityError:
+def _other_cluster_error(what: str, cookie: Cookie, expected: Cookie) -> IdentityError:
     return IdentityError(
         Refusal.OTHER_CLUSTER,
         f"{what} belongs to the cluster with instance id {cookie.instance_id or '(none)'}, the metadata URI names the "
@@ -223,7 +223,7 @@ def _check_stored(evidence: Evidence, stored: Cookie) -> None:
             "of Apache BookKeeper; give another bookie id and empty directories",
         )
     if (stored.instance_id or "") != (expected.instance_id or ""):
-        raise _other_cluster(f"the cookie of bookie {expected.bookie_id} in ZooKeeper", stored, expected)
+        raise _other_cluster_error(f"the cookie of bookie {expected.bookie_id} in ZooKeeper", stored, expected)
 
 
 def _decide_with_cookie(evidence: Evidence, stored: Cookie) -> Decision:
@@ -238,24 +238,24 @@ def _decide_with_cookie(evidence: Evidence, stored: Cookie) -> Decision:
     if len(empty) == len(directories) and not has_data and evidence.may_be_new_incarnation:
         return NewIncarnation(None)
     if len(stored.journal_dirs) != len(expected.journal_dirs):
-        raise _other_directories(stored, expected)
+        raise _other_directories_error(stored, expected)
     added = _added(evidence, stored)
-    out_of_use = _out_of_use(evidence, stored, added)
+    out_of_use = _directories_out_of_use(evidence, stored, added)
     left_out = {*added, *(path for path, _ in out_of_use)}
     in_use = [directory for directory in directories if directory.path not in left_out]
     empty = [directory for directory in in_use if directory.version is None]
     if empty:
         raise _lost_disk(expected.bookie_id, empty, len(empty) == len(in_use))
     cookies = [_decoded(directory) for directory in in_use]
-    if not may_become(stored, expected) or not all(may_become(cookie, stored) for cookie in cookies):
-        raise _other_directories(stored, expected)
+    if not is_extended_by(stored, expected) or not all(is_extended_by(cookie, stored) for cookie in cookies):
+        raise _other_directories_error(stored, expected)
     if any(directory.incarnation != current for directory in in_use):
         raise _other_incarnation(evidence, current)
     is_rewritten = bool(added) or any(cookie != expected for cookie in (stored, *cookies))
     return KnownBookie(current, out_of_use, added, is_rewritten)
 
 
-def _other_directories(stored: Cookie, expected: Cookie) -> IdentityError:
+def _other_directories_error(stored: Cookie, expected: Cookie) -> IdentityError:
     return IdentityError(
         Refusal.OTHER_DIRECTORIES,
         f"bookie {expected.bookie_id} was made with {_places(stored)} and is started with {_places(expected)}: "
@@ -263,7 +263,7 @@ def _other_directories(stored: Cookie, expected: Cookie) -> IdentityError:
     )
 
 
-def may_become(earlier: Cookie, later: Cookie) -> bool:
+def is_extended_by(earlier: Cookie, later: Cookie) -> bool:
     """Return whether two cookies differ at most by ledger directories that ``later`` has at the end."""
     kept = later.ledger_dirs[: len(earlier.ledger_dirs)]
     return kept == earlier.ledger_dirs and replace(earlier, ledger_dirs=later.ledger_dirs) == later
@@ -282,7 +282,7 @@ def _added(evidence: Evidence, stored: Cookie) -> tuple[str, ...]:
         if directory.path in stored.ledger_dirs:
             if is_empty and directory.incarnation == current:
                 added.append(directory.path)
-        elif not may_become(stored, evidence.expected):
+        elif not is_extended_by(stored, evidence.expected):
             continue  # the caller refuses this, with both lists
         elif not is_empty or directory.incarnation not in (None, current):
             raise IdentityError(
@@ -295,7 +295,7 @@ def _added(evidence: Evidence, stored: Cookie) -> tuple[str, ...]:
     return tuple(added)
 
 
-def _out_of_use(evidence: Evidence, stored: Cookie, added: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def _directories_out_of_use(evidence: Evidence, stored: Cookie, added: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return the known directories without files of this bookie, with the reasons."""
     return tuple(
         (directory.path, directory.problem or "it has no file VERSION: is its disk mounted?")

@@ -26,7 +26,7 @@ from typing import Final
 from bookie.runtime.clock import Clock
 from bookie.server.joining.directories import INDEX_DIRECTORY
 from bookie.server.joining.stopped import stopped_disks
-from bookie.server.joining.succession import MendingRefusedError, predecessor, succeed
+from bookie.server.joining.succession import OfflineRepairRefusedError, predecessor, succeed
 from bookie.storage.disks.directory_lock import DirectoryInUseError
 from bookie.storage.disks.index_format import MARK_KEY
 from bookie.storage.disks.rocks import RocksIndex
@@ -55,7 +55,7 @@ async def rebuild_index(
         may_replace: whether a usable index may be replaced as well.
 
     Raises:
-        NoBookieError, MendingRefusedError: these are not the directories of one bookie, or the index is not lost.
+        NoBookieError, OfflineRepairRefusedError: these are not the directories of one bookie, or the index is not lost.
         DirectoryInUseError: the bookie is running.
         DiskError: a disk failed, or has no space for a second index.
     """
@@ -63,7 +63,7 @@ async def rebuild_index(
         journals, ledgers, current = disks.journals, disks.ledgers, disks.current
         before, resumed = predecessor(disks.directories)
         if not may_replace and await _is_usable(current / INDEX_DIRECTORY):
-            raise MendingRefusedError(
+            raise OfflineRepairRefusedError(
                 f"the index in {current} can be used: start the bookie. If it is damaged nevertheless, --replace "
                 "rebuilds it"
             )
@@ -75,7 +75,7 @@ async def rebuild_index(
         finally:
             await index.close()
         await succeed((*journals, *disks.ledger_disks), before, resumed, rng)
-        await asyncio.to_thread(_swap, current, clock.epoch_ms())
+        await asyncio.to_thread(_swap_index, current, clock.epoch_ms())
         await ledgers.sync_directory("")
     return result
 
@@ -98,7 +98,7 @@ async def _is_usable(path: Path) -> bool:
         await index.close()
 
 
-def _swap(current: Path, now_ms: int) -> None:
+def _swap_index(current: Path, now_ms: int) -> None:
     index = current / INDEX_DIRECTORY
     if index.exists():
         index.rename(current / f"{_SET_ASIDE}-{now_ms}")

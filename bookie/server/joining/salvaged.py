@@ -27,7 +27,7 @@ from typing import Final
 from bookie.runtime.clock import Clock
 from bookie.server.joining.directories import CURRENT, INDEX_DIRECTORY, LocalDirectory
 from bookie.server.joining.stopped import StoppedDisks, opened_disks, stopped_disks
-from bookie.server.joining.succession import MendingRefusedError, predecessor, succeed
+from bookie.server.joining.succession import OfflineRepairRefusedError, predecessor, succeed
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.errors import DamagedJournalError, LostIndexError
@@ -59,8 +59,8 @@ async def salvage_journal(
         is_lost: whether a journal directory may be new and empty, because the disk of the earlier one is lost.
 
     Raises:
-        NoBookieError, MendingRefusedError: these are not the directories of one bookie, the journal is not damaged, or
-            it is lost and this was not confirmed.
+        NoBookieError, OfflineRepairRefusedError: these are not the directories of one bookie, the journal is not
+            damaged, or it is lost and this was not confirmed.
         DirectoryInUseError: the bookie is running.
         LostIndexError: the index is lost as well.
         UnsupportedFormatError: a file was written by a newer version.
@@ -118,7 +118,7 @@ async def salvage_at_start(
 async def _salvage(
     disks: StoppedDisks, journal_paths: Sequence[Path], clock: Clock, rng: random.Random, *, is_lost: bool
 ) -> SalvagedJournal:
-    before, resumed = predecessor(_identified(disks.directories, len(disks.journals), is_lost=is_lost))
+    before, resumed = predecessor(_with_identity(disks.directories, len(disks.journals), is_lost=is_lost))
     if not await asyncio.to_thread((disks.current / INDEX_DIRECTORY).is_dir):
         raise LostIndexError(
             f"there is no index in {disks.current}: first rebuild it with `bkheal bookie rebuild-index`"
@@ -126,11 +126,11 @@ async def _salvage(
     index = await RocksIndex.open(disks.current / INDEX_DIRECTORY)
     try:
         if await damage_of(disks.journals, index) is None:
-            raise MendingRefusedError(f"the journal in {_listed(journal_paths)} can be used: start the bookie")
+            raise OfflineRepairRefusedError(f"the journal in {_listed(journal_paths)} can be used: start the bookie")
         found = await salvage(disks.journals, disks.ledgers, index, StorageSettings())
         await succeed((*disks.journals, *disks.ledger_disks), before, resumed, rng)
         for path, disk in zip(journal_paths, disks.journals, strict=True):
-            await asyncio.to_thread(_set_aside, path, clock.epoch_ms())
+            await asyncio.to_thread(_set_journal_aside, path, clock.epoch_ms())
             await disk.sync_directory("")
         await begin_journals(disks.journals, index, max(found.epoch + 1, clock.epoch_ms()))
     finally:
@@ -138,13 +138,13 @@ async def _salvage(
     return found
 
 
-def _identified(
+def _with_identity(
     directories: Sequence[LocalDirectory], journal_count: int, *, is_lost: bool
 ) -> Sequence[LocalDirectory]:
     """Return the directories, with the identity of the first ledger directory in each empty journal directory.
 
     Raises:
-        MendingRefusedError: a journal directory is empty, and the loss was not confirmed.
+        OfflineRepairRefusedError: a journal directory is empty, and the loss was not confirmed.
     """
     ledgers, found = directories[journal_count:], []
     for journal in directories[:journal_count]:
@@ -152,7 +152,7 @@ def _identified(
             found.append(journal)
             continue
         if not is_lost:
-            raise MendingRefusedError(
+            raise OfflineRepairRefusedError(
                 f"the journal directory {journal.path} is empty: mount the right disk. If the journal is lost "
                 "permanently, --lost gives up the entries that only the journal held"
             )
@@ -165,7 +165,7 @@ def _listed(paths: Sequence[Path]) -> str:
     return " and ".join(map(str, paths))
 
 
-def _set_aside(current: Path, now_ms: int) -> None:
+def _set_journal_aside(current: Path, now_ms: int) -> None:
     journal = current / DIRECTORY
     if journal.exists():
         journal.rename(current / f"{_SET_ASIDE}-{now_ms}")

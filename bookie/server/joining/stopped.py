@@ -59,14 +59,14 @@ async def stopped_disks(journal_dirs: Sequence[Path], ledger_dirs: Sequence[Path
             stack.push_async_callback(journals[-1].close)
         ledgers: list[FileDisk | DiskError] = []
         for directory in ledger_dirs:
-            disk = await _acquired(directory, is_needed=directory == ledger_dirs[0])
+            disk = await _acquire_disk(directory, is_needed=directory == ledger_dirs[0])
             if isinstance(disk, FileDisk):
                 stack.push_async_callback(disk.close)
             ledgers.append(disk)
         yield await opened_disks(journals, ledgers, journal_dirs, ledger_dirs)
 
 
-async def _acquired(directory: Path, *, is_needed: bool) -> FileDisk | DiskError:
+async def _acquire_disk(directory: Path, *, is_needed: bool) -> FileDisk | DiskError:
     try:
         if not is_needed and not (directory / CURRENT).is_dir():
             return DiskError(f"{directory} has no directory {CURRENT}: is its disk mounted?")
@@ -109,7 +109,7 @@ async def opened_disks(
         is_lost = bool(parts) and found.version is None and not _is_being_added(found, directories[len(journals)])
         problem = (found.problem or "it has no file VERSION: is its disk mounted?") if is_lost else ""
         parts.append(SpreadDirectory(str(path), None if is_lost else disk, problem))
-    _check_places(directories)
+    _check_directory_order(directories)
     opened = [disk for disk in ledgers if isinstance(disk, FileDisk)]
     whole = opened[0] if len(parts) == 1 else await SpreadDisk.over(parts, None)
     return StoppedDisks(journals, whole, opened, ledger_dirs[0] / CURRENT, directories)
@@ -121,7 +121,7 @@ def _is_being_added(directory: LocalDirectory, first: LocalDirectory) -> bool:
     return directory.incarnation in ours
 
 
-def _check_places(directories: Sequence[LocalDirectory]) -> None:
+def _check_directory_order(directories: Sequence[LocalDirectory]) -> None:
     """Check the roles and the order of the given directories by the paths in the cookies.
 
     A path that no cookie names is accepted: the disks may be mounted elsewhere.

@@ -21,11 +21,11 @@ from bookie.metadata.bookies.cookies import InvalidCookieError, decode_cookie
 from bookie.model.errors import PermanentError
 from bookie.runtime.human import agreeing
 from bookie.server.joining.directories import INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, LocalDirectory, Role
-from bookie.server.joining.identity import may_become
+from bookie.server.joining.identity import is_extended_by
 from bookie.storage.port import Disk
 
 
-class MendingRefusedError(PermanentError):
+class OfflineRepairRefusedError(PermanentError):
     """The files of these directories must not be repaired in this way. Nothing was changed."""
 
 
@@ -33,13 +33,15 @@ def predecessor(directories: Sequence[LocalDirectory]) -> tuple[str, str | None]
     """Return the previous incarnation of the disks, and the new one if an earlier attempt was interrupted.
 
     Raises:
-        MendingRefusedError: these are not all directories of one bookie that has joined a cluster.
+        OfflineRepairRefusedError: these are not all directories of one bookie that has joined a cluster.
     """
     first = next(directory for directory in directories if directory.role is Role.LEDGERS)
     for directory in directories:
         is_needed = directory.role is Role.JOURNAL or directory is first or directory.incarnation is None
         if is_needed and directory.version is None:
-            raise MendingRefusedError(f"{directory.path} has no file VERSION: it is not that of a bookie that ever ran")
+            raise OfflineRepairRefusedError(
+                f"{directory.path} has no file VERSION: it is not that of a bookie that ever ran"
+            )
     _check_complete(directories)
     pending = {directory.pending for directory in directories if directory.pending is not None}
     rebuilt = {directory.rebuilt_from for directory in directories if directory.rebuilt_from is not None}
@@ -47,10 +49,10 @@ def predecessor(directories: Sequence[LocalDirectory]) -> tuple[str, str | None]
     if not pending:
         if len(found) == 1 and (incarnation := found.pop()) is not None:
             return incarnation, None
-        raise MendingRefusedError(f"{_paths(directories)} belong to different incarnations of the bookie")
+        raise OfflineRepairRefusedError(f"{_paths(directories)} belong to different incarnations of the bookie")
     if len(pending) == len(rebuilt) == 1 and found <= pending | rebuilt:
         return rebuilt.pop(), pending.pop()
-    raise MendingRefusedError(
+    raise OfflineRepairRefusedError(
         f"{_paths(directories)} are those of a new incarnation whose start was interrupted: empty them, and start the "
         "bookie with --new-incarnation"
     )
@@ -80,15 +82,15 @@ def _check_complete(directories: Sequence[LocalDirectory]) -> None:
     try:
         cookies = [decode_cookie(version) for version in versions]
     except InvalidCookieError as error:
-        raise MendingRefusedError(f"the files VERSION in {_paths(directories)} are damaged: {error}") from error
+        raise OfflineRepairRefusedError(f"the files VERSION in {_paths(directories)} are damaged: {error}") from error
     cookie = max(cookies, key=lambda cookie: len(cookie.ledger_dirs))
-    if not all(may_become(each, cookie) for each in cookies):
-        raise MendingRefusedError(f"{_paths(directories)} belong to different bookies by their files VERSION")
+    if not all(is_extended_by(each, cookie) for each in cookies):
+        raise OfflineRepairRefusedError(f"{_paths(directories)} belong to different bookies by their files VERSION")
     for role, known in ((Role.JOURNAL, cookie.journal_dirs), (Role.LEDGERS, cookie.ledger_dirs)):
         given = sum(directory.role is role for directory in directories)
         if given != len(known):
             were = agreeing(given, "was", "were")
-            raise MendingRefusedError(
+            raise OfflineRepairRefusedError(
                 f"the {role.value} directories of bookie {cookie.bookie_id} are {', '.join(known)}, and {given} {were} "
                 "given: give all of them, in their order"
             )

@@ -61,7 +61,7 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
-from bookie.runtime.waiting import in_turns
+from bookie.runtime.waiting import run_cooperatively
 from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
 from bookie.server.upkeep.pauses import Pause
 from bookie.storage.entry_logs.collection import CollectionMark
@@ -75,16 +75,16 @@ _PAGE: Final = 200
 """The number of ledgers whose metadata is read and decoded at a time. It must not delay requests by more than
 milliseconds."""
 _PAGE_PAUSE_S: Final = 0.02
-_DELETED_AT_A_TIME: Final = 20_000
+_DELETES_PER_STEP: Final = 20_000
 """The number of ledgers that wait together for their second check."""
-_RELEASE_S: Final = 30.0
+_RELEASE_TIMEOUT_S: Final = 30.0
 """Deadline for the release of a lock. After it, a later attempt or the end of the session releases the lock."""
 _SETTLE_PAUSE_S: Final = 30.0
 """Interval of the attempts to release a lock whose release had no answer."""
-_RELEASE_WHEN_STOPPING_S: Final = 1.0
+_STOPPING_RELEASE_TIMEOUT_S: Final = 1.0
 _LOOK_S: Final = 3600.0
 """The longest single wait."""
-MAJOR_BELOW: Final = 0.8
+MAJOR_THRESHOLD: Final = 0.8
 """Share of live bytes below which a major collection compacts an entry log: up to four bytes are copied for each freed
 one, which an operator may want on a disk that is nearly full."""
 _LOST: Final = "the session with ZooKeeper was lost; the next collection starts again"
@@ -216,7 +216,7 @@ class Collector:
         while self.asked is None and (left_s := end_s - self._clock.monotonic_s()) > 0:
             await self._pause.rest(min(left_s, _SETTLE_PAUSE_S if self._unsettled else _LOOK_S))
             with suppress(BkhealError):  # the store does not answer: try again in the next round
-                await self._settle_locks()
+                await self._release_remaining_locks()
 
     async def run_pass(self, *, is_major: bool = False) -> CollectorReport:
         """Run one pass and the compaction after it. A major pass compacts more entry logs.
@@ -234,14 +234,14 @@ class Collector:
         self._epoch = self._store.session.epoch
         try:
             await self._check_cluster()
-            await self._settle_locks()
+            await self._release_remaining_locks()
             await self._collect(report)
-            await self._settle_locks()
+            await self._release_remaining_locks()
             await self._clear_limbo(report)
         except (_PassEndedError, BkhealError) as error:
             report.stopped = report.stopped or str(error)
         try:
-            report.compacted = await self._storage.compact(MAJOR_BELOW if report.is_major else None)
+            report.compacted = await self._storage.compact(MAJOR_THRESHOLD if report.is_major else None)
         except FatalError as error:  # the storage ends the process by itself if it cannot continue
             report.stopped = report.stopped or f"compaction: {error}"
         level = logging.WARNING if report.stopped else logging.INFO
@@ -261,7 +261,7 @@ class Collector:
     async def _collect(self, report: CollectorReport) -> None:
         deleted: list[LedgerId] = []
         surplus: list[LedgerId] = []
-        async with aclosing(self._local()) as pages:
+        async with aclosing(self._local_ledger_pages()) as pages:
             async for page in pages:
                 report.known += len(page)
                 await self._clock.sleep(_PAGE_PAUSE_S)
@@ -276,17 +276,17 @@ class Collector:
                     elif judged is Verdict.SURPLUS or fault_point("collector.suspect_everything"):
                         surplus.append(ledger_id)
         report.suspects = len(deleted) + len(surplus)
-        if not await self._may_delete(report):
+        if not await self._is_deletion_allowed(report):
             return
         if surplus:
             await self._reservations.ensure_parent()
-        step = 1 if fault_point("collector.one_at_a_time") else _DELETED_AT_A_TIME
+        step = 1 if fault_point("collector.one_at_a_time") else _DELETES_PER_STEP
         for start in range(0, len(surplus), step):
             await self._collect_moved(surplus[start : start + step], report)
         for start in range(0, len(deleted), step):
             await self._collect_deleted(deleted[start : start + step], report)
 
-    async def _may_delete(self, report: CollectorReport) -> bool:
+    async def _is_deletion_allowed(self, report: CollectorReport) -> bool:
         """Return whether the pass deletes a plausible amount, or an operator allows it (S12)."""
         settings = self._settings
         if not is_mass_deletion(
@@ -315,7 +315,7 @@ class Collector:
         report.held = 0
         return True
 
-    async def _local(self) -> AsyncGenerator[list[LedgerId], None]:
+    async def _local_ledger_pages(self) -> AsyncGenerator[list[LedgerId], None]:
         after = -1
         while page := await self._storage.ledger_ids(after, _PAGE):
             yield page
@@ -326,7 +326,7 @@ class Collector:
         try:
             await self._clock.sleep(self._settings.confirm_after_s)
             for ledger_id, mark in marks.items():
-                await self._paced()
+                await self._keep_pace()
                 await self._counting(report, self._collect_surplus(ledger_id, mark, report))
         finally:
             for ledger_id, mark in marks.items():
@@ -363,7 +363,7 @@ class Collector:
         task = asyncio.current_task()
         is_stopping = task is not None and task.cancelling() > 0
         try:
-            async with asyncio.timeout(_RELEASE_WHEN_STOPPING_S if is_stopping else _RELEASE_S):
+            async with asyncio.timeout(_STOPPING_RELEASE_TIMEOUT_S if is_stopping else _RELEASE_TIMEOUT_S):
                 while True:
                     try:
                         await self._tasks.locks.release(held)
@@ -375,7 +375,7 @@ class Collector:
         except TimeoutError:
             _log.warning("lock not released, the next pass tries again", extra={"ledger_id": held.ledger_id})
 
-    async def _settle_locks(self) -> None:
+    async def _release_remaining_locks(self) -> None:
         """Release the locks that may remain: they would keep every worker from their ledgers."""
         for ledger_id, known in sorted(self._unsettled.items()):
             held = known or await self._tasks.locks.lock_unmarked(ledger_id, self._bookie)
@@ -422,12 +422,12 @@ class Collector:
 
         try:
             for ledger_id in ledger_ids:
-                await self._paced()
+                await self._keep_pace()
                 await self._counting(report, look(ledger_id))
             if marks:
                 await self._clock.sleep(self._settings.confirm_after_s)
             for ledger_id, mark in marks.items():
-                await self._paced()
+                await self._keep_pace()
                 await self._counting(report, self._collect_confirmed(ledger_id, mark, report))
         finally:
             for ledger_id, mark in marks.items():
@@ -463,10 +463,10 @@ class Collector:
             return False
         reply = await self._storage.list_entries(ledger_id)
         is_known = reply.status in (Status.OK, Status.LIMBO)
-        return is_known and await in_turns(comparing(metadata, self._bookie, reply.entries))
+        return is_known and await run_cooperatively(comparing(metadata, self._bookie, reply.entries))
 
     async def _end_limbo(self, ledger_id: LedgerId, report: CollectorReport) -> None:
-        await self._paced()
+        await self._keep_pace()
         current = await self._ledgers.current(ledger_id)
         if current is not None and await self._is_whole(ledger_id, current.metadata):
             self._check_session()
@@ -484,7 +484,7 @@ class Collector:
             report.unknown += 1
             self._check_session()
 
-    async def _paced(self) -> None:
+    async def _keep_pace(self) -> None:
         await self._clock.sleep(1 / self._settings.suspects_per_s)
         self._check_session()
 

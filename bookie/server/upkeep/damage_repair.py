@@ -29,7 +29,7 @@ from bookie.wire.requests import Copy
 
 _log = logging.getLogger(__name__)
 
-_METADATA_S: Final = 10.0
+_METADATA_TIMEOUT_S: Final = 10.0
 """Deadline for reading the metadata of a ledger."""
 
 
@@ -84,7 +84,7 @@ class DamageRepair:
 
     async def _metadata(self, ledger_id: LedgerId) -> LedgerMetadata | None:
         try:
-            async with asyncio.timeout(_METADATA_S):
+            async with asyncio.timeout(_METADATA_TIMEOUT_S):
                 return (await self._ledgers.read(ledger_id)).metadata
         except (BkhealError, TimeoutError) as error:  # deleted, unreadable, or no answer
             _log.warning(
@@ -95,7 +95,7 @@ class DamageRepair:
 
     async def _replace(self, ledger_id: LedgerId, metadata: LedgerMetadata, entry_id: EntryId) -> bool:
         for source in sources_of(metadata, self._bookie, entry_id):
-            if await self._is_copied(ledger_id, metadata, entry_id, source):
+            if await self._try_copy(ledger_id, metadata, entry_id, source):
                 _log.warning(
                     "damaged entry replaced",
                     extra={
@@ -108,7 +108,7 @@ class DamageRepair:
                 return True
         return False
 
-    async def _is_copied(
+    async def _try_copy(
         self, ledger_id: LedgerId, metadata: LedgerMetadata, entry_id: EntryId, source: BookieId
     ) -> bool:
         assert metadata.password is not None

@@ -26,7 +26,7 @@ from bookie.model.errors import BkhealError
 from bookie.runtime.clock import Clock
 from bookie.server.service import BookieService
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper
-from bookie.storage.port import SILENT_S, Disk, StalledDiskError
+from bookie.storage.port import DISK_SILENCE_S_MAX, Disk, StalledDiskError
 from bookie.storage.store import LedgerStorage
 
 _log = logging.getLogger(__name__)
@@ -49,8 +49,8 @@ the next one."""
 STALL_READ_ONLY_S: Final = 15.0
 """Duration of a change that makes the bookie read-only: as long as clients wait for an add. A disk that takes this long
 for a write of 4 MiB is of no use to them."""
-STALL_FATAL_S: Final = SILENT_S
-_LOOK_S_MAX: Final = 2 * INTERVAL_S
+STALL_FATAL_S: Final = DISK_SILENCE_S_MAX
+_CHECK_INTERVAL_S_MAX: Final = 2 * INTERVAL_S
 """The longest time that counts between two checks. A process may be stopped (SIGSTOP, a paused machine), including its
 writing threads."""
 
@@ -125,21 +125,23 @@ class DiskWatch:
         """The reasons why the disks keep the bookie read-only, as of the last check."""
         found = {
             "stalled-disk": self._is_stalled,
-            "disk-full": self._was_full_lately(),
+            "disk-full": self._was_recently_full(),
             "disk-space": self._is_low,
         }
         return tuple(name for name, is_so in found.items() if is_so)
 
     def journal_problem(self, number: int) -> str:
         """Return why the disk of journal ``number`` (from 0) keeps the bookie read-only; empty if it does not."""
-        is_full = self._storage.full_journals[number] and self._was_full_lately()
-        return _stall(self._stalled_s(number)) or ("full" if is_full else "")
+        is_full = self._storage.full_journals[number] and self._was_recently_full()
+        return _stall_problem(self._stalled_s(number)) or ("full" if is_full else "")
 
     @property
     def ledger_problem(self) -> str:
         """Why the disk of the first ledger directory keeps the bookie read-only; empty if it does not."""
         journals = len(self._storage.journal_changes)
-        return _stall(max((self._stalled_s(number) for number in self._changes if number >= journals), default=0.0))
+        return _stall_problem(
+            max((self._stalled_s(number) for number in self._changes if number >= journals), default=0.0)
+        )
 
     async def run(self) -> None:
         """Check periodically until cancelled."""
@@ -153,17 +155,17 @@ class DiskWatch:
             await self._look()
 
     async def _look(self) -> None:
-        self._look_at_changes()
+        self._check_stalls()
         which = max(self._changes, key=self._stalled_s, default=0)
         stalled_s = self._stalled_s(which)
         if stalled_s >= STALL_FATAL_S:
             name = self._name(which)
             self._storage.fail(StalledDiskError(f"a write to the disk of {name} has not ended for {stalled_s:.0f} s"))
             return
-        await self._look_at_space()
+        await self._check_disk_space()
         was_read_only = self._service.is_read_only
         self._is_stalled = stalled_s >= STALL_READ_ONLY_S
-        is_read_only = self._is_stalled or self._was_full_lately() or self._is_low or self._is_read_only_requested()
+        is_read_only = self._is_stalled or self._was_recently_full() or self._is_low or self._is_read_only_requested()
         if is_read_only == was_read_only:
             return
         _log.warning(
@@ -175,7 +177,7 @@ class DiskWatch:
         await self._keeper.switch(is_read_only=is_read_only, deadline_s=ANNOUNCE_DEADLINE_S)
         self._service.is_read_only = is_read_only
 
-    async def _look_at_space(self) -> None:
+    async def _check_disk_space(self) -> None:
         try:
             async with asyncio.timeout(_SPACE_DEADLINE_S):
                 free = await free_bytes(self._disks)
@@ -187,9 +189,9 @@ class DiskWatch:
         )
         self._is_low = should_be_read_only(self._is_low, free, self._read_only_below_bytes)
 
-    def _look_at_changes(self) -> None:
+    def _check_stalls(self) -> None:
         now_s, seen = self._clock.monotonic_s(), self._changes
-        passed_s, self._looked_s, self._changes = min(now_s - self._looked_s, _LOOK_S_MAX), now_s, {}
+        passed_s, self._looked_s, self._changes = min(now_s - self._looked_s, _CHECK_INTERVAL_S_MAX), now_s, {}
         for number, change in enumerate((*self._storage.journal_changes, *self._storage.ledger_changes)):
             if change is not None:
                 before, stalled_s = seen.get(number, (None, 0.0))
@@ -209,12 +211,12 @@ class DiskWatch:
         found.append((str(self._ledger_path), self.ledger_problem))
         return "; ".join(f"{path}: {problem}" for path, problem in found if problem)
 
-    def _was_full_lately(self) -> bool:
+    def _was_recently_full(self) -> bool:
         now_s = self._clock.monotonic_s()
         if self._storage.is_full:
             self._was_full_at_s = now_s
         return self._was_full_at_s is not None and now_s - self._was_full_at_s < _FULL_HOLD_S
 
 
-def _stall(stalled_s: float) -> str:
+def _stall_problem(stalled_s: float) -> str:
     return f"a write has not ended for {stalled_s:.0f} s" if stalled_s >= STALL_READ_ONLY_S else ""

@@ -20,14 +20,14 @@ READ_ONLY_FILE: Final = "read-only"
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOnlyWish:
+class ReadOnlyRequest:
     """The author of the request, and its time (epoch milliseconds; 0: unknown)."""
 
     asked_by: str = ""
     asked_ms: int = 0
 
 
-async def read_wish(ledgers: Disk) -> ReadOnlyWish | None:
+async def read_recorded_request(ledgers: Disk) -> ReadOnlyRequest | None:
     """Return the recorded request, or None if there is none.
 
     Raises:
@@ -39,15 +39,15 @@ async def read_wish(ledgers: Disk) -> ReadOnlyWish | None:
         return None
     try:
         [data] = await file.read([(0, await file.size())])
-        return decode_record(data, ReadOnlyWish)
+        return decode_record(data, ReadOnlyRequest)
     except UnreadableRecordError as error:
         _log.warning("the record of the read-only mode is unreadable", extra={"error": str(error)})
-        return ReadOnlyWish()
+        return ReadOnlyRequest()
     finally:
         await file.close()
 
 
-async def write_wish(ledgers: Disk, wish: ReadOnlyWish | None) -> None:
+async def write_recorded_request(ledgers: Disk, wish: ReadOnlyRequest | None) -> None:
     """Record a request, or remove the record. Durable on return.
 
     Raises:
@@ -64,13 +64,16 @@ async def write_wish(ledgers: Disk, wish: ReadOnlyWish | None) -> None:
 class OperatorReadOnly:
     """An operator's request to one running bookie."""
 
-    def __init__(self, ledgers: Disk, wish: ReadOnlyWish | None) -> None:
+    def __init__(self, ledgers: Disk, wish: ReadOnlyRequest | None) -> None:
         """Begin with ``wish``, the recorded request."""
         self._ledgers = ledgers
         self.wish = wish
         """The current request; None if there is none."""
 
-    async def set(self, wish: ReadOnlyWish | None) -> None:
-        """Record a request and act on it, or end it. Raises the errors of ``write_wish``; then nothing was changed."""
-        await write_wish(self._ledgers, wish)
+    async def set(self, wish: ReadOnlyRequest | None) -> None:
+        """Record a request and act on it, or end it.
+
+        Raises the errors of ``write_recorded_request``; then nothing was changed.
+        """
+        await write_recorded_request(self._ledgers, wish)
         self.wish = wish

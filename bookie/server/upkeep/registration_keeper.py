@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 """Pause between attempts to register while the store is unavailable or the id is taken."""
-LOOK_AGAIN_S: Final = 30.0
+RECHECK_INTERVAL_S: Final = 30.0
 """The longest time until a deleted registration is noticed."""
 
 
@@ -158,8 +158,8 @@ class RegistrationKeeper:
 
     async def _is_quiet(self, session: Session) -> bool:
         """Wait for a change until the next check of the node is due. Return whether there was none."""
-        changed = _any_of(self._store.wait_session_changed(session), self._wish.wait())
-        is_quiet = await _any_of(changed, self._clock.sleep(LOOK_AGAIN_S)) == 1
+        changed = _first_ended(self._store.wait_session_changed(session), self._wish.wait())
+        is_quiet = await _first_ended(changed, self._clock.sleep(RECHECK_INTERVAL_S)) == 1
         self._wish.clear()
         return is_quiet
 
@@ -183,7 +183,7 @@ class RegistrationKeeper:
             self._noted = asyncio.Event()
 
 
-async def _any_of(*waits: Coroutine[Any, Any, Any]) -> int:
+async def _first_ended(*waits: Coroutine[Any, Any, Any]) -> int:
     """Wait for the first of ``waits`` to end, cancel the others, and return the index of the first."""
     tasks = [guarded("bookie registration wait", wait) for wait in waits]
     try:

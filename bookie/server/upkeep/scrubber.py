@@ -36,7 +36,7 @@ PROGRESS_FILE: Final = "scrub-progress"
 START_S: Final = 60.0
 """Pause before the first pass of a process, which has other work at its start. A shorter interval of scrubs replaces
 it."""
-_SAVE_S: Final = 60.0
+_SAVE_INTERVAL_S: Final = 60.0
 """Interval between two writes of the progress."""
 _RETRY_S: Final = 60.0
 """Pause after an error of the disk."""
@@ -210,7 +210,11 @@ class Scrubber:
                 replaced = await self._replace(step.damaged[: max(REPAIRED_MAX - progress.damaged, 0)])
                 await self._note((found.ledger_id, found.entry_id) for found in step.damaged)
                 progress = self.progress = self._count(progress, step, replaced)
-                if self._clock.monotonic_s() - saved_s >= _SAVE_S or self._is_stop_asked or self._is_pass_asked:
+                if (
+                    self._clock.monotonic_s() - saved_s >= _SAVE_INTERVAL_S
+                    or self._is_stop_asked
+                    or self._is_pass_asked
+                ):
                     await self._save(progress)
                     saved_s = self._clock.monotonic_s()
                 await self._pause.rest(step.bytes / self._bytes_per_s)

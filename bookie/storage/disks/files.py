@@ -24,7 +24,7 @@ from bookie.runtime.threads import started_threads
 from bookie.runtime.waiting import within_running_time
 from bookie.storage.disks.changes import Changes
 from bookie.storage.disks.directory_lock import lock_directory
-from bookie.storage.port import SILENT_S, Disk, DiskError, DiskFile, DiskFullError, StalledDiskError
+from bookie.storage.port import DISK_SILENCE_S_MAX, Disk, DiskError, DiskFile, DiskFullError, StalledDiskError
 
 THREAD_NAME: Final = "disk-"
 """Prefix of the names of the threads that wait for a disk."""
@@ -36,7 +36,7 @@ _PARTS_MAX: Final = 64
 """If a write has more parts than this, and they are small on average, the parts are joined first: writing a part
 costs as much as copying a few hundred bytes."""
 _SMALL_BYTES: Final = 4096
-_VECTOR_MAX: Final = 1024
+_IOV_MAX: Final = 1024
 """The most parts that the kernel accepts in one call (IOV_MAX)."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 """No space, or no more open files in this process or system (R134)."""
@@ -46,7 +46,7 @@ index until an operator has made space."""
 _FREE_FOR_RESERVED: Final = 64
 """A file reserves space only if this many times as much is free, so that reservations do not use up a small or full
 disk."""
-_NO_WAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
+_NOWAIT_FLAG: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
 """The flag that makes Linux read only from the page cache; None on other systems."""
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class FileDisk(Disk):
         self._changes = Changes()
 
     @classmethod
-    async def acquire(cls, root: Path, *, silent_s: float = SILENT_S) -> FileDisk:
+    async def acquire(cls, root: Path, *, silent_s: float = DISK_SILENCE_S_MAX) -> FileDisk:
         """Create the directory if needed, and lock it until ``close``.
 
         Raises:
@@ -115,7 +115,7 @@ class FileDisk(Disk):
     @override
     async def space(self) -> tuple[int, int]:
         """Return the total bytes, and the free bytes available to an unprivileged user."""
-        return await self._run(space_in, self._root)
+        return await self._run(file_system_space, self._root)
 
     @property
     @override
@@ -183,13 +183,13 @@ class _File(DiskFile):
     @override
     def read_at_once(self, offset: int, size: int) -> bytes | None:
         """Return the bytes if they are in the page cache, else None; always None if the system has no such reads."""
-        if _NO_WAIT is None or not self._busy.acquire(blocking=False):
+        if _NOWAIT_FLAG is None or not self._busy.acquire(blocking=False):
             return None
         try:
             if self._descriptor is None:
                 return None
             data = bytearray(size)
-            return bytes(data) if os.preadv(self._descriptor, [data], offset, _NO_WAIT) == size else None
+            return bytes(data) if os.preadv(self._descriptor, [data], offset, _NOWAIT_FLAG) == size else None
         except OSError:  # not in memory, not supported, or an error that ``read`` reports
             return None
         finally:
@@ -216,7 +216,7 @@ class _File(DiskFile):
             if self._ahead and self._size + size > self._reserved_to:
                 self._reserve_from(descriptor, self._size + size)
             while pieces:
-                written = os.pwritev(descriptor, pieces[:_VECTOR_MAX], self._size)  # may be short (J9)
+                written = os.pwritev(descriptor, pieces[:_IOV_MAX], self._size)  # may be short (J9)
                 self._size += written
                 pieces = _remaining(pieces, written)
             return self._size
@@ -231,7 +231,7 @@ class _File(DiskFile):
         return size
 
     def _reserve(self, ahead: int) -> None:
-        with self._using("reserve space for") as descriptor:
+        with self._open_descriptor("reserve space for") as descriptor:
             self._ahead = ahead
             if self._is_broken:
                 return
@@ -248,11 +248,11 @@ class _File(DiskFile):
             _allocate(descriptor, self._size, self._reserved_to - self._size)
 
     def _read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        with self._using("read") as descriptor:
+        with self._open_descriptor("read") as descriptor:
             return [_read_range(descriptor, offset, size) for offset, size in ranges]
 
     def _stat_size(self) -> int:
-        with self._using("stat") as descriptor:
+        with self._open_descriptor("stat") as descriptor:
             return os.fstat(descriptor).st_size
 
     def _close(self) -> None:
@@ -262,7 +262,7 @@ class _File(DiskFile):
                 os.close(descriptor)
 
     @contextmanager
-    def _using(self, verb: str) -> Iterator[int]:
+    def _open_descriptor(self, verb: str) -> Iterator[int]:
         with self._busy, _disk_errors(verb, self._path):
             if self._descriptor is None:
                 raise DiskError(f"cannot {verb} {self._path}: it is closed")
@@ -270,7 +270,7 @@ class _File(DiskFile):
 
     @contextmanager
     def _writing(self, verb: str) -> Iterator[int]:
-        with self._using(verb) as descriptor:
+        with self._open_descriptor(verb) as descriptor:
             if self._is_broken:
                 raise DiskError(f"cannot {verb} {self._path}: an earlier write or sync of it failed")
             self._is_broken = True  # reset after success
@@ -433,7 +433,7 @@ def _sync_directory(directory: Path) -> None:
             os.close(descriptor)
 
 
-def space_in(directory: Path) -> tuple[int, int]:
+def file_system_space(directory: Path) -> tuple[int, int]:
     """Return the total bytes of a file system, and the free bytes available to an unprivileged user.
 
     If hardly any inodes are free, no byte counts as free, because the file system accepts no new files (R134). Some

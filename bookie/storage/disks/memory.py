@@ -80,7 +80,7 @@ class _Content:
     def visible(self) -> bytes:
         return bytes(self.data) + bytes(self.reserved)
 
-    def written_out(self) -> bytearray:
+    def materialized_bytes(self) -> bytearray:
         """Return all bytes so that any of them can be changed; reserved zeros become part of the content."""
         self.data += bytes(self.reserved)
         self.durable_size += self.reserved if not self.unsynced else 0
@@ -231,11 +231,11 @@ class MemoryDisk(Disk):
 
     def overwrite(self, path: str, offset: int, data: bytes) -> None:
         """Change stored bytes, as bit rot or a misdirected write does."""
-        self._files[path].written_out()[offset : offset + len(data)] = data
+        self._files[path].materialized_bytes()[offset : offset + len(data)] = data
 
     def flip_bit(self, path: str, bit: int) -> None:
         """Flip one stored bit; ``bit`` counts from the start of the file."""
-        self._files[path].written_out()[bit // 8] ^= 1 << bit % 8
+        self._files[path].materialized_bytes()[bit // 8] ^= 1 << bit % 8
 
     def cut(self, path: str, size: int) -> None:
         """Truncate a file to ``size`` bytes, as after the loss of its end."""
@@ -298,19 +298,19 @@ class _MemoryFile(DiskFile):
     @override
     async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         await self._begin(Operation.READ)
-        if any(self._is_bad(offset, size) for offset, size in ranges):
+        if any(self._has_bad_sector(offset, size) for offset, size in ranges):
             raise DiskError(f"cannot read {self.path}: input/output error")
         data = self.content.visible() if self.content.reserved else self.content.data
         return [bytes(data[offset : offset + size]) for offset, size in ranges]
 
     @override
     def read_at_once(self, offset: int, size: int) -> bytes | None:
-        if self.is_closed or self._is_bad(offset, size) or not fault_point("disk.in_memory"):
+        if self.is_closed or self._has_bad_sector(offset, size) or not fault_point("disk.in_memory"):
             return None
         data = bytes(self.content.data[offset : offset + size])
         return data if len(data) == size else None
 
-    def _is_bad(self, offset: int, size: int) -> bool:
+    def _has_bad_sector(self, offset: int, size: int) -> bool:
         return any(path == self.path and offset <= bad < offset + size for path, bad in self.disk.bad_sectors)
 
     @override

@@ -38,7 +38,7 @@ from bookie.runtime.open_files import can_open_files
 from bookie.runtime.tasks import guarded
 from bookie.runtime.threads import started_threads
 from bookie.storage.disks.directory_lock import DirectoryInUseError
-from bookie.storage.disks.files import THREAD_NAME, make_durable_directory, space_in
+from bookie.storage.disks.files import THREAD_NAME, file_system_space, make_durable_directory
 from bookie.storage.disks.rocks_logs import BLOCK_BYTES, endless_record_at
 from bookie.storage.port import DiskError, DiskFullError, EntryIndex
 
@@ -66,14 +66,14 @@ _REOPEN_FILES: Final = 64
 """The number of file descriptors that must be available for opening: more than its own files and the tables that it
 reads."""
 _DAMAGED: Final = "Corruption"
-_REMEDY: Final = ". If the bookie does not start, rebuild the index with `bkheal bookie rebuild-index --replace`"
+_REBUILD_HINT: Final = ". If the bookie does not start, rebuild the index with `bkheal bookie rebuild-index --replace`"
 _IO_ERROR: Final = "IO error"
 _MISSING: Final = "No such file or directory"
-_REPLACED: Final = (
+_REBUILD_OR_REPLACE_HINT: Final = (
     ". Rebuild it with `bkheal bookie rebuild-index`, or replace this bookie's disks as a new incarnation"
 )
 _FULL: Final = ("No space left on device", "Disk quota exceeded", "Too many open files")
-_MAKE_SPACE: Final = "Free space on its disk, or allow more open files, then start again"
+_MAKE_SPACE_HINT: Final = "Free space on its disk, or allow more open files, then start again"
 _LOCKED: Final = ("lock hold by current process", "While lock file")
 _MANIFESTS: Final = "MANIFEST-*"
 
@@ -126,7 +126,7 @@ class RocksIndex(EntryIndex):
         except BaseException as error:
             threads.shutdown(wait=False)
             if isinstance(error, DiskFullError):
-                raise DiskFullError(f"{error}. {_MAKE_SPACE}") from error
+                raise DiskFullError(f"{error}. {_MAKE_SPACE_HINT}") from error
             raise
         return cls(path, database, threads, cache_bytes, opening)
 
@@ -173,18 +173,18 @@ class RocksIndex(EntryIndex):
 
     @override
     async def reopen(self) -> None:
-        if not self._is_to_reopen():
+        if not self._is_reopen_due():
             return
         async with self._changed:
             await self._changed.wait_for(lambda: not self._is_reopening)
-            if not self._is_to_reopen():
+            if not self._is_reopen_due():
                 return
             self._is_reopening = True
         error = await asyncio.shield(guarded("reopen index", self._reopen()))
         if error is not None:
             raise error
 
-    def _is_to_reopen(self) -> bool:
+    def _is_reopen_due(self) -> bool:
         return self._needs_reopen and not self._is_closed
 
     async def _reopen(self) -> DiskError | None:
@@ -216,7 +216,7 @@ class RocksIndex(EntryIndex):
             logs = sum(path.stat().st_size for path in self._path.glob(_LOG_FILES))
         except OSError:  # the free space is unknown: keep the database as it is
             return False
-        return space_in(self._path)[1] >= _REOPEN_TABLES_FACTOR * logs + _REOPEN_SPARE_BYTES
+        return file_system_space(self._path)[1] >= _REOPEN_TABLES_FACTOR * logs + _REOPEN_SPARE_BYTES
 
     @override
     async def close(self) -> None:
@@ -244,7 +244,7 @@ class RocksIndex(EntryIndex):
             raise
         except Exception as error:
             kind = DiskFullError if any(text in str(error) for text in _FULL) else DiskError
-            remedy = _REMEDY if _DAMAGED in str(error) else ""
+            remedy = _REBUILD_HINT if _DAMAGED in str(error) else ""
             raise kind(f"cannot {verb} the index {self._path}: {error}{remedy}") from error
         finally:
             self._running -= 1
@@ -337,7 +337,7 @@ def open_database(path: Path, cache_bytes: int) -> Any:
     except Exception as error:
         if any(text in str(error) for text in _LOCKED):
             raise DirectoryInUseError(f"the index {path} is in use by another process: stop it") from error
-        raise _unusable(path, str(error)) from error
+        raise _open_failure(path, str(error)) from error
 
 
 def _check_logs(path: Path) -> None:
@@ -351,16 +351,18 @@ def _check_logs(path: Path) -> None:
             with log.open("rb") as file:
                 offset = endless_record_at(iter(lambda: file.read(BLOCK_BYTES), b""))
             if offset is not None:
-                raise _unusable(path, f"Corruption: a record of {log.name} at offset {offset} has an impossible type")
+                raise _open_failure(
+                    path, f"Corruption: a record of {log.name} at offset {offset} has an impossible type"
+                )
     except OSError as error:
-        raise _unusable(path, f"{_IO_ERROR}: {error}") from error
+        raise _open_failure(path, f"{_IO_ERROR}: {error}") from error
 
 
-def _unusable(path: Path, why: str) -> DiskError:
+def _open_failure(path: Path, why: str) -> DiskError:
     if any(text in why for text in _FULL):
         return DiskFullError(f"cannot open the index {path}: {why}")
     is_damaged = _IO_ERROR not in why or any(text in why for text in (_DAMAGED, _MISSING))
-    return DiskError(f"cannot open the index {path}: {why}{_REPLACED if is_damaged else ''}")
+    return DiskError(f"cannot open the index {path}: {why}{_REBUILD_OR_REPLACE_HINT if is_damaged else ''}")
 
 
 def _options(cache_bytes: int) -> Options:

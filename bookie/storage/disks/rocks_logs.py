@@ -22,9 +22,9 @@ from crc32c import crc32c
 BLOCK_BYTES: Final = 32 << 10
 
 _CHUNK: Final = struct.Struct("<IHB")
-_TYPE_AT: Final = 6
+_TYPE_OFFSET: Final = 6
 _ZERO: Final = 0
-_REUSED: Final = frozenset({5, 6, 7, 8, 11, 13})
+_RECYCLED_TYPES: Final = frozenset({5, 6, 7, 8, 11, 13})
 """The types that occur only in reused logs: full, first, middle and last chunks, and two kinds of metadata records."""
 _MASK_ADD: Final = 0xA282EAD8
 
@@ -43,10 +43,10 @@ def endless_record_at(blocks: Iterable[bytes]) -> int | None:
         at = 0
         while at + _CHUNK.size <= len(block):
             crc, length, kind = _CHUNK.unpack_from(block, at)
-            if kind in _REUSED:
+            if kind in _RECYCLED_TYPES:
                 return offset + at
             end = at + _CHUNK.size + length
-            if (kind == _ZERO and not length) or end > len(block) or crc != masked_crc(block[at + _TYPE_AT : end]):
+            if (kind == _ZERO and not length) or end > len(block) or crc != masked_crc(block[at + _TYPE_OFFSET : end]):
                 break
             at = end
         offset += len(block)

@@ -12,8 +12,9 @@ any disk, and the bookie ends (J6). If a write to another one fails, that direct
 - if the files of this directory are unknown, a file that no other directory has is never reported as absent (R130),
   because it may be in this one (S6).
 
-A disk may also hang without an error. If an operation on a directory other than the first lasts for ``SILENT_S``, the
-directory is out of use and is not read either, because each operation could last as long and would occupy a thread.
+A disk may also hang without an error. If an operation on a directory other than the first lasts for
+``DISK_SILENCE_S_MAX``, the directory is out of use and is not read either, because each operation could last as long
+and would occupy a thread.
 
 A failed read does not by itself take a directory out of use, because one bad sector damages only some entries. It
 triggers a probe: the directory is taken out of use if a write to it fails, or if it no longer lists the file, as after
@@ -37,7 +38,7 @@ from typing_extensions import override
 from bookie.runtime.clock import Clock
 from bookie.runtime.waiting import within_running_time
 from bookie.storage.port import (
-    SILENT_S,
+    DISK_SILENCE_S_MAX,
     DirectoryFailedError,
     DirectoryFullError,
     Disk,
@@ -96,7 +97,7 @@ class SpreadDirectory:
             self._full_at_bytes = None
         return self._full_at_bytes is None
 
-    def may_be_probed(self, now_s: float) -> bool:
+    def begin_probe_if_due(self, now_s: float) -> bool:
         """Return whether a new probe is due, and if so, record it."""
         if self._probed_s is not None and now_s - self._probed_s < _PROBE_INTERVAL_S:
             return False
@@ -124,7 +125,7 @@ class SpreadDisk(Disk):
 
     @classmethod
     async def over(
-        cls, directories: Sequence[SpreadDirectory], clock: Clock | None, *, silent_s: float = SILENT_S
+        cls, directories: Sequence[SpreadDirectory], clock: Clock | None, *, silent_s: float = DISK_SILENCE_S_MAX
     ) -> SpreadDisk:
         """Combine several directories into one disk, and list their files.
 
@@ -148,7 +149,7 @@ class SpreadDisk(Disk):
             return await self._first.create(path)
         if path in self._places:
             raise DiskError(f"cannot create {path}: it exists")
-        directory, disk = await self._roomiest()
+        directory, disk = await self._directory_with_most_room()
         self._unsynced.add(directory.path)
         try:
             file = await self.answer(directory, disk.create(path))
@@ -198,7 +199,7 @@ class SpreadDisk(Disk):
             try:
                 found = await self.answer(each, each.disk.names(SPREAD))
             except DiskError as error:
-                self._raise_or_take_out(each, error)
+                self._raise_or_take_out_of_use(each, error)
                 continue
             for name in found:
                 self._places.setdefault(f"{SPREAD}/{name}", each)
@@ -215,7 +216,7 @@ class SpreadDisk(Disk):
                 try:
                     await self.answer(each, each.disk.make_directory(path))
                 except DiskError as error:
-                    self._raise_or_take_out(each, error)
+                    self._raise_or_take_out_of_use(each, error)
 
     @override
     async def unlink(self, path: str) -> None:
@@ -252,7 +253,7 @@ class SpreadDisk(Disk):
                 await self.answer(each, each.disk.sync_directory(SPREAD))
             except DiskError as error:
                 self._unsynced.add(each.path)
-                self._raise_or_take_out(each, error)
+                self._raise_or_take_out_of_use(each, error)
 
     @override
     async def space(self) -> tuple[int, int]:
@@ -292,18 +293,18 @@ class SpreadDisk(Disk):
         disk = directory.disk
         if disk is None or disk is self._first or directory.problem or path in self._removed:
             return
-        if self._clock is None or not directory.may_be_probed(self._clock.monotonic_s()):
+        if self._clock is None or not directory.begin_probe_if_due(self._clock.monotonic_s()):
             return
         try:
             names = await self.answer(directory, disk.names(SPREAD))
             if path.removeprefix(f"{SPREAD}/") not in names and path not in self._removed:
-                self._take_out(directory, f"its file {path} is missing: is the disk mounted?")
+                self._take_out_of_use(directory, f"its file {path} is missing: is the disk mounted?")
                 return
             await self.answer(directory, disk.replace(PROBE_FILE, b"written after a failed read\n"))
         except DiskFullError:
             return
         except DiskError as error:
-            self._take_out(directory, str(error))
+            self._take_out_of_use(directory, str(error))
 
     async def answer(self, directory: SpreadDirectory, work: Coroutine[Any, Any, T]) -> T:
         """Await an operation on a directory, with a deadline unless it is the first directory.
@@ -323,7 +324,7 @@ class SpreadDisk(Disk):
             return await within_running_time(self._silent_s, work)
         except TimeoutError as error:
             directory.is_silent = True
-            self._take_out(directory, f"its disk did not answer for {self._silent_s:g} s")
+            self._take_out_of_use(directory, f"its disk did not answer for {self._silent_s:g} s")
             raise DirectoryFailedError(f"{directory.path} is out of use: {directory.problem}") from error
 
     async def noted(self, directory: SpreadDirectory, error: DiskError) -> DiskError:
@@ -338,15 +339,15 @@ class SpreadDisk(Disk):
             return DirectoryFullError(str(error)) if any(others) else error
         if directory.disk is self._first:
             return error
-        self._take_out(directory, str(error))
+        self._take_out_of_use(directory, str(error))
         return DirectoryFailedError(str(error))
 
-    def _raise_or_take_out(self, directory: SpreadDirectory, error: DiskError) -> None:
+    def _raise_or_take_out_of_use(self, directory: SpreadDirectory, error: DiskError) -> None:
         if directory.disk is self._first or isinstance(error, DiskFullError):
             raise error
-        self._take_out(directory, str(error))
+        self._take_out_of_use(directory, str(error))
 
-    def _take_out(self, directory: SpreadDirectory, problem: str) -> None:
+    def _take_out_of_use(self, directory: SpreadDirectory, problem: str) -> None:
         if not directory.problem:
             directory.problem = problem
             _log.error("ledger directory out of use", extra={"directory": directory.path, "problem": problem})
@@ -359,10 +360,10 @@ class SpreadDisk(Disk):
                 try:
                     found.append((each, *await self.answer(each, each.disk.space())))
                 except DiskError as error:
-                    self._raise_or_take_out(each, error)
+                    self._raise_or_take_out_of_use(each, error)
         return found
 
-    async def _roomiest(self) -> tuple[SpreadDirectory, Disk]:
+    async def _directory_with_most_room(self) -> tuple[SpreadDirectory, Disk]:
         found = [(each.has_room(free), free, each) for each, _, free in await self._spaces()]
         _, _, chosen = max(found, key=lambda candidate: candidate[:2])
         assert chosen.disk is not None

@@ -52,7 +52,7 @@ from bookie.storage.entry_logs.entry_log import (
     decode_records,
     log_path,
 )
-from bookie.storage.entry_logs.log_ends import end_of, ends_at
+from bookie.storage.entry_logs.log_ends import log_end_put, read_log_end
 from bookie.storage.port import (
     DirectoryFailedError,
     DirectoryFullError,
@@ -136,7 +136,7 @@ class Compactor:
                 done.kept_damaged += 1
                 continue
             try:
-                end = await end_of(self.index, log_id)
+                end = await read_log_end(self.index, log_id)
                 done.copied_bytes += await self._move_live(log_id, size, size if end is None else end.offset)
             except _UnreadableLogError as error:
                 _log.error("entry log kept, it cannot be read", extra={"log_id": log_id, "error": str(error)})
@@ -205,7 +205,7 @@ class Compactor:
                     values = await target.append([(entry.body, entry.crc) for entry in live])
                     await target.sync()
                     is_named = True  # from here on, the index may refer to the target
-                    renaming = self._rename(target.log_id, target.size, live, values)
+                    renaming = self._write_new_places(target.log_id, target.size, live, values)
                     await asyncio.shield(guarded("compaction", renaming))
                     copied += sum(len(entry.body) for entry in live)
             if target is not None:
@@ -221,7 +221,7 @@ class Compactor:
 
     async def _create(self) -> EntryLogWriter:
         log_id = self.logs.take_id()
-        await self.index.write([(dead_key(log_id), pack_dead(_UNFINISHED)), ends_at(log_id, HEADER_SIZE)])
+        await self.index.write([(dead_key(log_id), pack_dead(_UNFINISHED)), log_end_put(log_id, HEADER_SIZE)])
         return await self.logs.create(log_id)
 
     async def _live(self, log_id: int, size: int, end: int) -> AsyncGenerator[list[_Live], None]:
@@ -230,7 +230,7 @@ class Compactor:
             async for records in windows:
                 step = 1 if fault_point("compaction.tiny_page") else self.settings.flush_page_entries
                 for start in range(0, len(records), step):
-                    page = [_as_live(location, body) for location, body in records[start : start + step]]
+                    page = [_live_record(location, body) for location, body in records[start : start + step]]
                     values = await self.index.get_many([entry.key for entry in page])
                     if live := [entry for entry, value in zip(page, values, strict=True) if value == entry.old]:
                         yield live
@@ -265,7 +265,9 @@ class Compactor:
         finally:
             await file.close()
 
-    async def _rename(self, target_id: int, target_end: int, live: Sequence[_Live], values: Sequence[bytes]) -> None:
+    async def _write_new_places(
+        self, target_id: int, target_end: int, live: Sequence[_Live], values: Sequence[bytes]
+    ) -> None:
         """Write the new places of entries that did not move; count their old places and useless copies as dead.
 
         Both happen in one write. So if the process ends before the old log is removed, the next run removes it.
@@ -280,7 +282,7 @@ class Compactor:
                     dead += len(entry.body) + RECORD_HEADER_SIZE
             left = dead_bytes(now for entry, now in zip(live, current, strict=True) if now == entry.old)
             more = await increased(self.index, left | ({target_id: dead} if dead else {}))
-            await self.index.write([*puts, *more, ends_at(target_id, target_end)])
+            await self.index.write([*puts, *more, log_end_put(target_id, target_end)])
 
     async def _finish(self, target_id: int) -> None:
         """Record that a target is complete."""
@@ -314,6 +316,6 @@ def _moved(location: Location, log_id: int, offset: int) -> Location:
     return Location(log_id, offset + location.offset, location.size, location.crc)
 
 
-def _as_live(location: Location, body: bytes) -> _Live:
+def _live_record(location: Location, body: bytes) -> _Live:
     old = pack_location(location.log_id, location.offset, location.size, location.crc)
     return _Live(pack_entry_key(*packet_ids(body)), old, body, location.crc)

@@ -45,7 +45,7 @@ from bookie.storage.entry_logs.entry_log import (
     log_path,
 )
 from bookie.storage.entry_logs.entry_log import log_ids as entry_log_ids
-from bookie.storage.entry_logs.log_ends import end_of, ends_at, uncounted
+from bookie.storage.entry_logs.log_ends import log_end_put, read_log_end, uncounted
 from bookie.storage.port import DirectoryFailedError, Disk, DiskFile, EntryIndex
 
 _log = logging.getLogger(__name__)
@@ -75,14 +75,14 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
     for log_id in leftovers:
         if disk.is_out_of_use(log_path(log_id)):
             continue  # keep its records for a later start with its directory
-        end = await end_of(index, log_id)
+        end = await read_log_end(index, log_id)
         try:
             file = await disk.open(log_path(log_id))
         except FileNotFoundError:
             removed.append(log_id)  # the crash was before its creation or after its removal
             continue
         try:
-            found = await _contents(file, log_id, index, None if end is None else end.offset, is_gone)
+            found = await _read_contents(file, log_id, index, None if end is None else end.offset, is_gone)
         finally:
             await file.close()
         if found.is_readable and not found.live_end:
@@ -93,7 +93,7 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
         _log.warning("entry log of an unfinished flush kept", extra={"log_id": log_id})
         puts = [(dead_key(log_id), pack_dead(found.dead_bytes))] if found.is_readable else []
         if end is not None and found.is_readable and found.is_end_right:
-            puts.append(ends_at(log_id, end.offset, is_counted=True))
+            puts.append(log_end_put(log_id, end.offset, is_counted=True))
         await index.write(puts, () if found.is_end_right else [end_key(log_id)])
     if removed:
         await disk.sync_directory(DIRECTORY)
@@ -116,7 +116,7 @@ class _Contents:
     dead_bytes: int = 0
 
 
-async def _contents(
+async def _read_contents(
     file: DiskFile, log_id: int, index: EntryIndex, recorded_end: int | None, is_gone: Callable[[int], bool]
 ) -> _Contents:
     """Read the readable part of a log. Unreadable bytes after its recorded end are dead."""

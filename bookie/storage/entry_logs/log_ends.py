@@ -13,8 +13,8 @@ A record can belong to an earlier file with the same id. Releases without these 
 id if its file was never created or was removed. Such a record makes a complete log look cut off, so it must not decide
 which logs are removed:
 
-- this release gives no log an id for which the index already has a record (``last_recorded``), so a new log has a
-  record of its own;
+- this release gives no log an id for which the index already has a record (``last_recorded_log_id``), so a new log has
+  a record of its own;
 - the header of each log shows whether its end was recorded. The record of a log without this flag is ignored;
 - readable entries after a recorded end are looked up in the index, before the log is removed. If the index refers to an
   entry there, the record is ignored.
@@ -35,12 +35,12 @@ _PAGE_KEYS: Final = 10_000
 Put = tuple[bytes, bytes]
 
 
-def ends_at(log_id: int, offset: int, *, is_counted: bool = False) -> Put:
+def log_end_put(log_id: int, offset: int, *, is_counted: bool = False) -> Put:
     """Return the index record of a log's end."""
     return end_key(log_id), LogEnd(offset, is_counted).encode()
 
 
-async def end_of(index: EntryIndex, log_id: int) -> LogEnd | None:
+async def read_log_end(index: EntryIndex, log_id: int) -> LogEnd | None:
     """Return the recorded end of a log, or None if the log ends where its file ends.
 
     Raises:
@@ -64,7 +64,7 @@ async def uncounted(index: EntryIndex) -> list[int]:
     return found
 
 
-async def last_recorded(index: EntryIndex) -> int:
+async def last_recorded_log_id(index: EntryIndex) -> int:
     """Return the greatest log id for which the index has an end or a number of dead bytes; 0 if there is none.
 
     Raises:

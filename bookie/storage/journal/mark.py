@@ -16,7 +16,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from bookie.storage.errors import SALVAGE, DamagedJournalError
+from bookie.storage.errors import SALVAGE_HINT, DamagedJournalError
 from bookie.storage.port import Disk
 
 _log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class MarkSlots:
         if damaged and not found:
             raise DamagedJournalError(
                 f"journal mark unreadable ({', '.join(damaged)}): the durable end of the journal is unknown. "
-                f"Restore the file from a copy, or {SALVAGE}"
+                f"Restore the file from a copy, or {SALVAGE_HINT}"
             )
         if damaged:
             _log.warning("journal mark slot damaged, using the other", extra={"slot": damaged[0]})

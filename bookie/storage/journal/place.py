@@ -15,7 +15,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from bookie.storage.errors import SALVAGE, DamagedJournalError, WrongJournalError
+from bookie.storage.errors import SALVAGE_HINT, DamagedJournalError, WrongJournalError
 from bookie.storage.journal.replay import DIRECTORY
 from bookie.storage.port import Disk
 
@@ -60,7 +60,7 @@ class PlaceFile:
         if found is None:
             raise DamagedJournalError(
                 f"{self._path} is damaged: it is not known which journal this is. Restore the file from a copy, or "
-                f"{SALVAGE}"
+                f"{SALVAGE_HINT}"
             )
         if found == self.place or (data is None and not is_in_use):
             return

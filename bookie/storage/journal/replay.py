@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from bookie.storage.errors import SALVAGE, DamagedJournalError, LostIndexError
+from bookie.storage.errors import SALVAGE_HINT, DamagedJournalError, LostIndexError
 from bookie.storage.journal.format import (
     FILE_HEADER_SIZE,
     Record,
@@ -86,7 +86,7 @@ class JournalReplay:
             self.files.append(ClosedFile(number, last))
         if mark is not None:
             self.epoch = max(self.epoch, mark.epoch)
-            self._prove(mark.durable_sequence, f"the end of the journal ({DIRECTORY}/)")
+            self._check_reached(mark.durable_sequence, f"the end of the journal ({DIRECTORY}/)")
         if self._damage:
             _log.warning("torn journal tail ignored", extra={"place": self._damage, "sequence": self.reached})
 
@@ -95,23 +95,23 @@ class JournalReplay:
             return await _content(self.disk, path)
         except DiskError as error:
             raise DamagedJournalError(
-                f"{path} cannot be read: {error}. If the disk is otherwise intact, try again; or {SALVAGE}"
+                f"{path} cannot be read: {error}. If the disk is otherwise intact, try again; or {SALVAGE_HINT}"
             ) from error
 
     def _scan(self, path: str, number: int, data: bytes) -> Iterator[tuple[int, list[Record]]]:
         """Yield each intact batch of one file as (sequence, records)."""
         header = decode_file_header(data)
         if header is None:
-            self._torn_file(path, data)
+            self._ignore_torn_file(path, data)
             return
         if header.number != number or header.epoch < self.epoch:
             raise DamagedJournalError(
                 f"{path} has the header of file {header.number} of epoch {header.epoch}, expected file {number} of "
                 f"epoch {self.epoch} or later: it was renamed or belongs to another journal. Move it elsewhere and "
-                f"check it, or {SALVAGE}"
+                f"check it, or {SALVAGE_HINT}"
             )
         self.epoch = header.epoch
-        self._prove(header.durable_sequence, f"{path} offset 0")
+        self._check_reached(header.durable_sequence, f"{path} offset 0")
         offset, end = FILE_HEADER_SIZE, used_size(data)
         while offset < end:
             batch = decode_batch_header(data, offset, header.epoch)
@@ -120,14 +120,14 @@ class JournalReplay:
                 self._damage = self._damage or f"{path} offset {offset}"
                 if (batch := find_batch_header(data, offset + 1, header.epoch)) is None:
                     return
-                self._prove(batch.durable_sequence, f"{path} offset {offset}")
+                self._check_reached(batch.durable_sequence, f"{path} offset {offset}")
                 offset = batch.offset
                 continue
-            self._prove(batch.durable_sequence, f"{path} offset {offset}")
+            self._check_reached(batch.durable_sequence, f"{path} offset {offset}")
             yield batch.sequence, records
             offset = batch.end
 
-    def _torn_file(self, path: str, data: bytes) -> None:
+    def _ignore_torn_file(self, path: str, data: bytes) -> None:
         """Ignore a file without a header, whose creation was interrupted; raise if the file was already in use.
 
         The header is made durable before the first batch is written.
@@ -136,7 +136,7 @@ class JournalReplay:
             raise _lost(f"{path} offset 0", "its header, which was durable before the batches after it")
         self._damage = self._damage or f"{path} offset 0"
 
-    def _prove(self, durable_sequence: int, place: str) -> None:
+    def _check_reached(self, durable_sequence: int, place: str) -> None:
         if durable_sequence > self.reached:
             raise _lost(self._damage or place, f"batches {self.reached + 1} to {durable_sequence}, which were durable")
 
@@ -174,7 +174,7 @@ def check_same_store(has_checkpoint: bool, has_entry_logs: bool, mark: JournalMa
     if has_checkpoint and mark is None:
         raise DamagedJournalError(
             f"the journal directory ({DIRECTORY}/) has no mark, but the entry index is in use: the journal was lost. "
-            f"Mount the right journal disk, or {SALVAGE}"
+            f"Mount the right journal disk, or {SALVAGE_HINT}"
         )
 
 
@@ -191,7 +191,7 @@ async def file_numbers(disk: Disk) -> list[int]:
 def _lost(place: str, what: str) -> DamagedJournalError:
     return DamagedJournalError(
         f"damaged journal at {place}: it lost {what}. Acknowledged entries may be missing, so the bookie does not "
-        f"start. Restore the file from a copy, or {SALVAGE}"
+        f"start. Restore the file from a copy, or {SALVAGE_HINT}"
     )
 
 

@@ -14,7 +14,7 @@ from bookie.model.ids import LedgerId
 from bookie.model.varint import varint
 
 _LENGTH: Final = struct.Struct(">I")
-_IS_ADD: Final = b"\x08\x03\x10\x02\x18"
+_ADD_HEADER_PREFIX: Final = b"\x08\x03\x10\x02\x18"
 """The start of a header: version 3, ADD_ENTRY, and the tag of the transaction id."""
 _PART: Final = b"\xaa\x06"
 """Tag of the part for adds, in requests and answers (field 101)."""
@@ -36,7 +36,7 @@ class AddFrames:
 
     def around(self, txn_id: int, entry_id: int, size: int) -> tuple[bytes, bytes, bytes]:
         """Return the bytes before and after an entry of ``size`` bytes, and the body of the answer after a success."""
-        header, entry = _IS_ADD + varint(txn_id), varint(entry_id)
+        header, entry = _ADD_HEADER_PREFIX + varint(txn_id), varint(entry_id)
         before = self._ledger + entry + self._key + varint(size)
         rest_bytes = size + len(self._flag)
         asked = b"".join(

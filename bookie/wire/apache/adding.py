@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.add_frames import AddFrames
-from bookie.wire.apache.connection import IS_STORED, Answer, Connection, Expected, Waiter
+from bookie.wire.apache.connection import STORED_ANSWER, Answer, Connection, Expected, Waiter
 from bookie.wire.apache.stream import ConnectionLostError
 from bookie.wire.port import AddBatch, AddReply, Status
 
@@ -22,8 +22,10 @@ RECOVERY_PRIORITY: Final = 100
 A read-only bookie accepts adds of this priority while its disks have room, and recovery has to re-add to read-only
 members of an ensemble. Repair never chooses read-only targets (S8)."""
 
-_IN_PART: Final = "other entries of the batch may have been stored: over this protocol each is sent separately"
-_TELLING: Final = (
+_PARTIAL_BATCH_DETAIL: Final = (
+    "other entries of the batch may have been stored: over this protocol each is sent separately"
+)
+_DECISIVE_STATUSES: Final = (
     Status.FENCED,
     Status.UNAUTHORIZED,
     Status.READ_ONLY,
@@ -77,12 +79,12 @@ class AddWaiter(Waiter):
         """The most informative failure so far, None if there is none."""
         if not self._failures:
             return None
-        status = next((status for status in _TELLING if status in self._failures), min(self._failures))
-        return AddReply(status, _IN_PART if len(self._batch.entries) > 1 else "")
+        status = next((status for status in _DECISIVE_STATUSES if status in self._failures), min(self._failures))
+        return AddReply(status, _PARTIAL_BATCH_DETAIL if len(self._batch.entries) > 1 else "")
 
     @override
     def answered(self, answer: Answer) -> None:
-        if answer is not IS_STORED:
+        if answer is not STORED_ANSWER:
             self._is_left_over = True
             if answer.status is not Status.OK:
                 self._failures.add(answer.status)

@@ -27,7 +27,7 @@ ANSWERS_BYTES_MAX: Final = 2 * READ_BYTES_MAX
 _ANSWER: Final = struct.Struct(">HHiqq")
 """Version and opcode, flags, code, ledger, entry; a batch read's request id follows."""
 _REQUEST_ID: Final = struct.Struct(">q")
-_GOOD: Final = 0
+_SUCCESS_CODE: Final = 0
 
 Key = tuple[int, int, int]
 """The key for matching an answer: opcode, ledger and entry; for a batch read its opcode, -1 and the request id."""
@@ -147,7 +147,7 @@ class BulkConnection(Stream):
         group = self._expected.pop(key, None)
         if group is None:
             return
-        is_good = is_whole and code == _GOOD
+        is_good = is_whole and code == _SUCCESS_CODE
         if is_good:
             self.good_operations.add(operation)
         group.take(key, body if is_good else None)

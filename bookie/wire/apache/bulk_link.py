@@ -17,9 +17,9 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.apache import v2
 from bookie.wire.apache.bulk import BulkConnection, Key, batch_key
-from bookie.wire.apache.framing import FRAME_BYTES_EVERYBODY_TAKES, MalformedFrameError, framed
+from bookie.wire.apache.framing import FRAME_BYTES_SAFE_MAX, MalformedFrameError, framed
 from bookie.wire.apache.handshake import CONNECT_S_MAX, connect_to
-from bookie.wire.apache.reading import WINDOW_MAX, checked_entry, first_window
+from bookie.wire.apache.reading import WINDOW_MAX, checked_entry, initial_window
 from bookie.wire.apache.stream import ConnectionLostError
 from bookie.wire.port import READ_BYTES_MAX, AddBatch, EntryResult, Status
 from bookie.wire.resolver import BookieAddress
@@ -30,14 +30,14 @@ _RUN_MIN: Final = 8
 """Minimum number of consecutive entries for a batch read."""
 _WINDOW_MAX: Final = 512
 """Maximum number of concurrent reads of single entries, after as many small entries have arrived."""
-_SMALL: Final = READ_BYTES_MAX // _WINDOW_MAX
+_SMALL_ENTRY_BYTES_MAX: Final = READ_BYTES_MAX // _WINDOW_MAX
 """Maximum bytes of a small entry, 16 KiB. After larger ones, at most ``reading.WINDOW_MAX`` reads are concurrent."""
 _ADD: Final = v2.packet_header(v2.ADD_ENTRY, v2.RECOVERY_ADD | v2.HIGH_PRIORITY)
 """High priority: see ``adding.RECOVERY_PRIORITY``."""
-_READ: Final = v2.packet_header(v2.READ_ENTRY)
+_READ_PACKET_HEADER: Final = v2.packet_header(v2.READ_ENTRY)
 _LENGTH: Final = struct.Struct(">i")
 _IDS: Final = struct.Struct(">qq")
-_READ_HEAD: Final = _LENGTH.pack(len(_READ) + _IDS.size) + _READ
+_READ_HEAD: Final = _LENGTH.pack(len(_READ_PACKET_HEADER) + _IDS.size) + _READ_PACKET_HEADER
 _READ_ANSWER_SIZE: Final = 24
 """Bytes of a single read's answer before the entry."""
 
@@ -72,15 +72,15 @@ class BulkLink:
     async def fetch(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], results: list[EntryResult]) -> None:
         """Read entries into ``results``, in their order, up to ``READ_BYTES_MAX`` or the first failure.
 
-        A round requests at most as many entries as have arrived before (the first one ``first_window``), and at most as
-        many as fit into ``READ_BYTES_MAX`` by the largest size so far. So whatever the sizes are, ``results`` grows to
-        at most ``READ_BYTES_MAX`` and one round, which adds at most ``ANSWERS_BYTES_MAX`` and one entry.
+        A round requests at most as many entries as have arrived before (the first one ``initial_window``), and at most
+        as many as fit into ``READ_BYTES_MAX`` by the largest size so far. So whatever the sizes are, ``results`` grows
+        to at most ``READ_BYTES_MAX`` and one round, which adds at most ``ANSWERS_BYTES_MAX`` and one entry.
         """
         connection = await self._connection()
         size, largest = 0, 1
         while connection is not None and len(results) < len(entry_ids) and size < READ_BYTES_MAX:
             first = len(results)
-            window = max(first_window(self._frame_bytes_max), first)
+            window = max(initial_window(self._frame_bytes_max), first)
             if first:
                 window = min(window, _window(READ_BYTES_MAX - size, largest))
             run = _run(entry_ids, first)
@@ -112,7 +112,7 @@ class BulkLink:
     ) -> Sequence[bytes]:
         """Read consecutive entries from ``first`` on: as many as fit into one answer, or up to one that is missing."""
         request_id = next(self._request_ids)
-        request = v2.BatchReadV2(ledger_id, first, request_id, count, FRAME_BYTES_EVERYBODY_TAKES)
+        request = v2.BatchReadV2(ledger_id, first, request_id, count, FRAME_BYTES_SAFE_MAX)
         asked = [(batch_key(request_id), (framed(v2.encode_request(request)),))]
         [answer] = await self._ask(connection, v2.BATCH_READ_ENTRY, asked)
         try:
@@ -152,13 +152,13 @@ class BulkLink:
         finally:
             self._good_operations |= connection.good_operations
             if not is_answered and operation not in self._good_operations:
-                self._does_not_speak(operation)
+                self._note_unsupported_operation(operation)
 
     @property
     def _where(self) -> str:
         return f"{self._address.host}:{self._address.port}"
 
-    def _does_not_speak(self, operation: int) -> None:
+    def _note_unsupported_operation(self, operation: int) -> None:
         if operation == v2.BATCH_READ_ENTRY:  # bookies before 4.17 close the connection upon one
             self._is_without_batches = True
         elif not self.is_refused:
@@ -192,7 +192,7 @@ def _is_over(opening: asyncio.Task[BulkConnection | None]) -> bool:
 
 def _window(rest: int, largest: int) -> int:
     """Return the number of entries to request one by one, with ``rest`` bytes left, by the ``largest`` size so far."""
-    return min(rest // largest + 1, _WINDOW_MAX if largest <= _SMALL else WINDOW_MAX)
+    return min(rest // largest + 1, _WINDOW_MAX if largest <= _SMALL_ENTRY_BYTES_MAX else WINDOW_MAX)
 
 
 def _run(entry_ids: Sequence[EntryId], first: int) -> int:

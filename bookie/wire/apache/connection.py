@@ -21,16 +21,18 @@ from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.framing import FRAME_BYTES_MAX, FrameSplitter, MalformedFrameError, framed
 from bookie.wire.apache.statuses import status_of_code
 from bookie.wire.apache.stream import IN_FLIGHT_MAX, ConnectionLostError, Stream
-from bookie.wire.apache.too_long import request_of, too_long_detail
+from bookie.wire.apache.too_long import decode_answer_ids, too_long_detail
 from bookie.wire.port import Status
 
 _log = logging.getLogger(__name__)
 
-_GIVE_LOGIN: Final = "give --sasl-username and --sasl-password-file"
-_GIVE_TLS: Final = "give --tls-ca, and --tls-cert with --tls-key if it asks for certificates"
-LOGIN_DEMANDED: Final = f"the bookie demands a login: {_GIVE_LOGIN}"
-TLS_DEMANDED: Final = f"the bookie demands TLS: {_GIVE_TLS}"
-TLS_OR_LOGIN_DEMANDED: Final = f"the bookie demands TLS ({_GIVE_TLS}) or a login ({_GIVE_LOGIN}), or both"
+_LOGIN_OPTIONS_HINT: Final = "give --sasl-username and --sasl-password-file"
+_TLS_OPTIONS_HINT: Final = "give --tls-ca, and --tls-cert with --tls-key if it asks for certificates"
+LOGIN_DEMANDED: Final = f"the bookie demands a login: {_LOGIN_OPTIONS_HINT}"
+TLS_DEMANDED: Final = f"the bookie demands TLS: {_TLS_OPTIONS_HINT}"
+TLS_OR_LOGIN_DEMANDED: Final = (
+    f"the bookie demands TLS ({_TLS_OPTIONS_HINT}) or a login ({_LOGIN_OPTIONS_HINT}), or both"
+)
 """Bookies refuse a client without TLS and login in the same way, whichever of the two they demand."""
 CERTIFICATE_REFUSED: Final = (
     f"this client's certificate is not enough for the bookie (--tls-cert and --tls-key), or {LOGIN_DEMANDED}"
@@ -48,9 +50,9 @@ _PARTS: Final = {
     pb.GET_LIST_OF_ENTRIES_OF_LEDGER: "getListOfEntriesOfLedgerResponse",
 }
 """The field with the content in the answer to each operation."""
-_NEEDS_CONTENT: Final = (pb.EOK, pb.ENOLEDGER, pb.ENOENTRY)
+_STATUSES_WITH_CONTENT: Final = (pb.EOK, pb.ENOLEDGER, pb.ENOENTRY)
 """Statuses about a ledger, which the content of the answer must name."""
-_WITHOUT_STATUS: Final = (pb.AUTH, pb.START_TLS)
+_OPERATIONS_WITHOUT_STATUS: Final = (pb.AUTH, pb.START_TLS)
 """Operations whose content has no status: the outcome is the status of the answer, even without content."""
 
 
@@ -64,7 +66,7 @@ class Answer:
     """The reason, if known on this side."""
 
 
-IS_STORED: Final = Answer(Status.OK)
+STORED_ANSWER: Final = Answer(Status.OK)
 """The answer to an add if its bytes are the expected ones; any other answer is parsed."""
 
 
@@ -195,7 +197,7 @@ class Connection(Stream):
             one.waiter.lost(ConnectionLostError(why))
 
     def _too_long(self, head: bytes, frame_bytes: int) -> None:
-        operation, txn_id = request_of(head)
+        operation, txn_id = decode_answer_ids(head)
         expected = self._expected.get(txn_id)
         if expected is not None and expected.operation == operation:
             del self._expected[txn_id]
@@ -207,7 +209,7 @@ class Connection(Stream):
         if added is not None:
             known = self._expected.pop(added, None)
             if known is not None:
-                known.waiter.answered(IS_STORED)
+                known.waiter.answered(STORED_ANSWER)
             return
         response = pb.Response()
         try:
@@ -226,11 +228,11 @@ class Connection(Stream):
         part = _PARTS[operation]
         content = getattr(response, part) if response.HasField(part) else None
         code: int = response.status
-        if operation not in _WITHOUT_STATUS:
+        if operation not in _OPERATIONS_WITHOUT_STATUS:
             if content is None:
                 if not self._is_refusal(code):
                     return
-            elif not _is_for(expected, content):
+            elif not _is_answer_to(expected, content):
                 _log.debug("answer dropped", extra={"txn_id": txn_id, "operation": operation})
                 return
             elif content.status != code:
@@ -240,15 +242,15 @@ class Connection(Stream):
 
     def _is_refusal(self, code: int) -> bool:
         """Return whether an answer without content refuses the request. Refusing the client ends the connection."""
-        if code in _NEEDS_CONTENT:
+        if code in _STATUSES_WITH_CONTENT:
             raise MalformedFrameError(f"an answer with status {code} names no operation")
         if code == pb.EUA and not self.is_logging_in:  # of the client; the refusal of a ledger's password has content
-            self.end(self._what_is_demanded)
+            self.end(self._demanded_security)
             return False
         return True
 
     @property
-    def _what_is_demanded(self) -> str:
+    def _demanded_security(self) -> str:
         """The requirement of a bookie that refused a client, as far as it can be determined."""
         if self._is_refused_after_tls:
             return CERTIFICATE_REFUSED
@@ -277,7 +279,7 @@ class FutureWaiter(Waiter):
             self.future.exception()  # a waiting caller gets it; without one it is dropped
 
 
-def _is_for(expected: Expected, content: Any) -> bool:
+def _is_answer_to(expected: Expected, content: Any) -> bool:
     if expected.ledger_id is not None and content.ledgerId != expected.ledger_id:
         return False
     return expected.entry_id is None or bool(content.entryId == expected.entry_id)

@@ -33,9 +33,9 @@ from bookie.wire.requests import AnyRequest, Copy, Fence, Info, ListEntries, Rea
 _MISSING: Final = (Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO)
 _WAIT_S_MAX: Final = 3600.0
 """Longest wait in a request. Apache's bookies bound neither waits nor waiters."""
-_DISK_FIGURES: Final = 3
+_DISK_INFO_FLAGS: Final = 3
 """The bits of GET_BOOKIE_INFO for total and free bytes."""
-_NOT_WAITED_FOR: Final = (Status.OK, Status.IO_ERROR, *_MISSING)
+_IMMEDIATE_POLL_STATUSES: Final = (Status.OK, Status.IO_ERROR, *_MISSING)
 """Outcomes of a long poll that are followed by a request for the last add confirmed."""
 
 
@@ -147,7 +147,7 @@ class Exchange:
         if poll.wait_s > 0:
             read.timeOut = round(min(poll.wait_s, _WAIT_S_MAX) * 1000)
         answer = await self._ask(pb.READ_ENTRY, pb.Request(readRequest=read), ledger_id)
-        if answer.status not in _NOT_WAITED_FOR:
+        if answer.status not in _IMMEDIATE_POLL_STATUSES:
             return LacReply(answer.status)
         return replace(await self._read_lac(ledger_id), entry=_piggybacked(answer, ledger_id, EntryId(poll.beyond + 1)))
 
@@ -169,7 +169,7 @@ class Exchange:
         Of the rest, ``incarnation`` and ``version`` are empty, ``ledger_count`` is None, ``is_read_only`` False, which
         means nothing here: whether a bookie is read-only is in its registration.
         """
-        request = pb.Request(getBookieInfoRequest=pb.GetBookieInfoRequest(requested=_DISK_FIGURES))
+        request = pb.Request(getBookieInfoRequest=pb.GetBookieInfoRequest(requested=_DISK_INFO_FLAGS))
         answer = await self._ask(pb.GET_BOOKIE_INFO, request)
         if answer.status is not Status.OK:
             return InfoReply(answer.status)

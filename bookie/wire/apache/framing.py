@@ -20,7 +20,7 @@ FRAME_BYTES_MAX: Final = PACKET_BYTES_MAX + 4096
 A little more than ``nettyMaxFrameSizeBytes`` of Apache's servers (5,242,880 by default, 5,253,120 under Pulsar), so
 each of their frames is accepted here too.
 """
-FRAME_BYTES_EVERYBODY_TAKES: Final = 5_242_880
+FRAME_BYTES_SAFE_MAX: Final = 5_242_880
 """Apache's default of ``nettyMaxFrameSizeBytes`` on both sides: divisible messages are sent within this limit."""
 FRAME_BYTES_LIMIT: Final = 1 << 30
 """No bookie sends more in one frame: a greater length is invalid. Also the maximum of the configurable limit."""
@@ -28,7 +28,7 @@ LENGTH_SIZE: Final = 4
 HEAD_BYTES: Final = 64
 """Number of bytes kept from the body of a skipped frame: enough for the header of every message."""
 
-TooLong = Callable[[bytes, int], None]
+TooLongCallback = Callable[[bytes, int], None]
 """Receives each skipped frame: the first ``HEAD_BYTES`` of its body, and the length of the whole frame."""
 
 _LENGTH: Final = struct.Struct(">i")
@@ -45,7 +45,7 @@ class FrameTooLargeError(MalformedFrameError):
 class FrameSplitter:
     """Cuts a stream of bytes into the bodies of frames. Belongs to one connection."""
 
-    def __init__(self, bytes_max: int = FRAME_BYTES_MAX, too_long: TooLong | None = None) -> None:
+    def __init__(self, bytes_max: int = FRAME_BYTES_MAX, too_long: TooLongCallback | None = None) -> None:
         """Start between two frames.
 
         Args:
@@ -91,7 +91,7 @@ class FrameSplitter:
                 self._needed = min(end - start, LENGTH_SIZE + HEAD_BYTES)
                 if size - start < self._needed:
                     break
-                self._pass_over(head, end - start, max(0, end - size))
+                self._skip_frame(head, end - start, max(0, end - size))
                 start = min(end, size)
                 self._needed = LENGTH_SIZE
                 continue
@@ -102,7 +102,7 @@ class FrameSplitter:
             start = end
         self._rest += data[start:]
 
-    def _pass_over(self, head: bytes, frame_bytes: int, still_to_come: int) -> None:
+    def _skip_frame(self, head: bytes, frame_bytes: int, still_to_come: int) -> None:
         assert self._too_long is not None
         self._passing = still_to_come
         self._too_long(head, frame_bytes)

@@ -28,11 +28,11 @@ CONNECT_S_MAX: Final = 10.0
 LOGIN_ROUNDS_MAX: Final = 8
 
 _PORT_MAX: Final = 65535
-_PLUGIN: Final = "sasl"
+_AUTH_PLUGIN: Final = "sasl"
 _NO_LOGIN_PLUGIN: Final = "AuthDisabledPlugin"
 """The answer of a bookie without a login plugin to any login."""
-_HUNG_UP: Final = "the bookie closed the connection"
-_SILENCE_MS: Final = 20_000
+_CONNECTION_CLOSED_REASON: Final = "the bookie closed the connection"
+_TCP_USER_TIMEOUT_MS: Final = 20_000
 """A peer that acknowledges nothing for this time is dead. Without this limit, detection takes a quarter of an hour."""
 
 
@@ -93,17 +93,17 @@ async def connect_to(address: BookieAddress, protocol: asyncio.Protocol) -> None
         raise ConnectionLostError(f"cannot connect to {address.host}:{address.port}: there is no such port")
     try:
         transport, _ = await loop.create_connection(lambda: protocol, address.host, address.port)
-        _notice_silence(transport.get_extra_info("socket"))
+        _set_tcp_timeouts(transport.get_extra_info("socket"))
     except (OSError, ValueError) as error:  # the latter: no host name
         raise ConnectionLostError(f"cannot connect to {address.host}:{address.port}: {error}") from error
 
 
-def _notice_silence(sock: socket.socket) -> None:
+def _set_tcp_timeouts(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_MS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MS)
 
 
 async def _start_tls(connection: Connection, address: BookieAddress, context: ssl.SSLContext) -> None:
@@ -118,10 +118,10 @@ async def _start_tls(connection: Connection, address: BookieAddress, context: ss
     try:
         transport = await loop.start_tls(connection.transport, connection, context, server_hostname=address.host)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; ValueError: no host name
-        why = str(error) or _HUNG_UP
+        why = str(error) or _CONNECTION_CLOSED_REASON
         raise ConnectionLostError(f"TLS with {address.host}:{address.port} failed: {why}") from error
     if transport is None:
-        raise ConnectionLostError(f"TLS with {address.host}:{address.port} failed: {_HUNG_UP}")
+        raise ConnectionLostError(f"TLS with {address.host}:{address.port} failed: {_CONNECTION_CLOSED_REASON}")
     connection.secured(transport)
 
 
@@ -133,13 +133,13 @@ async def _log_in(connection: Connection, credentials: SaslCredentials) -> None:
         for _ in range(LOGIN_ROUNDS_MAX):
             answer = await _round(connection, token)
             if answer.status is not Status.OK:
-                raise ConnectionLostError(_why_refused(credentials, is_encrypted=connection.is_encrypted))
+                raise ConnectionLostError(_login_refusal_reason(credentials, is_encrypted=connection.is_encrypted))
             if answer.content is None:
                 raise ConnectionLostError("the bookie's answer to a login has no content")
             if answer.content.authPluginName == _NO_LOGIN_PLUGIN:
                 connection.is_logged_in = True
                 return
-            if answer.content.authPluginName != _PLUGIN:
+            if answer.content.authPluginName != _AUTH_PLUGIN:
                 raise ConnectionLostError(f"the bookie knows logins by {answer.content.authPluginName[:64]!r} only")
             token = steps.answer(answer.content.payload)
             if token is None:
@@ -152,7 +152,7 @@ async def _log_in(connection: Connection, credentials: SaslCredentials) -> None:
     raise ConnectionLostError(f"the login of {credentials.username!r} took more than {LOGIN_ROUNDS_MAX} rounds")
 
 
-def _why_refused(credentials: SaslCredentials, *, is_encrypted: bool) -> str:
+def _login_refusal_reason(credentials: SaslCredentials, *, is_encrypted: bool) -> str:
     why = (
         f"the bookie refused the login of {credentials.username!r} by {credentials.mechanism.value}: "
         "check the name, the password, and that it speaks this mechanism"
@@ -166,13 +166,13 @@ async def _round(connection: Connection, token: bytes | None) -> Answer:
     Apache's bookies do not answer a wrong name or password at all. But before a login they answer in order, so a
     refusal of the second request shows that the token was refused.
     """
-    message = pb.Request(authRequest=pb.AuthMessage(authPluginName=_PLUGIN, payload=token))
+    message = pb.Request(authRequest=pb.AuthMessage(authPluginName=_AUTH_PLUGIN, payload=token))
     harmless = pb.Request(getBookieInfoRequest=pb.GetBookieInfoRequest(requested=0))
     waiter = FutureWaiter()
     await connection.ready()
     sent = [
         connection.prepare(message, Expected(pb.AUTH, None, None, waiter)),
-        connection.prepare(harmless, Expected(pb.GET_BOOKIE_INFO, None, None, _IfRefused(waiter))),
+        connection.prepare(harmless, Expected(pb.GET_BOOKIE_INFO, None, None, _RefusalWaiter(waiter))),
     ]
     connection.send([frame for _, frame in sent])
     try:
@@ -181,7 +181,7 @@ async def _round(connection: Connection, token: bytes | None) -> Answer:
         connection.forget([txn_id for txn_id, _ in sent])
 
 
-class _IfRefused(Waiter):
+class _RefusalWaiter(Waiter):
     """A waiter that passes on only refusals."""
 
     def __init__(self, waiter: FutureWaiter) -> None:

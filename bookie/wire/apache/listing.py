@@ -19,7 +19,7 @@ from typing import Final
 
 from bookie.model.availability import EntryRuns, InvalidAvailabilityError
 from bookie.model.ids import NO_ENTRY, LedgerId
-from bookie.runtime.waiting import in_turns
+from bookie.runtime.waiting import run_cooperatively
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.connection import Answer, Connection, Expected, FutureWaiter
 from bookie.wire.apache.reading import entry_result
@@ -28,13 +28,13 @@ from bookie.wire.port import ListReply, Status
 LIST_SILENCE_S: Final = 2.0
 """After this time without an answer to a list, the bookie gets a request supported by every bookie."""
 
-_HOLDS_SOME: Final = frozenset({Status.OK, Status.CORRUPT, Status.IO_ERROR})
+_HAS_ENTRIES_STATUSES: Final = frozenset({Status.OK, Status.CORRUPT, Status.IO_ERROR})
 """Answers to a read of the last entry after which only reads of each entry show the bookie's entries.
 
 A damaged last entry shows nothing about the others.
 """
-_KNOWS_THE_LEDGER: Final = _HOLDS_SOME | {Status.LIMBO, Status.NO_ENTRY}
-_DETAIL: Final = "Apache's bookies are not asked for lists, or have none (DbLedgerStorage)"
+_LEDGER_KNOWN_STATUSES: Final = _HAS_ENTRIES_STATUSES | {Status.LIMBO, Status.NO_ENTRY}
+_NO_LIST_DETAIL: Final = "Apache's bookies are not asked for lists, or have none (DbLedgerStorage)"
 
 
 async def list_entries(connection: Connection, ledger_id: LedgerId, silence_s: float | None) -> ListReply:
@@ -48,7 +48,7 @@ async def list_entries(connection: Connection, ledger_id: LedgerId, silence_s: f
         ConnectionLostError: the connection ended.
     """
     if silence_s is None or connection.is_without_lists:
-        return _without_list(await _last(connection, ledger_id))
+        return _reply_without_list(await _last(connection, ledger_id))
     await connection.ready()
     listing = FutureWaiter()
     wanted = pb.Request(getListOfEntriesOfLedgerRequest=pb.GetListOfEntriesOfLedgerRequest(ledgerId=ledger_id))
@@ -59,12 +59,12 @@ async def list_entries(connection: Connection, ledger_id: LedgerId, silence_s: f
     try:
         await asyncio.wait([listing.future], timeout=silence_s)
         if not listing.future.done():
-            status = await _last_unless(connection, ledger_id, listing)
+            status = await _last_unless_listed(connection, ledger_id, listing)
             if status is not None:
-                reply = _without_list(status)
-                if status in _KNOWS_THE_LEDGER and not connection.is_without_lists:
+                reply = _reply_without_list(status)
+                if status in _LEDGER_KNOWN_STATUSES and not connection.is_without_lists:
                     connection.is_without_lists = is_late_welcome = True
-                    listing.future.add_done_callback(lambda answer: _lists_after_all(connection, answer))
+                    listing.future.add_done_callback(lambda answer: _note_lists_supported(connection, answer))
                 return reply
         return await _listed(await listing.future)
     finally:
@@ -78,7 +78,7 @@ async def _last(connection: Connection, ledger_id: LedgerId) -> Status:
     return entry_result(answer, ledger_id, None).status
 
 
-async def _last_unless(connection: Connection, ledger_id: LedgerId, listing: FutureWaiter) -> Status | None:
+async def _last_unless_listed(connection: Connection, ledger_id: LedgerId, listing: FutureWaiter) -> Status | None:
     """Return the status of a read of the last entry; None if the list came first."""
     await connection.ready()
     reading = FutureWaiter()
@@ -94,9 +94,9 @@ async def _last_unless(connection: Connection, ledger_id: LedgerId, listing: Fut
     return entry_result(reading.future.result(), ledger_id, None).status
 
 
-def _without_list(last: Status) -> ListReply:
+def _reply_without_list(last: Status) -> ListReply:
     """Return the reply of a bookie without lists, from its answer for the last entry."""
-    return ListReply(Status.UNSUPPORTED, detail=_DETAIL) if last in _HOLDS_SOME else ListReply(last)
+    return ListReply(Status.UNSUPPORTED, detail=_NO_LIST_DETAIL) if last in _HAS_ENTRIES_STATUSES else ListReply(last)
 
 
 async def _listed(answer: Answer) -> ListReply:
@@ -104,11 +104,11 @@ async def _listed(answer: Answer) -> ListReply:
         return ListReply(answer.status, detail=answer.detail)
     try:
         decoding = EntryRuns.decoding(answer.content.availabilityOfEntriesOfLedger)
-        return ListReply(Status.OK, await in_turns(decoding))
+        return ListReply(Status.OK, await run_cooperatively(decoding))
     except InvalidAvailabilityError as error:
         return ListReply(Status.IO_ERROR, detail=str(error))
 
 
-def _lists_after_all(connection: Connection, answer: asyncio.Future[Answer]) -> None:
+def _note_lists_supported(connection: Connection, answer: asyncio.Future[Answer]) -> None:
     if not answer.cancelled() and answer.exception() is None:
         connection.is_without_lists = False

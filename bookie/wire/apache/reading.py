@@ -18,13 +18,13 @@ from bookie.wire.port import READ_BYTES_MAX, EntryResult, ReadReply, Status
 
 WINDOW_MAX: Final = 64
 """Maximum number of entries in flight for one read."""
-_WINDOW_AT_FIRST: Final = 16
+_INITIAL_WINDOW: Final = 16
 """The same while the sizes are unknown: 16 of the largest entries of bkheal's writers are 16 MiB.
 
 Each answer allows only one more in flight, because a small entry at the start does not predict the later ones.
 """
 _RECOVERY_PRIORITY: Final = 100
-_OF_THE_ENTRY: Final = frozenset(
+_ENTRY_STATUSES: Final = frozenset(
     (Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO, Status.CORRUPT, Status.IO_ERROR)
 )
 """Outcomes about one entry; any other concerns the whole read."""
@@ -54,7 +54,7 @@ class EntryReads:
         sizes = [len(result.packet) for result in results]
         size, largest = sum(sizes), max(sizes, default=0)
         try:
-            at_first = first_window(self._connection.frame_bytes_max)
+            at_first = initial_window(self._connection.frame_bytes_max)
             while len(results) < len(entry_ids) and size < READ_BYTES_MAX:
                 window = at_first + len(results)
                 if results:
@@ -66,7 +66,7 @@ class EntryReads:
                 answer = await waiter.future
                 self._waiting.popleft()
                 result = entry_result(answer, self._ledger_id, entry_id)
-                if result.status not in _OF_THE_ENTRY:
+                if result.status not in _ENTRY_STATUSES:
                     return ReadReply(result.status, tuple(results), result.detail)
                 results.append(result)
                 size += len(result.packet)
@@ -114,9 +114,9 @@ def checked_entry(packet: Any, ledger_id: LedgerId, entry_id: EntryId | None) ->
     return EntryResult(found_entry, Status.OK, packet) if is_it else EntryResult(asked, Status.CORRUPT)
 
 
-def first_window(frame_bytes_max: int) -> int:
+def initial_window(frame_bytes_max: int) -> int:
     """Return the number of entries in flight while their sizes are unknown: fewer if they may be larger."""
-    return max(2, min(_WINDOW_AT_FIRST, _WINDOW_AT_FIRST * FRAME_BYTES_MAX // frame_bytes_max))
+    return max(2, min(_INITIAL_WINDOW, _INITIAL_WINDOW * FRAME_BYTES_MAX // frame_bytes_max))
 
 
 def _window(rest: int, largest: int) -> int:

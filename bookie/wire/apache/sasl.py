@@ -27,7 +27,7 @@ configuration and machine."""
 _CHALLENGE_BYTES_MAX: Final = 2048
 """RFC 2831, section 2.1.1."""
 _DIRECTIVE: Final = re.compile(r'[\s,]*([!-+\--<>-~]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))\s*(?:,|$)')
-_ONE_ROUND: Final = "00000001"
+_NONCE_COUNT: Final = "00000001"
 
 
 class LoginError(PermanentError):
@@ -139,20 +139,22 @@ class DigestMd5Login(Login):
 
         def proof(prefix: str) -> str:
             a2 = hashlib.md5(f"{prefix}:{self._digest_uri}".encode(), usedforsecurity=False).hexdigest()
-            signed = f"{secret}:{nonce}:{_ONE_ROUND}:{cnonce}:auth:{a2}"
+            signed = f"{secret}:{nonce}:{_NONCE_COUNT}:{cnonce}:auth:{a2}"
             return hashlib.md5(signed.encode(), usedforsecurity=False).hexdigest()
 
         self._expected_proof = proof("")
         charset = "charset=utf-8," if is_utf8 else ""
         username = _quoted(self._credentials.username)
         return (
-            f'{charset}username="{username}",realm="{_quoted(realm)}",nonce="{_quoted(nonce)}",nc={_ONE_ROUND},'
+            f'{charset}username="{username}",realm="{_quoted(realm)}",nonce="{_quoted(nonce)}",nc={_NONCE_COUNT},'
             f'cnonce="{_quoted(cnonce)}",digest-uri="{_quoted(self._digest_uri)}",response={proof("AUTHENTICATE")},qop=auth'
         ).encode("utf-8" if is_utf8 else "latin-1", "replace")
 
     def _secret(self, realm: str, nonce: str, cnonce: str, *, is_utf8: bool) -> str:
         parts = (self._credentials.username, realm, self._credentials.password)
-        known = hashlib.md5(b":".join(_hashed_form(part, is_utf8) for part in parts), usedforsecurity=False).digest()
+        known = hashlib.md5(
+            b":".join(_encode_for_hash(part, is_utf8) for part in parts), usedforsecurity=False
+        ).digest()
         return hashlib.md5(known + f":{nonce}:{cnonce}".encode(), usedforsecurity=False).hexdigest()
 
 
@@ -179,7 +181,7 @@ def parse_challenge(token: bytes) -> dict[str, str]:
     return directives
 
 
-def _hashed_form(text: str, is_utf8: bool) -> bytes:
+def _encode_for_hash(text: str, is_utf8: bool) -> bytes:
     """Encode per RFC 2831, section 2.1.2.1: as ISO 8859-1 if possible, even if UTF-8 was agreed on."""
     try:
         return text.encode("latin-1")

@@ -59,7 +59,7 @@ class Stream(ABC, asyncio.Protocol):
         return self._over is not None
 
     @property
-    def why_over(self) -> str:
+    def end_reason(self) -> str:
         """The reason for its end, or for accepting no more requests."""
         return self._over or "a request on it was abandoned"
 
@@ -73,7 +73,7 @@ class Stream(ABC, asyncio.Protocol):
             self._may_go.clear()
             await self._may_go.wait()
         if self.is_over:
-            raise ConnectionLostError(self.why_over)
+            raise ConnectionLostError(self.end_reason)
 
     async def taken(self) -> None:
         """Wait until the socket accepts more bytes, or the connection has ended."""

@@ -27,7 +27,7 @@ def too_long_detail(frame_bytes: int, bytes_max: int) -> str:
     return f"a frame of {frame_bytes} bytes exceeds the limit of {bytes_max}: {HINT}"
 
 
-def request_of(head: bytes) -> tuple[int, int]:
+def decode_answer_ids(head: bytes) -> tuple[int, int]:
     """Return operation and transaction id of an answer in version 3, from the first ``HEAD_BYTES`` of its body.
 
     Raises:

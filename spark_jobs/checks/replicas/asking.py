@@ -29,7 +29,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from bookie.client.held_entries import HeldEntries
+from bookie.client.held_entries import HeldEntriesReader
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.model.availability import EntryRuns
@@ -136,7 +136,7 @@ class Asker:
             registered: lists the registered bookies; the list is not older than the call.
             clock: for pauses between attempts.
         """
-        self._held = HeldEntries(transport, clock, LIST_TIMEOUT_S)
+        self._held = HeldEntriesReader(transport, clock, LIST_TIMEOUT_S)
         self._ledgers = ledgers
         self._list_registered = registered
         self._clock = clock

@@ -16,7 +16,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
-from bookie.metadata.access import access_in_use
+from bookie.metadata.access import current_access
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.times import rfc3339_if_known
 from bookie.runtime.human import counted
@@ -86,7 +86,7 @@ def inventory_part(
         context.settings.metadata_uri,
         context.settings.connect_timeout_s,
         grace,
-        access_in_use(),
+        current_access(),
         budget.share(tasks, slots.most),
     )
     seen = suspects(held, ledgers).repartition(tasks, "ledger_id").mapInArrow(looking(look), SEEN_DDL)
@@ -107,7 +107,7 @@ def _asked(context: RunContext, bookies: Sequence[BookieId]) -> DataFrame:
     ask = InventoryTasks(
         settings.metadata_uri,
         settings.connect_timeout_s,
-        access_in_use(),
+        current_access(),
         settings.security,
         tuple(bookies),
         settings.inventory_token_file,

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
-from bookie.metadata.access import ZooKeeperAccessError, access_in_use
+from bookie.metadata.access import ZooKeeperAccessError, current_access
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.pulsar.referrers import Referrer
@@ -142,7 +142,7 @@ class ReferenceRun:
         read = (
             self._context.spark.read.format(references.NAME)
             .option(options.METADATA_URI, settings.metadata_uri)
-            .option(options.ACCESS, access_in_use().to_text())
+            .option(options.ACCESS, current_access().to_text())
             .option(options.CONNECT_TIMEOUT_S, settings.connect_timeout_s)
             .option(references.PULSAR_ROOTS, ",".join(self._roots))
             .option(options.BUDGET, budget.whole.to_text())
@@ -189,7 +189,7 @@ class ReferenceRun:
             settings.connect_timeout_s,
             self._roots,
             created_before_ms,
-            access_in_use(),
+            current_access(),
             is_unsure=doubts.is_unsure,
             budget=budget.share(tasks, slots.most),
         )

@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 from pyspark.sql.types import BooleanType
 
-from bookie.metadata.access import ZooKeeperAccessError, access_in_use
+from bookie.metadata.access import ZooKeeperAccessError, current_access
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.tasks.decisions import LostFragment
@@ -183,7 +183,7 @@ class ReplicaRun:
             registered=bookies.registered,
             security=settings.security,
             uses_apache_lists=settings.apache_lists,
-            access=access_in_use(),
+            access=current_access(),
             accepted=self._accepted,
             budget=budget.share(tasks, slots.most),
         )

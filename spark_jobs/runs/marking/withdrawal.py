@@ -49,7 +49,7 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import Ended
-from bookie.runtime.waiting import results_as_they_come
+from bookie.runtime.waiting import results_as_completed
 from spark_jobs.runs.marking.held_back import FoundLedger
 from spark_jobs.runs.port import Gate
 
@@ -141,7 +141,7 @@ class Withdrawal:
         ][:count_max]
         try:
             works = (self._withdraw(ledger_id, staying) for ledger_id in ended)
-            async with contextlib.aclosing(results_as_they_come(works, _AT_ONCE)) as results:
+            async with contextlib.aclosing(results_as_completed(works, _AT_ONCE)) as results:
                 reasons = Counter([reason async for reason in results if reason is not None])
         finally:
             await self._tasks.locks.prune()

@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from bookie.metadata.bookies.attendance import NOT_KNOWN, Attendance
+from bookie.metadata.bookies.attendance import UNKNOWN_ATTENDANCE, Attendance
 from bookie.runtime.human import counted
 from spark_jobs.image import files
 from spark_jobs.image.folder import ImageFolder, image_folder
@@ -29,7 +29,7 @@ class ImageUpkeep:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._writing: ImageFolder | None = None
-        self._attendance = NOT_KNOWN
+        self._attendance = UNKNOWN_ATTENDANCE
         self.read_from_ms = 0
         """When the reading for the latest generation began, epoch milliseconds."""
         self.written: Manifest | None = None

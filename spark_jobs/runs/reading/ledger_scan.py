@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
-from bookie.metadata.access import ZooKeeperAccessError, access_in_use
+from bookie.metadata.access import ZooKeeperAccessError, current_access
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import LEDGER_ID_MAX
@@ -150,7 +150,7 @@ def task_options(settings: AuditSettings, live: AbstractSet[str] | None, budget:
     """
     return LedgerOptions(
         uri=parse_uri(settings.metadata_uri),
-        access=access_in_use(),
+        access=current_access(),
         connect_timeout_s=settings.connect_timeout_s,
         # A name with a comma is not a bookie id (docs/formats.md#registration).
         live_bookies=None if live is None else frozenset(bookie for bookie in live if "," not in bookie),

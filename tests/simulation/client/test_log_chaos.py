@@ -18,7 +18,7 @@ from bookie.client.options import LedgerOptions
 from bookie.metadata.logs.log_list import LogConflictError
 from bookie.metadata.store.memory import Fault
 from bookie.model.errors import BkhealError, OutcomeUnknownError, TransientError
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 from tests.worlds.log import BOOKIES, NAME, Client, LogWorld, log_world, read_all
 from tests.worlds.virtual_time import run_virtual
 
@@ -193,7 +193,7 @@ def test_the_guarantees_of_logs_hold_under_faults(seed: int) -> None:
     async def main() -> None:
         async with log_world() as world:
             chaos = Chaos(world, seed)
-            with deciding_by(chaos.point):
+            with inject_faults(chaos.point):
                 await chaos.run()
             await chaos.check()
             assert any(session.acked for session in chaos.sessions)

@@ -19,7 +19,7 @@ from bookie.metadata.store.memory import Fault
 from bookie.model.errors import BkhealError
 from bookie.model.ids import EntryId
 from bookie.model.metadata import LedgerMetadata
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 from bookie.wire.port import Status
 from tests.worlds.virtual_time import run_virtual
 from tests.worlds.writer import ScriptedBookie, WriterWorld
@@ -116,7 +116,7 @@ async def scenario(seed: int, fired: Counter[str]) -> str:
 
     world.store.fault_hook = hook
     outcome = "whole"
-    with deciding_by(fires):
+    with inject_faults(fires):
         storm = asyncio.ensure_future(trouble(world, rng))
         try:
             await write(world, writer, rng, has_own_ids=options.has_own_entry_ids)

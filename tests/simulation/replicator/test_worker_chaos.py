@@ -11,7 +11,7 @@ from bookie.metadata.layout import lock_path
 from bookie.metadata.port import NoNodeError
 from bookie.metadata.store.memory import Fault
 from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import make_metadata, names, should_hold
 from tests.worlds.repair import RepairWorld, Running, a_world
@@ -135,5 +135,5 @@ def test_no_fault_breaks_a_rule_and_everything_is_repaired(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 106))
 def test_unlikely_branches_break_no_rule(seed: int) -> None:
     rng = random.Random(seed)
-    with deciding_by(lambda name: name.startswith(("replicator.", "queue.", "recovery.")) and rng.random() < 0.2):
+    with inject_faults(lambda name: name.startswith(("replicator.", "queue.", "recovery.")) and rng.random() < 0.2):
         run_virtual(history(seed))

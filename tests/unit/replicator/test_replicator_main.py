@@ -170,7 +170,7 @@ async def test_a_process_does_not_wait_for_a_bookie_with_an_open_circuit() -> No
         ports = await _ports(cast(ZooKeeperStore, store), uri, ReplicatorSettings("zk+hierarchical://h:1/ledgers"))
         try:
             for _ in range(SILENCES_MAX):
-                ports.circuits.not_answered(bookie, ports.clock.monotonic_s())
+                ports.circuits.record_unanswered(bookie, ports.clock.monotonic_s())
             reply = await ports.transport.ask(bookie, Info(), 1.0)
             assert (reply.status, ports.circuits.open_count) == (Status.UNREACHABLE, 1)
             assert reply.detail == "bookie silent has not answered for a while, and was not asked"

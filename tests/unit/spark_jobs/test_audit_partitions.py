@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.metadata.access import ZooKeeperAccess, access_in_use, use_access
+from bookie.metadata.access import ZooKeeperAccess, current_access, set_current_access
 from bookie.metadata.layout import LayoutKind, ledger_path
 from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.store.memory import MemoryStore
@@ -131,10 +131,10 @@ def test_ranges_include_both_ends() -> None:
 
 
 def test_the_access_is_that_of_the_option_or_else_of_the_process() -> None:
-    use_access(ZooKeeperAccess(state_root="/of-the-process"))
+    set_current_access(ZooKeeperAccess(state_root="/of-the-process"))
     access = ZooKeeperAccess(state_root="/of-the-option")
     assert ledger_options(URI | {"zookeeper_access": access.to_text()}).access == access
-    assert ledger_options(URI).access == access_in_use()
+    assert ledger_options(URI).access == current_access()
 
 
 @pytest.mark.parametrize(

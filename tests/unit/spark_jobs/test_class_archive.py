@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from auditor.class_archive import ClassArchiveError, make_class_archive
-from bookie.runtime.class_data import mark_whole
+from bookie.runtime.class_data import mark_complete
 from bookie.runtime.java import Java, JavaOrigin
 from spark_jobs.class_archive import LAUNCHER_OPTIONS, SUBMIT_OPTIONS, VARIABLE, archive_options, archive_path
 from spark_jobs.session import SessionSettings, spark_conf
@@ -37,7 +37,7 @@ def environment(tmp_path: Path, java: Java) -> dict[str, str]:
 
 def an_archive(path: Path) -> None:
     path.write_bytes(b"classes")
-    mark_whole(path)
+    mark_complete(path)
 
 
 def test_the_archive_in_the_cache_directory_is_used(java: Java, environment: dict[str, str]) -> None:

@@ -17,7 +17,7 @@ from auditor.operating import old_state
 from auditor.operating.checked import Checked, State, worst
 from auditor.operating.doctor import CLOCK_FAIL_MS, CLOCK_WARN_MS, clock_check
 from auditor.operating.permissions import permission_checks
-from bookie.metadata.access import ZooKeeperAccess, use_access
+from bookie.metadata.access import ZooKeeperAccess, set_current_access
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
@@ -253,7 +253,7 @@ def test_a_state_root_that_cannot_be_created_is_named(cluster: CommandCluster) -
 
 async def _permissions(cluster: CommandCluster, access: ZooKeeperAccess) -> list[Checked]:
     async with cluster.connected("") as client:
-        use_access(access)
+        set_current_access(access)
         return await permission_checks(client)
 
 

@@ -39,7 +39,7 @@ def test_quickstart_processes_do_not_inherit_settings_but_find_the_tools(
     }
     for name, value in set_by_operator.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(access, "_in_use", [])
+    monkeypatch.setattr(access, "_process_access", [])
     origins: list[str] = []
 
     async def look(*_: Any) -> None:

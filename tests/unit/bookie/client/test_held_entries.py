@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 from typing_extensions import override
 
-from bookie.client.held_entries import REQUESTS_MAX, Copies, HeldEntries
+from bookie.client.held_entries import REQUESTS_MAX, Copies, HeldEntriesReader
 from bookie.model.availability import EntryRuns
 from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId
@@ -63,11 +63,11 @@ class Bookie(WithoutAdds):
         return EntryResult(entry_id, status, packet, self.reasons.get(entry_id, ""))
 
     async def says(self, wanted: Sequence[int] = range(COUNT), attempts_max: int = 1) -> ListReply:
-        asking = HeldEntries(self, VirtualClock(), 1.0, attempts_max)
+        asking = HeldEntriesReader(self, VirtualClock(), 1.0, attempts_max)
         return await asking.held(BOOKIE, LEDGER, map(EntryId, wanted))
 
     async def copies(self) -> Copies:
-        return await HeldEntries(self, VirtualClock(), 1.0).copies(BOOKIE, LEDGER, map(EntryId, range(COUNT)))
+        return await HeldEntriesReader(self, VirtualClock(), 1.0).copies(BOOKIE, LEDGER, map(EntryId, range(COUNT)))
 
 
 @in_virtual_time
@@ -112,7 +112,7 @@ async def test_wanted_ids_are_consumed_only_as_they_are_read() -> None:
 
     bookie = Bookie()
     bookie.refusals = [Status.IO_ERROR]
-    reply = await HeldEntries(bookie, VirtualClock(), 1.0).held(BOOKIE, LEDGER, wanted())
+    reply = await HeldEntriesReader(bookie, VirtualClock(), 1.0).held(BOOKIE, LEDGER, wanted())
     assert reply.status is Status.IO_ERROR
     assert len(taken) == sum(map(len, bookie.asked)) < COUNT
 
@@ -248,7 +248,7 @@ async def test_an_entry_whose_bytes_do_not_verify_is_damaged_if_the_digest_is_kn
     bookie.packets = make_packets(LEDGER, COUNT, digest_type=digest_type)
     packet = bookie.packets[EntryId(7)]
     bookie.packets[EntryId(7)] = packet[:-1] + bytes([packet[-1] ^ 1])
-    asking, wanted = HeldEntries(bookie, VirtualClock(), 1.0), [EntryId(each) for each in range(COUNT)]
+    asking, wanted = HeldEntriesReader(bookie, VirtualClock(), 1.0), [EntryId(each) for each in range(COUNT)]
     known = await asking.copies(BOOKIE, LEDGER, wanted, digest_for(digest_type, PASSWORD))
     unknown = await asking.copies(BOOKIE, LEDGER, wanted)
     is_found = digest_type is not DigestType.DUMMY

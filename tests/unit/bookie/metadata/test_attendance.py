@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from bookie.metadata.bookies.attendance import Attendance, attendance, parents_now, who_left
+from bookie.metadata.bookies.attendance import Attendance, attendance, read_parents, who_left
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.layout import bookie_path
 from bookie.model.ids import BookieId
@@ -45,7 +45,7 @@ class Place:
         return Drains(self.cluster.store, self.cluster.cluster.root)
 
     async def left(self, then: Attendance) -> str:
-        now = await parents_now(self.cluster.store, self.cluster.cluster)
+        now = await read_parents(self.cluster.store, self.cluster.cluster)
         draining = (await self.drains.draining()).bookies & self.there.keys()
         return who_left(then, now, await self.drains.begun(draining))
 
@@ -103,7 +103,7 @@ def test_a_drain_that_ends_between_the_reads_is_detected() -> None:
         await place.drains.start(Drain(B))
         then = await place.look()
         await place.drains.stop(B)
-        now = await parents_now(place.cluster.store, place.cluster.cluster)
+        now = await read_parents(place.cluster.store, place.cluster.cluster)
         assert "b:1 is drained" in who_left(then, now, await place.drains.begun([B]))
 
     asyncio.run(run())

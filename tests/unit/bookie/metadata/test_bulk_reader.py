@@ -25,7 +25,7 @@ from bookie.metadata.store.jute import (
 )
 from bookie.metadata.store.multiread import (
     PATHS_PER_REQUEST_MAX,
-    REPLY_BYTES_AIM,
+    REPLY_BYTES_TARGET,
     REQUEST_BYTES_MAX,
     REQUESTS_IN_FLIGHT,
     BulkReader,
@@ -85,7 +85,7 @@ async def test_large_nodes_are_read_in_small_requests() -> None:
     reader = BulkReader(server.send)
     for _ in range(3):
         await reader.nodes([f"/{i}" for i in range(64)])
-    assert max(server.counts[-10:]) * 200_000 <= REPLY_BYTES_AIM * 1.2
+    assert max(server.counts[-10:]) * 200_000 <= REPLY_BYTES_TARGET * 1.2
     await BulkReader(Server(bytes(2_000_000)).send).data(["/a", "/b", "/c"])
 
 
@@ -98,7 +98,7 @@ async def test_large_nodes_after_small_ones_do_not_fill_a_reply() -> None:
     server.counts, server.data = [], bytes(100_000)
     assert len(await reader.data([f"/large/{i}" for i in range(500)])) == 500
     assert server.counts[0] <= 64
-    assert max(server.counts[1:]) * 100_000 <= REPLY_BYTES_AIM
+    assert max(server.counts[1:]) * 100_000 <= REPLY_BYTES_TARGET
 
 
 async def test_small_nodes_need_few_requests_in_each_call() -> None:

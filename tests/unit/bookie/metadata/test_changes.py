@@ -33,7 +33,7 @@ async def test_records_of_many_processes_are_all_kept() -> None:
 
 async def test_the_oldest_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHANGES_MAX", 5)
-    monkeypatch.setattr(module, "_SPARE", 2)
+    monkeypatch.setattr(module, "_CHANGES_SLACK", 2)
     changes = of(MemoryStore(MemoryCell()))
     for number in range(30):
         await changes.record("me", "http", "boost", str(number))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from bookie.client.log.reader import Cursor, next_place
+from bookie.client.log.reader import Cursor, next_position_after
 from bookie.client.log.values import InvalidPositionError, LogPosition, LogTruncatedError
 from bookie.metadata.logs.log_list import LogConflictError, LogList, UnreadableLogError
 from bookie.metadata.logs.log_store import (
@@ -282,20 +282,20 @@ LOG = LogList(ledgers=ids(5, 8), truncated_through=LedgerId(3), last_listed=Ledg
     ],
 )
 def test_a_reader_resumes_at_its_position(cursor: Cursor | None, expected: LogPosition | None) -> None:
-    assert next_place("a", LOG, cursor) == expected
+    assert next_position_after("a", LOG, cursor) == expected
 
 
 @pytest.mark.parametrize("cursor", [Cursor(place(3, 0)), Cursor(place(1, 0)), Cursor(place(1, 0), is_done=True)])
 def test_a_reader_before_the_start_gets_the_start_of_the_log(cursor: Cursor) -> None:
     with pytest.raises(LogTruncatedError, match="5:0") as caught:
-        next_place("a", LOG, cursor)
+        next_position_after("a", LOG, cursor)
     assert caught.value.first == place(5, 0)
 
 
 def test_a_position_that_never_existed_is_refused() -> None:
     with pytest.raises(InvalidPositionError):
-        next_place("a", LOG, Cursor(place(10, 0)))
-    assert next_place("a", LogList(), None) is None
+        next_position_after("a", LOG, Cursor(place(10, 0)))
+    assert next_position_after("a", LogList(), None) is None
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))

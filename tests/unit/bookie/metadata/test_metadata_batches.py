@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bookie.metadata.access import ZooKeeperAccess, use_access
-from bookie.metadata.nodes import batches, batches_of
+from bookie.metadata.access import ZooKeeperAccess, set_current_access
+from bookie.metadata.nodes import batches, group_batches
 from bookie.metadata.port import MULTI_OPS_MAX, NODE_DATA_MAX, Create, Delete, NodeTooLargeError, Operation
 from bookie.metadata.request_limits import check_multi, operation_size
 from bookie.metadata.store.jute import encode_acl, multi_request
@@ -29,7 +29,7 @@ def test_many_bytes_start_a_new_batch() -> None:
 
 def test_a_group_stays_in_one_batch() -> None:
     groups = [(Create(f"/d{number}"), Create(f"/d{number}/a"), Create(f"/d{number}/b")) for number in range(400)]
-    parts = list(batches_of(groups))
+    parts = list(group_batches(groups))
     assert [len(part) for part in parts] == [498, 498, 204]
 
 
@@ -59,7 +59,7 @@ def test_the_acl_of_each_create_counts_toward_the_size() -> None:
     acl = encode_acl(access.acl_entries)
     assert access.acl_bytes == len(acl)
     operations: list[Operation] = [Create(f"/n{number}") for number in range(1_200)]
-    use_access(access)
+    set_current_access(access)
     parts = list(batches(operations))
     assert [operation for part in parts for operation in part] == operations
     for part in parts:

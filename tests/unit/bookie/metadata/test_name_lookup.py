@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bookie.metadata.store import lookup
-from bookie.metadata.store.lookup import LATE_ANSWER_S, NameLookup
+from bookie.metadata.store.lookup import LATE_ANSWER_AGE_S_MAX, NameLookup
 from tests.deadlines import STATE_S
 
 SLOW, FAST, ABSENT = ("slow", 2181), ("fast", 2182), ("absent", 2183)
@@ -47,7 +47,7 @@ class Names:
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
     made = Names()
     monkeypatch.setattr(socket, "getaddrinfo", made.answer)
-    monkeypatch.setattr(lookup, "LOOK_UP_S", 0.2)
+    monkeypatch.setattr(lookup, "LOOK_UP_TIMEOUT_S", 0.2)
     yield made
     made.release()
 
@@ -72,7 +72,7 @@ def test_a_slow_lookup_runs_once_and_its_answer_is_used_by_the_next_attempt(name
 def test_an_old_late_answer_is_not_used(names: Names) -> None:
     assert names.lookup.find([SLOW]) == []
     names.release()
-    names.now_s += LATE_ANSWER_S + 1
+    names.now_s += LATE_ANSWER_AGE_S_MAX + 1
     assert names.lookup.find([SLOW]) == [("slow", "address of slow", 2181)]
     assert names.asked == ["slow", "slow"]
 

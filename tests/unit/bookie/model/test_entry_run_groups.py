@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.model.availability import EXPANDED_RUNS_MAX, GROUPS_AT_ONCE, EntryRuns, RunGroup, RunsBuilder, finished
-from bookie.model.holdings import COMPARED_AT_ONCE, comparing, holds_all, placed_entries
+from bookie.model.availability import EXPANDED_RUNS_MAX, GROUPS_PER_STEP, EntryRuns, RunGroup, RunsBuilder, finished
+from bookie.model.holdings import ENTRIES_COMPARED_PER_STEP, comparing, holds_all, placed_entries
 from bookie.model.ids import BookieId
 from bookie.model.schedule import Stripe
 from tests.worlds.ledgers import make_metadata
@@ -162,10 +162,10 @@ def test_each_step_over_a_long_list_is_short(held: EntryRuns) -> None:
     assert 0 < meter.most <= CALLS_MAX
 
 
-@pytest.mark.parametrize("absent", [COMPARED_AT_ONCE - 1, COMPARED_AT_ONCE])
+@pytest.mark.parametrize("absent", [ENTRIES_COMPARED_PER_STEP - 1, ENTRIES_COMPARED_PER_STEP])
 def test_an_absent_entry_at_the_boundary_of_two_steps_is_found(absent: int) -> None:
-    metadata = make_metadata((0, "a"), quorum=(1, 1), last=2 * COMPARED_AT_ONCE)
-    held = EntryRuns([(0, absent - 1), (absent + 1, 2 * COMPARED_AT_ONCE)])
+    metadata = make_metadata((0, "a"), quorum=(1, 1), last=2 * ENTRIES_COMPARED_PER_STEP)
+    held = EntryRuns([(0, absent - 1), (absent + 1, 2 * ENTRIES_COMPARED_PER_STEP)])
     assert not holds_all(metadata, BookieId("a"), held)
 
 
@@ -175,7 +175,7 @@ def test_no_entry_is_placed_after_the_end_of_the_ledger() -> None:
 
 
 def test_a_list_in_single_runs_is_read_in_steps() -> None:
-    data = in_singles(EntryRuns.of(range(0, 40 * GROUPS_AT_ONCE, 2)))
+    data = in_singles(EntryRuns.of(range(0, 40 * GROUPS_PER_STEP, 2)))
     meter = Meter()
     assert len(meter.run(EntryRuns.decoding(data)).groups) == 1
     assert meter.most <= CALLS_MAX
@@ -188,5 +188,5 @@ def test_a_list_of_more_runs_than_readers_accept_in_groups_is_encoded_run_by_run
     longer = finished(EntryRuns.uniting(held, more))
     assert len(longer.groups) == 1
     pieces = list(longer.encoded())
-    assert max(map(len, pieces)) <= 24 * GROUPS_AT_ONCE
+    assert max(map(len, pieces)) <= 24 * GROUPS_PER_STEP
     assert EntryRuns.decode(b"".join(pieces)).groups == longer.groups

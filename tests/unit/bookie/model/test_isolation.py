@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bookie.client.errors import AddOutcomeUnknownError
 from bookie.client.options import LedgerOptions
-from bookie.client.placement.groups import note_targets, writable_for
+from bookie.client.placement.groups import log_targets_outside_groups, writable_candidates
 from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.bookies.topology import parse_topology
@@ -263,9 +263,9 @@ def test_an_ensemble_change_chooses_among_the_groups_of_its_ledger(caplog: pytes
     metadata = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (BookieId("a"), BookieId("b"))),), custom=wish("red"))
     placement = Placement(topology=TOPOLOGY)
     listed = registered("a c x y g free")
-    assert writable_for(placement, LEDGER, metadata, name_set("a b"), listed) == name_set("a c")
+    assert writable_candidates(placement, LEDGER, metadata, name_set("a b"), listed) == name_set("a c")
     placement.draining = name_set("c")
-    assert writable_for(placement, LEDGER, metadata, name_set("a b"), listed) == name_set("a free")
+    assert writable_candidates(placement, LEDGER, metadata, name_set("a b"), listed) == name_set("a free")
     assert not caplog.records
 
 
@@ -275,8 +275,10 @@ def test_a_policy_that_cannot_be_kept_is_logged_once(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO):
         for ledger_id in (7, 8):
             listed = Bookies(name_set("a x"), frozenset())
-            assert writable_for(placement, LedgerId(ledger_id), metadata, name_set("a"), listed) == name_set("a x")
-            note_targets(placement, LedgerId(ledger_id), metadata, [BookieId("x")])
+            assert writable_candidates(placement, LedgerId(ledger_id), metadata, name_set("a"), listed) == name_set(
+                "a x"
+            )
+            log_targets_outside_groups(placement, LedgerId(ledger_id), metadata, [BookieId("x")])
     (record,) = caplog.records
     assert "the topology has no bookie groups, and the ledger asks for red" in str(record.__dict__["reason"])
 
@@ -285,7 +287,7 @@ def test_a_copy_outside_the_primary_groups_is_logged(caplog: pytest.LogCaptureFi
     custom = wish("red", "green")
     metadata = LedgerMetadata(1, 1, 1, (Fragment(EntryId(0), (BookieId("a"),)),), custom=custom)
     with caplog.at_level(logging.INFO):
-        note_targets(Placement(topology=TOPOLOGY), LEDGER, metadata, name_set("c g"))
+        log_targets_outside_groups(Placement(topology=TOPOLOGY), LEDGER, metadata, name_set("c g"))
     (record,) = caplog.records
     assert record.__dict__["bookies"] == ["g"]
 

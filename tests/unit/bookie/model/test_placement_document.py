@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bookie.metadata.bookies.topology import parse_topology
-from bookie.model.spread import STANDARD
+from bookie.model.spread import DEFAULT_PLACEMENT_POLICY
 
 PAGE = (Path(__file__).parents[4] / "docs/placement.md").read_text()
 
@@ -32,4 +32,4 @@ def test_defaults_in_the_table_are_those_of_the_policy() -> None:
     assert len(blocks("json")) == 2
     for names, default in re.findall(r"^\| (`[a-z_]+`(?:, `[a-z_]+`)*) \| (\S+) \|", PAGE, re.MULTILINE):
         for name in re.findall(r"[a-z_]+", names):
-            assert str(getattr(STANDARD, name)) == default.strip("`")
+            assert str(getattr(DEFAULT_PLACEMENT_POLICY, name)) == default.strip("`")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bookie.runtime.waiting import all_begun_in_turn, all_or_first_error, in_thread_with_place, results_as_they_come
+from bookie.runtime.waiting import all_or_first_error, all_started_in_order, in_bounded_thread, results_as_completed
 from tests.deadlines import STATE_S
 
 Begin = Any
@@ -21,7 +21,7 @@ async def _fails() -> None:
     raise ValueError("the first error")
 
 
-@pytest.mark.parametrize("at_once", [all_or_first_error, all_begun_in_turn])
+@pytest.mark.parametrize("at_once", [all_or_first_error, all_started_in_order])
 async def test_the_first_error_is_raised_alone_and_ends_the_others(at_once: Begin) -> None:
     ended: list[str] = []
 
@@ -36,7 +36,7 @@ async def test_the_first_error_is_raised_alone_and_ends_the_others(at_once: Begi
     assert ended == ["one", "other"]
 
 
-@pytest.mark.parametrize("at_once", [all_or_first_error, all_begun_in_turn])
+@pytest.mark.parametrize("at_once", [all_or_first_error, all_started_in_order])
 async def test_an_empty_list_of_work_ends_at_once(at_once: Begin) -> None:
     before = asyncio.all_tasks()
     for _ in at_once(iter([])).__await__():
@@ -55,7 +55,7 @@ async def test_each_task_has_begun_before_the_next_is_created() -> None:
             told.append(f"made {number}")
             yield work(number)
 
-    await all_begun_in_turn(works())
+    await all_started_in_order(works())
     assert told == ["made 0", "begun 0", "made 1", "begun 1", "made 2", "begun 2"]
 
 
@@ -74,10 +74,10 @@ async def test_begun_tasks_end_if_creating_the_next_fails_or_the_caller_is_cance
         raise ValueError("no more")
 
     with pytest.raises(ValueError, match="no more"):
-        await all_begun_in_turn(works())
+        await all_started_in_order(works())
     assert ended == [0, 1]
 
-    waiting = asyncio.ensure_future(all_begun_in_turn(waits(number) for number in (2, 3)))
+    waiting = asyncio.ensure_future(all_started_in_order(waits(number) for number in (2, 3)))
     await asyncio.sleep(0)  # the first one has begun
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -98,12 +98,12 @@ async def test_results_are_yielded_when_ready_and_concurrency_is_bounded() -> No
         return turns
 
     turns = [50, 10, 5, 70, 1, 1, 1]
-    results = [each async for each in results_as_they_come((work(each) for each in turns), 3)]
+    results = [each async for each in results_as_completed((work(each) for each in turns), 3)]
     assert sorted(results) == sorted(turns)
     assert results.index(5) < results.index(10) < results.index(50)
     assert most == 3
     nothing: Iterator[Coroutine[Any, Any, int]] = iter([])
-    assert [each async for each in results_as_they_come(nothing, 3)] == []
+    assert [each async for each in results_as_completed(nothing, 3)] == []
 
 
 async def test_work_continues_up_to_a_bound_while_a_result_is_used() -> None:
@@ -114,7 +114,7 @@ async def test_work_continues_up_to_a_bound_while_a_result_is_used() -> None:
             begun.append(number)
             yield asyncio.sleep(0, number)
 
-    async with aclosing(results_as_they_come(works(), 2)) as results:
+    async with aclosing(results_as_completed(works(), 2)) as results:
         async for _ in results:
             for _ in range(100):
                 await asyncio.sleep(0)
@@ -139,7 +139,7 @@ async def test_an_error_is_raised_after_earlier_results_and_ends_the_other_work(
         await asyncio.sleep(0)
         raise ValueError("the first error")
 
-    results = results_as_they_come(iter([quick(), waits("one"), fails(), waits("other")]), 4)
+    results = results_as_completed(iter([quick(), waits("one"), fails(), waits("other")]), 4)
     assert await anext(results) == "quick"
     with pytest.raises(ValueError, match="the first error"):
         await anext(results)
@@ -160,7 +160,7 @@ async def test_a_caller_that_stops_ends_the_running_work() -> None:
         return "quick"
 
     before = asyncio.all_tasks()
-    async with aclosing(results_as_they_come(iter([quick(), waits(), waits()]), 2)) as results:
+    async with aclosing(results_as_completed(iter([quick(), waits(), waits()]), 2)) as results:
         async for result in results:
             assert result == "quick"
             break
@@ -181,14 +181,14 @@ async def test_a_thread_keeps_its_slot_until_it_ends_even_if_its_caller_has_left
     for _ in range(2):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await in_thread_with_place(places, work)
+                await in_bounded_thread(places, work)
     for _ in range(5):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await in_thread_with_place(places, lambda: pytest.fail("there is no place"))
+                await in_bounded_thread(places, lambda: pytest.fail("there is no place"))
     go_on.set()
     async with asyncio.timeout(STATE_S):
-        assert await in_thread_with_place(places, lambda: "done") == "done"
+        assert await in_bounded_thread(places, lambda: "done") == "done"
         await places.acquire()
         await places.acquire()
     assert begun.acquire(timeout=0)
@@ -204,4 +204,4 @@ async def test_an_error_in_a_thread_is_raised_and_its_slot_is_freed() -> None:
     places = asyncio.Semaphore(1)
     for _ in range(3):
         with pytest.raises(ValueError, match="of the thread"):
-            await in_thread_with_place(places, work)
+            await in_bounded_thread(places, work)

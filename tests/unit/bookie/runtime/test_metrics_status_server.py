@@ -230,7 +230,7 @@ def test_silent_connections_do_not_block_pages(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_request_that_is_being_answered_is_not_closed_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_server, "CONNECTIONS_MAX", 2)
-    monkeypatch.setattr(status_server, "PLACE_WAIT_S", 0.05)
+    monkeypatch.setattr(status_server, "CONNECTION_WAIT_S_MAX", 0.05)
     begun, go_on = threading.Semaphore(0), threading.Event()
 
     def slow() -> str:
@@ -318,7 +318,7 @@ def test_with_a_client_ca_metrics_need_a_certificate_and_probes_do_not(certifica
 
 @needs_openssl
 def test_a_replaced_certificate_is_used(certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_server, "RENEW_S", 0.1)
+    monkeypatch.setattr(status_server, "TLS_RELOAD_INTERVAL_S", 0.1)
     cert, key = tmp_path / "tls.pem", tmp_path / "tls.key"
 
     def install(name: str) -> None:

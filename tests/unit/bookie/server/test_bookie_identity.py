@@ -32,7 +32,7 @@ from bookie.server.joining.identity import (
     Refusal,
     decide,
 )
-from bookie.server.upkeep.operator_read_only import ReadOnlyWish, write_wish
+from bookie.server.upkeep.operator_read_only import ReadOnlyRequest, write_recorded_request
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.memory import MemoryDisk, Operation
 from bookie.storage.port import DiskError, StalledDiskError
@@ -398,7 +398,7 @@ async def test_the_read_only_mode_may_be_requested_before_the_first_start(
         with pytest.raises(Interrupted):
             await machine.start()
     disk = await FileDisk.acquire(machine.root / "ledgers" / "current")
-    await write_wish(disk, ReadOnlyWish("ops", 1))
+    await write_recorded_request(disk, ReadOnlyRequest("ops", 1))
     await disk.close()
     admitted = await machine.start()
     assert [item.uuid for item in await machine.history("bookie-1")] == [admitted.incarnation]

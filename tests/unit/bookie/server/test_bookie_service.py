@@ -11,7 +11,7 @@ import pytest
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
 from bookie.model.packet import pack_lac
 from bookie.runtime.clock import Clock, SystemClock
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 from bookie.server.service import ServiceLimits
 from bookie.storage.disks.memory import MemoryDisk, Operation, give_way
 from bookie.storage.entry_logs.entry_log import log_path
@@ -278,7 +278,7 @@ async def test_a_drain_does_not_wait_for_long_polls(bookie: Bookie) -> None:
     ids=["forget", "wake", "no place", "short read"],
 )
 async def test_unlikely_branches_make_no_answer_worse(bookie: Bookie, fires: Callable[[str], bool]) -> None:
-    with deciding_by(fires):
+    with inject_faults(fires):
         await bookie.add(0)
         await bookie.service.answer("uuid", WriteLac(LEDGER, KEY, pack_lac(DIGEST, LEDGER, 0)))
         await bookie.add(1, lac=0)

@@ -19,7 +19,7 @@ from bookie.model.availability import EntryRuns
 from bookie.model.holdings import holds_all
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 from bookie.server.upkeep.collector import Collector, CollectorReport, CollectorSettings
 from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
 from bookie.storage.disks.memory import Operation, give_way
@@ -381,7 +381,7 @@ def test_the_race_tests_detect_a_listing_that_does_not_pin(monkeypatch: pytest.M
         """The repair happens between the proof and the deletion."""
         world = await CollectorWorld().open()
         await ledger(world, L5, MOVED)
-        with deciding_by(lambda name: name == "collector.slow_to_delete"):
+        with inject_faults(lambda name: name == "collector.slow_to_delete"):
             collecting = asyncio.ensure_future(world.collector.run_pass())
             await asyncio.sleep(SETTINGS.confirm_after_s + 2)
             was_installed = await _repair(world)
@@ -767,7 +767,7 @@ async def test_a_session_that_ends_after_the_proof_keeps_the_ledger() -> None:
         world.bookie_session.expire()
         world.bookie_session.resume()
 
-    with deciding_by(lambda name: name == "collector.slow_to_delete"):
+    with inject_faults(lambda name: name == "collector.slow_to_delete"):
         report, _ = await asyncio.gather(world.collector.run_pass(), expire())
     assert (report.suspects, report.collected, "session" in report.stopped) == (1, 0, True)
     assert len(await world.held(L5)) == 10
@@ -894,7 +894,7 @@ def test_report_adds_up() -> None:
 async def test_a_stopped_collector_leaves_no_lock() -> None:
     world = await CollectorWorld().open()
     await ledger(world, L5, MOVED)
-    with deciding_by(lambda name: name == "collector.slow_to_delete"):
+    with inject_faults(lambda name: name == "collector.slow_to_delete"):
         collecting = asyncio.ensure_future(world.collector.run_pass())
         await asyncio.sleep(SETTINGS.confirm_after_s + 1)
         assert await world.tasks.locks.locked() == {L5}

@@ -25,19 +25,19 @@ def noted(*entry_ids: int) -> DamagedEntries:
 
 def test_damaged_entries_are_left_out_only_from_the_list_of_their_ledger() -> None:
     board = noted(3, 4, 8)
-    reply = board.list_of(L1, TEN)
+    reply = board.without_damaged_entries(L1, TEN)
     assert (reply.status, list(reply.entries)) == (Status.CORRUPT, [0, 1, 2, 5, 6, 7, 9])
     assert reply.detail == "3 damaged: 3-4, 8"
-    assert board.list_of(L2, TEN) is TEN
+    assert board.without_damaged_entries(L2, TEN) is TEN
     assert (board.count, board.ledgers(2)) == (3, [(L1, [3, 4])])
 
 
 def test_a_list_in_limbo_stays_in_limbo_and_a_failed_one_is_not_touched() -> None:
     board = noted(3)
-    reply = board.list_of(L1, ListReply(Status.LIMBO, TEN.entries))
+    reply = board.without_damaged_entries(L1, ListReply(Status.LIMBO, TEN.entries))
     assert (reply.status, 3 in reply.entries) == (Status.LIMBO, False)
     failed = ListReply(Status.IO_ERROR)
-    assert board.list_of(L1, failed) is failed
+    assert board.without_damaged_entries(L1, failed) is failed
     assert board.count == 1
 
 
@@ -47,13 +47,13 @@ def test_an_entry_that_is_stored_or_read_again_is_no_longer_damaged() -> None:
     assert board.ledgers(10) == [(L1, [4])]
     with board.reading(L1):
         board.read(L1, [EntryResult(EntryId(4), Status.OK, b"")])
-    assert (board.count, board.list_of(L1, TEN)) == (0, TEN)
+    assert (board.count, board.without_damaged_entries(L1, TEN)) == (0, TEN)
 
 
 def test_records_of_deleted_entries_are_removed() -> None:
     board = noted(3)
     gone = ListReply(Status.NO_LEDGER)
-    assert board.list_of(L1, gone) is gone
+    assert board.without_damaged_entries(L1, gone) is gone
     assert board.count == 0
 
 

@@ -12,7 +12,7 @@ from bookie.model.metadata import DigestType
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.server import metrics as names
-from bookie.server.collection_figures import show_collection
+from bookie.server.collection_figures import record_collection
 from bookie.server.copying import Copying
 from bookie.server.measured import MeasuredService, TimedDisk
 from bookie.server.metrics import Sampler, bookie_metrics
@@ -210,8 +210,8 @@ def test_limbo_is_counted_again_until_there_is_none() -> None:
 def test_a_collection_is_shown_with_the_results_of_compaction() -> None:
     metrics = bookie_metrics("1")
     compacted = CompactionResult(removed_logs=1, freed_bytes=1000, copied_bytes=300)
-    show_collection(metrics, CollectorReport(collected_deleted=2, held=7, compacted=compacted, ended_ms=5000))
-    show_collection(metrics, CollectorReport(stopped="the session with ZooKeeper was lost", ended_ms=6000))
+    record_collection(metrics, CollectorReport(collected_deleted=2, held=7, compacted=compacted, ended_ms=5000))
+    record_collection(metrics, CollectorReport(stopped="the session with ZooKeeper was lost", ended_ms=6000))
 
     def value(name: str) -> float | None:
         return metrics.registry.get_sample_value(name)

@@ -9,40 +9,40 @@ import pytest
 from bookie.server.upkeep.operator_read_only import (
     READ_ONLY_FILE,
     OperatorReadOnly,
-    ReadOnlyWish,
-    read_wish,
-    write_wish,
+    ReadOnlyRequest,
+    read_recorded_request,
+    write_recorded_request,
 )
 from bookie.storage.disks.memory import MemoryDisk, Operation, give_way
 from bookie.storage.port import DiskError
 
-WISH = ReadOnlyWish("ops", 1)
+WISH = ReadOnlyRequest("ops", 1)
 
 
 @pytest.mark.parametrize("seed", range(10))
 async def test_a_request_and_its_end_survive_a_power_loss(seed: int) -> None:
     disk, rng = MemoryDisk(), random.Random(seed)
-    await write_wish(disk, WISH)
+    await write_recorded_request(disk, WISH)
     disk = disk.crash(rng)
-    assert await read_wish(disk) == WISH
-    await write_wish(disk, None)
-    assert await read_wish(disk.crash(rng)) is None
+    assert await read_recorded_request(disk) == WISH
+    await write_recorded_request(disk, None)
+    assert await read_recorded_request(disk.crash(rng)) is None
 
 
 async def test_a_damaged_record_counts_as_a_request_until_it_is_withdrawn() -> None:
     disk = MemoryDisk()
     await disk.replace(READ_ONLY_FILE, b"\xff")
-    assert await read_wish(disk) == ReadOnlyWish()
-    await write_wish(disk, None)
-    assert await read_wish(disk) is None
+    assert await read_recorded_request(disk) == ReadOnlyRequest()
+    await write_recorded_request(disk, None)
+    assert await read_recorded_request(disk) is None
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, WISH), (WISH, None)])
 async def test_a_request_that_cannot_be_recorded_changes_nothing(
-    before: ReadOnlyWish | None, after: ReadOnlyWish | None
+    before: ReadOnlyRequest | None, after: ReadOnlyRequest | None
 ) -> None:
     disk = MemoryDisk()
-    await write_wish(disk, before)
+    await write_recorded_request(disk, before)
     mode = OperatorReadOnly(disk, before)
 
     async def failing(operation: Operation, path: str) -> None:
@@ -52,4 +52,4 @@ async def test_a_request_that_cannot_be_recorded_changes_nothing(
     with pytest.raises(DiskError):
         await mode.set(after)
     disk.before = give_way
-    assert (mode.wish, await read_wish(disk)) == (before, before)
+    assert (mode.wish, await read_recorded_request(disk)) == (before, before)

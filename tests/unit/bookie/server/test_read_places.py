@@ -6,7 +6,7 @@ import asyncio
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.tasks import cancel, guarded
-from bookie.server.read_places import ROW_MAX, ReadPlaces
+from bookie.server.read_places import URGENT_IN_A_ROW_MAX, ReadPlaces
 from bookie.server.service import ServiceLimits
 from bookie.storage.settings import StorageSettings
 from bookie.wire.port import AddBatch, ReadReply, Status
@@ -75,10 +75,10 @@ async def test_some_slots_are_reserved_for_recoveries() -> None:
 @in_virtual_time
 async def test_other_reads_get_their_turn_among_many_recoveries() -> None:
     reads = Reads(1)
-    await reads.begin("a", "b", *(f"recovery {number}" for number in range(2 * ROW_MAX)))
-    for _ in range(ROW_MAX + 1):
+    await reads.begin("a", "b", *(f"recovery {number}" for number in range(2 * URGENT_IN_A_ROW_MAX)))
+    for _ in range(URGENT_IN_A_ROW_MAX + 1):
         await reads.end(reads.began[-1])
-    assert reads.began.index("b") == ROW_MAX + 1
+    assert reads.began.index("b") == URGENT_IN_A_ROW_MAX + 1
     await reads.end()
 
 

@@ -19,7 +19,7 @@ from bookie.storage.entry_logs.entry_log import (
     log_path,
 )
 from bookie.storage.entry_logs.leftovers import remove_leftovers
-from bookie.storage.entry_logs.log_ends import end_of, ends_at, uncounted
+from bookie.storage.entry_logs.log_ends import log_end_put, read_log_end, uncounted
 from bookie.storage.port import DiskFullError
 from tests.worlds.entries import raw_entry
 
@@ -126,7 +126,7 @@ async def test_all_bytes_after_the_recorded_end_of_a_log_are_dead(named: int) ->
     size = len(disk.content(log_path(1)))
     disk.overwrite(log_path(1), end, bytes(size - end))
     index = MemoryIndex()
-    await index.write([ends_at(1, end), *((pack_entry_key(7, number), values[number]) for number in range(named))])
+    await index.write([log_end_put(1, end), *((pack_entry_key(7, number), values[number]) for number in range(named))])
     for _ in range(2):
         await remove_leftovers(disk, index, [])
         assert await log_ids(disk) == ([1] if named else [])
@@ -139,7 +139,7 @@ async def test_damage_before_the_recorded_end_keeps_the_log() -> None:
     disk, values = await disk_with_log()
     place = unpack_location(values[2])
     index = MemoryIndex()
-    await index.write([ends_at(1, place.offset + place.size)])
+    await index.write([log_end_put(1, place.offset + place.size)])
     disk.flip_bit(log_path(1), place.offset * 8)
     await remove_leftovers(disk, index, [])
     assert await log_ids(disk) == [1]
@@ -164,10 +164,10 @@ async def test_an_end_of_an_earlier_log_with_the_same_id_removes_no_entries(
         written_by_an_older_release(disk)
     before = disk.content(log_path(1))
     index = MemoryIndex()
-    await index.write([ends_at(1, offset), (pack_entry_key(7, COUNT - 1), values[-1])])
+    await index.write([log_end_put(1, offset), (pack_entry_key(7, COUNT - 1), values[-1])])
     await remove_leftovers(disk, index, log_ids_given)
     assert disk.content(log_path(1)) == before
-    assert await end_of(index, 1) is None
+    assert await read_log_end(index, 1) is None
     [dead] = await index.get_many([dead_key(1)])
     assert unpack_dead(dead) == (COUNT - 1) * (len(entry(0)) + RECORD_HEADER_SIZE)
 
@@ -178,16 +178,16 @@ async def test_an_end_of_an_earlier_log_does_not_turn_damage_into_a_torn_tail(da
     written_by_an_older_release(disk)
     disk.flip_bit(log_path(1), unpack_location(values[damaged]).offset * 8)
     index = MemoryIndex()
-    await index.write([ends_at(1, HEADER_SIZE), (pack_entry_key(7, COUNT - 1), values[-1])])
+    await index.write([log_end_put(1, HEADER_SIZE), (pack_entry_key(7, COUNT - 1), values[-1])])
     await remove_leftovers(disk, index, [])
-    assert (await log_ids(disk), await end_of(index, 1)) == ([1], None)
+    assert (await log_ids(disk), await read_log_end(index, 1)) == ([1], None)
 
 
 async def test_a_log_with_a_damaged_header_is_kept_if_an_end_is_recorded() -> None:
     disk, _ = await disk_with_log()
     disk.flip_bit(log_path(1), 90)
     index = MemoryIndex()
-    await index.write([ends_at(1, HEADER_SIZE)])
+    await index.write([log_end_put(1, HEADER_SIZE)])
     await remove_leftovers(disk, index, [])
     assert (await log_ids(disk), await uncounted(index)) == ([1], [1])
 
@@ -197,7 +197,7 @@ async def test_a_log_with_the_header_of_another_is_kept_if_an_end_is_recorded() 
     await EntryLogs(disk, 3, 10).create(2)
     disk.overwrite(log_path(1), 0, disk.content(log_path(2)))
     index = MemoryIndex()
-    await index.write([ends_at(1, HEADER_SIZE)])
+    await index.write([log_end_put(1, HEADER_SIZE)])
     await remove_leftovers(disk, index, [])
     assert (await log_ids(disk), await uncounted(index)) == ([1, 2], [1])
 
@@ -207,7 +207,7 @@ async def test_a_log_that_lost_records_before_its_recorded_end_is_kept(size: int
     disk, _ = await disk_with_log()
     disk.cut(log_path(1), size)
     index = MemoryIndex()
-    await index.write([ends_at(1, HEADER_SIZE + 1)])
+    await index.write([log_end_put(1, HEADER_SIZE + 1)])
     await remove_leftovers(disk, index, [])
     assert await log_ids(disk) == [1]
 
@@ -215,6 +215,6 @@ async def test_a_log_that_lost_records_before_its_recorded_end_is_kept(size: int
 async def test_a_recorded_end_without_a_log_is_removed() -> None:
     disk, _ = await disk_with_log()
     index = MemoryIndex()
-    await index.write([ends_at(5, HEADER_SIZE)])
+    await index.write([log_end_put(5, HEADER_SIZE)])
     await remove_leftovers(disk, index, [])
     assert (await uncounted(index), await log_ids(disk)) == ([], [1])

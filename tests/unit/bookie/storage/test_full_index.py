@@ -16,7 +16,7 @@ from bookie.model.digest import digest_for
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import pack
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
 from bookie.storage.disks.rocks import RocksIndex, open_database
 from bookie.storage.port import DiskError, DiskFullError
@@ -178,7 +178,7 @@ async def test_the_memory_index_cannot_be_read_after_a_failed_reopen() -> None:
     is_full = True
     with pytest.raises(DiskFullError):
         await index.write([(b"b", b"2")])
-    with deciding_by(lambda name: name == "index.full_at_opening"), pytest.raises(DiskFullError):
+    with inject_faults(lambda name: name == "index.full_at_opening"), pytest.raises(DiskFullError):
         await index.reopen()
     with pytest.raises(DiskFullError):
         await index.get_many([b"a"])

@@ -508,12 +508,16 @@ def test_known_damage_and_a_directory_out_of_use_are_both_left_out_of_a_list() -
     damaged = DamagedEntries()
     with damaged.reading(LEDGER):
         damaged.read(LEDGER, [EntryResult(EntryId(4), Status.CORRUPT)])
-    reply = damaged.list_of(LEDGER, ListReply(Status.CORRUPT, EntryRuns(((0, 9),)), "3 entries are elsewhere"))
+    reply = damaged.without_damaged_entries(
+        LEDGER, ListReply(Status.CORRUPT, EntryRuns(((0, 9),)), "3 entries are elsewhere")
+    )
     assert (reply.status, reply.entries) == (Status.CORRUPT, EntryRuns(((0, 3), (5, 9))))
     assert reply.detail == "1 damaged: 4; 3 entries are elsewhere"
 
-    reply = damaged.list_of(LEDGER, ListReply(Status.CORRUPT, EntryRuns(((5, 9),)), "5 entries are elsewhere"))
+    reply = damaged.without_damaged_entries(
+        LEDGER, ListReply(Status.CORRUPT, EntryRuns(((5, 9),)), "5 entries are elsewhere")
+    )
     assert reply.entries == EntryRuns(((5, 9),))
     assert damaged.ledgers(9) == [(LEDGER, [EntryId(4)])], "the damage is still known after the directory has returned"
-    assert damaged.list_of(LEDGER, ListReply(Status.OK, EntryRuns(((5, 9),)))).status is Status.OK
+    assert damaged.without_damaged_entries(LEDGER, ListReply(Status.OK, EntryRuns(((5, 9),)))).status is Status.OK
     assert damaged.count == 0, "the entry was deleted"

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from bookie.model.errors import TransientError
 from bookie.model.ids import BookieId, EntryId, LedgerId
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 from bookie.wire.handler import BookieHandler
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, AddReply, ReplyT, Request, Status
@@ -209,8 +209,8 @@ async def test_cut_calls_end_in_the_order_of_their_requests(
 async def test_a_simulation_may_lose_answers_and_delay_requests(
     transport: MemoryTransport, bookie: RecordingBookie
 ) -> None:
-    with deciding_by(lambda name: name == "transport.reply_lost"):
+    with inject_faults(lambda name: name == "transport.reply_lost"):
         assert await add(transport, b"first") is Status.UNREACHABLE
-    with deciding_by(lambda name: name == "transport.slow_request"):
+    with inject_faults(lambda name: name == "transport.slow_request"):
         assert await add(transport, b"second") is Status.OK
     assert bookie.payloads == [b"first", b"second"]

@@ -14,7 +14,7 @@ from bookie.metadata.own_state import own_path
 from bookie.metadata.port import Create
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.availability import EntryRuns
-from bookie.model.holdings import COMPARED_AT_ONCE
+from bookie.model.holdings import ENTRIES_COMPARED_PER_STEP
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.schedule import Stripe
 from replicator.knowledge import holdings
@@ -98,7 +98,7 @@ async def test_a_long_list_is_read_in_steps() -> None:
 
 async def test_a_striped_list_of_many_entries_is_compared_in_steps() -> None:
     """A bookie of a striped ledger lists a run for every few entries: 400,000 runs of 2,000,000 entries."""
-    stripe, last = Stripe(5, 3), EntryId(8 * COMPARED_AT_ONCE - 1)
+    stripe, last = Stripe(5, 3), EntryId(8 * ENTRIES_COMPARED_PER_STEP - 1)
     runs = tuple((start, start + 2) for start in range(5, last, 5))  # position 2 stores 0..2, 5..7, and so on
     listed = EntryRuns(((0, 2), *runs))
     turns = Turns()

@@ -37,9 +37,9 @@ def no_traceback(caplog: pytest.LogCaptureFixture) -> bool:
 
 def test_a_growing_pause_doubles_up_to_its_limit_and_can_be_reset() -> None:
     pause = GrowingPause(1.0, 5.0)
-    assert [pause.next_s() for _ in range(5)] == [1, 2, 4, 5, 5]
+    assert [pause.next_pause_s() for _ in range(5)] == [1, 2, 4, 5, 5]
     pause.reset()
-    assert pause.next_s() == 1
+    assert pause.next_pause_s() == 1
 
 
 @in_virtual_time

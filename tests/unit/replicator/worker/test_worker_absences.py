@@ -125,7 +125,7 @@ async def test_a_member_held_back_by_auditors_is_not_replaced_even_after_its_del
         down = await with_cookies(world, "a b c d e f g")
         since_ms = world.clock.epoch_ms() - DELAY_S * 1000
         noted = await down.reconcile({BookieId("b")}, since_ms, registered=set())
-        await down.note_held(noted, {BookieId("b"): since_ms + 2 * DELAY_S * 1000})
+        await down.record_holds(noted, {BookieId("b"): since_ms + 2 * DELAY_S * 1000})
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
         await world.kill("b", "c")
         running = world.worker(once=False)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bookie.client.placement.feed import feed_of, load_placement
+from bookie.client.placement.feed import load_placement, make_placement_feed
 from bookie.metadata.own_state import own_path
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks import debts as debts_module
@@ -147,7 +147,9 @@ async def test_a_running_worker_pays_a_debt_soon_after_a_bookie_registers() -> N
         placement = await load_placement(store, world.cluster)
         ports = replace(world.ports(store), placement=placement)
         worker = Worker(ports, ReplicatorSettings("zk://memory/ledgers"), Recorder(), "worker")
-        feeding = guarded("feed", feed_of(placement, store, world.cluster, world.bookies.transport, world.clock).run())
+        feeding = guarded(
+            "feed", make_placement_feed(placement, store, world.cluster, world.bookies.transport, world.clock).run()
+        )
         async with asyncio.TaskGroup() as group:
             group.create_task(worker.run())
 

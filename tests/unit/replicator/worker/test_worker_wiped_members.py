@@ -20,7 +20,7 @@ from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 from bookie.wire.port import ReplyT, Request
 from bookie.wire.requests import Fence, Read
 from replicator.knowledge import absence
@@ -360,7 +360,7 @@ async def test_a_member_that_comes_back_empty_gets_no_recovered_entries_before_i
             return await ask(bookie, request, timeout_s)
 
         monkeypatch.setattr(world.bookies.transport, "ask", ask_later)
-        with deciding_by(lambda name: name == "recovery.read_one_at_a_time"):
+        with inject_faults(lambda name: name == "recovery.read_one_at_a_time"):
             running = world.worker(once=False).start()
             await stays_unclosed(world, running, 2 * MINUTES)
             await running.stop()

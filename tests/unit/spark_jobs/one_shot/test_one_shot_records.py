@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from auditor.cli.audit import command as audit_cli
-from bookie.metadata.access import access_in_use, use_access
+from bookie.metadata.access import current_access, set_current_access
 from bookie.metadata.own_state import own_path, record_path
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.runs.records import RunLockedError, Runs, lane_of
@@ -133,7 +133,7 @@ def test_old_records_are_removed_after_the_end_of_a_run(
 def test_only_a_run_that_may_mark_records_the_state_root_of_the_cluster(
     cell: MemoryCell, tmp_path: Path, is_dry_run: bool
 ) -> None:
-    use_access(replace(access_in_use(), state_root="/elsewhere"))
+    set_current_access(replace(current_access(), state_root="/elsewhere"))
     settings = AuditSettings(URI, tmp_path, is_dry_run=is_dry_run)
     kept = RunKeeper(settings, replace(record(HERE), is_dry_run=is_dry_run), RunGate(), ManualClock(turns=1))
     kept.begin(0)
@@ -142,7 +142,7 @@ def test_only_a_run_that_may_mark_records_the_state_root_of_the_cluster(
 
 
 def test_the_record_of_the_start_of_a_dry_run_does_not_record_the_state_root(cell: MemoryCell, tmp_path: Path) -> None:
-    use_access(replace(access_in_use(), state_root="/elsewhere"))
+    set_current_access(replace(current_access(), state_root="/elsewhere"))
     by_hand = replace(record(HERE), cause=RunCause.COMMAND, is_dry_run=True)
     kept = RunKeeper(AuditSettings(URI, tmp_path, is_dry_run=True), by_hand, RunGate(), ManualClock(turns=1))
     kept.begin(0)

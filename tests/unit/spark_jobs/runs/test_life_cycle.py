@@ -60,7 +60,7 @@ async def test_a_run_that_could_not_be_recorded_leaves_no_lock(runs: Unsteady) -
     with pytest.raises(StoreUnavailableError):
         await life.begin()
     async with asyncio.timeout(5):
-        await runs.wait_free(lane_of(RECORD))
+        await runs.wait_lane_free(lane_of(RECORD))
     await RunLifeCycle(runs, RECORD, RunGate(), ManualClock(turns=1)).begin()
 
 

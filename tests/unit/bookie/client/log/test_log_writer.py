@@ -24,7 +24,7 @@ from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.memory import Fault
 from bookie.model.errors import OutcomeUnknownError
 from bookie.model.ids import EntryId, LedgerId
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 from tests.worlds.log import NAME, SMALL, append_all, is_gone, log_world, read_all
 from tests.worlds.virtual_time import in_virtual_time
 
@@ -205,7 +205,7 @@ async def test_an_interrupted_truncation_leaks_nothing() -> None:
         log = client.log(NAME)
         writer = await log.write(SMALL)
         positions = await append_all(writer, LINES)
-        with deciding_by(lambda name: name == "log.leave_trimming"):
+        with inject_faults(lambda name: name == "log.leave_trimming"):
             dropped = await log.truncate(positions[30])
         assert (await log.info()).waiting_for_deletion == tuple(dropped)
         assert not await is_gone(client, dropped[0])
@@ -240,7 +240,7 @@ async def test_a_tail_resumes_after_an_outage_with_the_next_entry() -> None:
         client.store.fault_hook = hook
         await append_all(writer, LINES[:30])
         await append_all(writer, LINES[30:])
-        with deciding_by(lambda name: name in {"reader.tiny_chunk", "reader.extra_reread"}):
+        with inject_faults(lambda name: name in {"reader.tiny_chunk", "reader.extra_reread"}):
             tail = client.log(NAME).tail()
             found = [(await anext(tail)).payload for _ in range(10)]
             is_down = True
@@ -260,7 +260,7 @@ async def test_a_slow_reader_misses_nothing_in_a_ledger_that_is_closed_meanwhile
         writer = await world.client(1).log(NAME).write(LogOptions(LedgerOptions(3, 3, 2)))
         for line in LINES[:10]:  # one after another, so each entry confirms the ones before it
             await writer.append(line)
-        with deciding_by(lambda name: name in disturbances):
+        with inject_faults(lambda name: name in disturbances):
             reading = world.client(2).log(NAME).read()
             found = [(await anext(reading)).payload]
             await append_all(writer, LINES[10:20])
@@ -444,7 +444,7 @@ async def test_a_log_continues_in_its_ledger_while_no_new_one_can_be_created() -
 async def test_an_append_that_is_cancelled_at_any_moment_leaves_the_writer_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ledger_writer, "_TURN_ENTRIES", 1)  # each admission lets the loop run other tasks
+    monkeypatch.setattr(ledger_writer, "_ENTRIES_PER_TURN", 1)  # each admission lets the loop run other tasks
     async with log_world() as world:
         client = world.client()
         async with await client.log(NAME).write() as writer:

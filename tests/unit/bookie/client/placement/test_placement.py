@@ -16,7 +16,7 @@ from bookie.client.placement import search as placement_search
 from bookie.client.placement.placement import Placement, PlacementPolicy
 from bookie.model.ids import BookieId
 from bookie.model.topology import Location, Topology, location
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 
 PLACES = ("/a/z/1", "/a/z/2", "/a/y/1", "/b/z/1", "/b/z/2", "/c/z/1", "/rack1", "/a/2")
 
@@ -274,7 +274,7 @@ def test_an_unlikely_search_order_keeps_the_policy_too(point: str) -> None:
     everyone = bookies(12)
     placement = Placement(PlacementPolicy(min_racks=3, is_strict=True), topology_of([f"/r{i % 4}" for i in range(12)]))
     usual = [placement.ensemble(everyone, 6, 3, 2, (), random.Random(seed)) for seed in range(10)]
-    with deciding_by(lambda name: name == point):
+    with inject_faults(lambda name: name == point):
         unusual = [placement.ensemble(everyone, 6, 3, 2, (), random.Random(seed)) for seed in range(10)]
     assert unusual != usual
     assert all(placement.adherence(members, 3).is_met for members in unusual)

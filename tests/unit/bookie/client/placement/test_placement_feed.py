@@ -21,7 +21,7 @@ from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.store.memory import MemoryStore
 from bookie.model.ids import BookieId
 from bookie.model.topology import Topology
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 from bookie.wire.port import BookieInfo, InfoReply, ReplyT, Request, Status
 from bookie.wire.requests import Info
 from tests.worlds.clocks import VirtualClock
@@ -141,7 +141,7 @@ async def test_the_feed_can_reread_at_any_moment() -> None:
     w, placement = await world(), Placement()
     looks = iter((True, True, False))
     await w.topologies.write('{"bk1:3181": "/r1"}')
-    with deciding_by(lambda name: name == "topology.read_without_change" and next(looks, False)):
+    with inject_faults(lambda name: name == "topology.read_without_change" and next(looks, False)):
         async with w.fed(placement):
             await until_located(placement, "/r1")
             await w.topologies.write('{"bk1:3181": "/r2"}')
@@ -186,7 +186,7 @@ async def test_values_are_kept_while_bookies_do_not_answer_until_they_unregister
 async def test_discarded_values_are_queried_again() -> None:
     w = await world({BK1: 100})
     await w.register(BK1)
-    with deciding_by(lambda name: name == "free_space.forget"):
+    with inject_faults(lambda name: name == "free_space.forget"):
         await w.space.refresh()
     assert dict(w.space.known) == {}
     await w.space.refresh()

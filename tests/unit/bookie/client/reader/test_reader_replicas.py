@@ -16,7 +16,7 @@ from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerState
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 from bookie.wire.port import EntryResult, ReadReply, Status
 from bookie.wire.requests import Read
 from tests.worlds.ledgers import LEDGER, names
@@ -306,7 +306,7 @@ def test_no_wrong_byte_is_returned_whatever_fails(seed: int, mode: ReadMode) -> 
             transport_of(ports).every = hook
             reader = await reader_of(world, ports)
             wanted, done = expected(world, 60), 0
-            with deciding_by(lambda name: name.startswith("reader.") and rng.random() < 0.2):
+            with inject_faults(lambda name: name.startswith("reader.") and rng.random() < 0.2):
                 for _ in range(200):
                     try:
                         async for entry in reader.read_range(EntryId(done), EntryId(59)):

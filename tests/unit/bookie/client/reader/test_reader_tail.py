@@ -21,7 +21,7 @@ from bookie.metadata.store.memory import MemoryCell, MemoryStore, Readable
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.packet import pack_lac
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 from bookie.wire.port import EntryResult, LacReply, Status
 from bookie.wire.requests import Read, ReadLac, WaitLac, WriteLac
 from tests.worlds.ledgers import LEDGER, PASSWORD
@@ -411,7 +411,7 @@ def test_no_dirty_reads_while_a_writer_and_recoveries_compete(seed: int) -> None
                         await world.clock.sleep(0.5)
 
             followers = [asyncio.create_task(follow()) for _ in range(3)]
-            with deciding_by(lambda name: name.startswith(("reader.", "lac_board.")) and rng.random() < 0.1):
+            with inject_faults(lambda name: name.startswith(("reader.", "lac_board.")) and rng.random() < 0.1):
                 outcomes = await asyncio.gather(write(), trouble(), recover(), return_exceptions=True)
                 for outcome in outcomes:
                     assert not isinstance(outcome, BaseException) or isinstance(outcome, BkhealError), outcome

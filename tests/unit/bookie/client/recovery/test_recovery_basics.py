@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bookie.client.errors import RecoveryImpossibleNowError, WrongPasswordError
+from bookie.client.errors import RecoveryNotPossibleError, WrongPasswordError
 from bookie.client.recovery.recovery import recover_ledger
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.model.digest import digest_for, master_key
@@ -168,7 +168,7 @@ def test_with_too_few_bookies_the_ledger_stays_in_recovery(names: str) -> None:
         async with a_world("a b c") as world:
             ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
             world.hang(*names.split())
-            with pytest.raises(RecoveryImpossibleNowError) as error:
+            with pytest.raises(RecoveryNotPossibleError) as error:
                 await world.recover()
             assert set(error.value.evidence) == set(names.split())
             assert (await world.metadata()).state is LedgerState.IN_RECOVERY
@@ -195,7 +195,7 @@ def test_a_copy_that_cannot_be_read_is_not_absent(status: Status | None) -> None
 
             world.transport.hooks["a"] = damaged
             world.hang("c")
-            with pytest.raises(RecoveryImpossibleNowError, match="entry 4"):
+            with pytest.raises(RecoveryNotPossibleError, match="entry 4"):
                 await world.recover()
             assert (await world.metadata()).state is LedgerState.IN_RECOVERY
             assert ends(await world.recover(world.client())) == closed_at(4)
@@ -216,7 +216,7 @@ def test_a_refused_read_does_not_deny_any_entry(status: Status) -> None:
 
             world.transport.hooks["a"] = refused
             world.hang("c")
-            with pytest.raises(RecoveryImpossibleNowError, match="entry 4"):
+            with pytest.raises(RecoveryNotPossibleError, match="entry 4"):
                 await world.recover()
             assert ends(await world.recover(world.client())) == closed_at(4)
 
@@ -229,7 +229,7 @@ async def test_a_bookie_in_limbo_counts_neither_for_the_fence_nor_for_the_end() 
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
         await world.storages[BookieId("a")].set_limbo([LEDGER])
         world.hang("b")
-        with pytest.raises(RecoveryImpossibleNowError, match="too few bookies"):
+        with pytest.raises(RecoveryNotPossibleError, match="too few bookies"):
             await world.recover()
         metadata = await world.recover(world.client())
         assert ends(metadata) == closed_at(2)
@@ -247,7 +247,7 @@ def test_a_bookie_that_denies_the_ledger_instead_of_fencing_it_does_not_count(st
 
             world.transport.hooks["a"] = unfenced
             world.hang("b")
-            with pytest.raises(RecoveryImpossibleNowError, match="too few bookies"):
+            with pytest.raises(RecoveryNotPossibleError, match="too few bookies"):
                 await world.recover()
 
     scenario()
@@ -259,7 +259,7 @@ async def test_a_last_entry_that_does_not_verify_does_not_count_for_coverage() -
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
         await world.put("a", packet(3)[:-1] + b"?")
         world.hang("b")
-        with pytest.raises(RecoveryImpossibleNowError, match="too few bookies"):
+        with pytest.raises(RecoveryNotPossibleError, match="too few bookies"):
             await world.recover()
 
 
@@ -269,7 +269,7 @@ async def test_a_last_entry_that_confirms_itself_does_not_count_for_coverage() -
         await world.create((0, "a b c"), quorum=(3, 2))
         await world.put("a", packet(0, lac=0))
         world.hang("b")
-        with pytest.raises(RecoveryImpossibleNowError, match="too few bookies"):
+        with pytest.raises(RecoveryNotPossibleError, match="too few bookies"):
             await world.recover()
 
 
@@ -307,7 +307,7 @@ async def test_an_unknown_length_is_not_guessed() -> None:
     async with a_world("a b c d e f") as world:
         await world.create((0, "a b c"), (5, "d e f"), quorum=(3, 2), filled_to=4)
         world.hang("a", "b", "c")
-        with pytest.raises(RecoveryImpossibleNowError):
+        with pytest.raises(RecoveryNotPossibleError):
             await world.recover()
         assert (await world.metadata()).state is LedgerState.IN_RECOVERY
 
@@ -391,7 +391,7 @@ async def test_adds_refused_by_all_leave_the_ledger_in_recovery() -> None:
             return AddReply(Status.READ_ONLY) if isinstance(asked, AddBatch) else await go_on()
 
         world.transport.every = read_only
-        with pytest.raises(RecoveryImpossibleNowError, match="entry 3"):
+        with pytest.raises(RecoveryNotPossibleError, match="entry 3"):
             await world.recover()
         assert (await world.metadata()).state is LedgerState.IN_RECOVERY
         assert (await world.metadata()).fragments == ledger.metadata.fragments
@@ -406,7 +406,7 @@ async def test_an_entry_on_fewer_bookies_than_the_ack_quorum_leaves_the_ledger_i
             return AddReply(Status.UNREACHABLE) if isinstance(asked, AddBatch) else await go_on()
 
         world.transport.hooks.update(b=no_adds, c=no_adds)
-        with pytest.raises(RecoveryImpossibleNowError, match="entry 3 reached 1 of 2 bookies"):
+        with pytest.raises(RecoveryNotPossibleError, match="entry 3 reached 1 of 2 bookies"):
             await world.recover()
         assert (await world.metadata()).state is LedgerState.IN_RECOVERY
 
@@ -502,7 +502,7 @@ async def test_an_aborted_recovery_does_not_store_its_ensemble_change() -> None:
             return reply
 
         transport.hooks["d"] = then_all_fail
-        with pytest.raises(RecoveryImpossibleNowError):
+        with pytest.raises(RecoveryNotPossibleError):
             await world.recover(ports)
         assert await world.holds("d") == [0]
         assert (await world.metadata()).fragments == ledger.metadata.fragments

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bookie.client.errors import AddOutcomeUnknownError, CloseOutcomeUnknownError, RecoveryImpossibleNowError
+from bookie.client.errors import AddOutcomeUnknownError, CloseOutcomeUnknownError, RecoveryNotPossibleError
 from bookie.client.recovery.recovery import recover_ledger
 from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.bookies.incarnations import Incarnations
@@ -21,7 +21,7 @@ from bookie.metadata.store.memory import Fault
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerState
-from bookie.runtime.fault_points import deciding_by
+from bookie.runtime.fault_points import inject_faults
 from bookie.wire.port import AddBatch, AddReply, ReadReply, Status
 from bookie.wire.requests import Fence, ListEntries, Read
 from tests.worlds.cluster import ROOT
@@ -75,7 +75,7 @@ def test_four_concurrent_recoveries_agree(seed: int) -> None:
             )
             closed = [result for result in results if not isinstance(result, BaseException)]
             for result in results:
-                assert not isinstance(result, BaseException) or isinstance(result, RecoveryImpossibleNowError)
+                assert not isinstance(result, BaseException) or isinstance(result, RecoveryNotPossibleError)
             stored = await world.recover()
             assert {ends(one.metadata) for one in closed} <= {ends(stored)}
             assert {one.metadata.fragments for one in closed} <= {stored.fragments}
@@ -299,7 +299,7 @@ async def test_a_last_fragment_that_keeps_changing_aborts_the_recovery() -> None
             return await go_on()
 
         world.transport.hooks["a"] = swap
-        with pytest.raises(RecoveryImpossibleNowError, match="keeps changing"):
+        with pytest.raises(RecoveryNotPossibleError, match="keeps changing"):
             await world.recover()
         assert (await world.metadata()).state is LedgerState.IN_RECOVERY
 
@@ -448,12 +448,12 @@ def test_the_recovery_is_correct_with_every_fault_point(seed: int) -> None:
             for entry_id in (6, 7, 8):
                 await world.put("abcd"[entry_id % 4], packet(entry_id, lac=5))
                 await world.put("abcd"[(entry_id + 1) % 4], packet(entry_id, lac=5))
-            with deciding_by(lambda name: name.startswith("recovery.") and rng.random() < 0.1):
+            with inject_faults(lambda name: name.startswith("recovery.") and rng.random() < 0.1):
                 for _ in range(50):
                     try:
                         metadata = await world.recover()
                         break
-                    except RecoveryImpossibleNowError:
+                    except RecoveryNotPossibleError:
                         assert (await world.metadata()).fragments == ledger.metadata.fragments
                 else:
                     pytest.fail("never recovered")
@@ -477,7 +477,7 @@ async def test_an_answer_about_another_entry_proves_nothing() -> None:
             return ReadReply(reply.status, [replace(result, entry_id=result.entry_id + 1) for result in reply.results])
 
         world.transport.every = other
-        with pytest.raises(RecoveryImpossibleNowError):
+        with pytest.raises(RecoveryNotPossibleError):
             await world.recover()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.server.apache.dialect_v2 import DialectV2
-from bookie.server.apache.grouping import READS_MAX, AddGroups, group_others
+from bookie.server.apache.grouping import READS_MAX, AddGroups, group_requests
 from bookie.server.apache.known_lacs import KnownLacs
 from bookie.server.apache.requests import Add, AddKind, Info, Read
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
@@ -62,12 +62,12 @@ def test_adds_that_arrive_together_are_grouped_like_those_that_arrive_one_by_one
 def test_reads_of_one_ledger_are_grouped_unless_they_fence_or_read_the_last_entry() -> None:
     info = Info(1, True, True)
     one, two, last, fencing, elsewhere = read(5), read(3), read(-1), read(4, fence_key=b"k"), read(3, 2)
-    groups = group_others([one, last, two, info, fencing, elsewhere])
+    groups = group_requests([one, last, two, info, fencing, elsewhere])
     assert groups == [[one, two], [last], info, [fencing], [elsewhere]]
 
 
 def test_a_group_of_reads_is_bounded() -> None:
-    groups = group_others([read(number) for number in range(READS_MAX + 1)])
+    groups = group_requests([read(number) for number in range(READS_MAX + 1)])
     assert [len(group) for group in groups if isinstance(group, list)] == [READS_MAX, 1]
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from bookie.server.apache.dialect_v2 import DialectV2
-from bookie.server.apache.requests import Answered
+from bookie.server.apache.requests import ImmediateAnswer
 from bookie.wire.apache import v2
 from tests.worlds.apache_listener import KEY, LEDGER, OTHER_KEY, ProtocolWorld, entry
 
@@ -130,5 +130,5 @@ def test_a_connection_that_requires_tls_refuses_in_every_layout() -> None:
     dialect = DialectV2(may_serve=False)
     for message in (v2.ReadV2(LEDGER, 0), v2.AddV2(KEY, entry(0)), v2.BatchReadV2(LEDGER, 0, 1, 1, 1)):
         refused = dialect.decode(v2.encode_request(message))
-        assert isinstance(refused, Answered)
+        assert isinstance(refused, ImmediateAnswer)
         assert code(v2.decode_response(refused.answer)) == 102

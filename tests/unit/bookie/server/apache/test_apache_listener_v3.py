@@ -10,7 +10,7 @@ import pytest
 from bookie.model.availability import EntryRuns
 from bookie.model.packet import pack_lac
 from bookie.server.apache.dialect_v3 import DialectV3
-from bookie.server.apache.requests import Add, Answered, Read, StartTls
+from bookie.server.apache.requests import Add, ImmediateAnswer, Read, StartTls
 from bookie.storage.disks.memory import Operation
 from bookie.storage.port import DiskError
 from bookie.wire.apache import protocol_pb2 as pb
@@ -377,6 +377,6 @@ async def test_a_connection_that_requires_tls_serves_only_login() -> None:
     assert isinstance(v3.decode(request(pb.START_TLS).SerializeToString()), StartTls)
     for message in (read(0), add(entry(0)), request(pb.GET_BOOKIE_INFO)):
         refused = v3.decode(message.SerializeToString())
-        assert isinstance(refused, Answered)
+        assert isinstance(refused, ImmediateAnswer)
         response = pb.Response.FromString(refused.answer)
         assert (response.status, response.header.txnId, len(response.ListFields())) == (pb.EUA, TXN, 2)
