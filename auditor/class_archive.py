@@ -55,7 +55,7 @@ def make_class_archive(path: Path, java: Java) -> None:
             make_base_archive(java)
         except subprocess.CalledProcessError as error:
             raise ClassArchiveError(
-                f"Java made no archive of its own classes: {error}; {_end_of(error.stdout)}"
+                f"Java made no archive of its own classes: {error}; {_output_tail(error.stdout)}"
             ) from error
         except subprocess.TimeoutExpired as error:
             raise ClassArchiveError(f"Java made no archive of its own classes in time: {error}") from error
@@ -101,11 +101,11 @@ async def _make(archive: Path, java: Java, directory: Path) -> None:
         except subprocess.TimeoutExpired as error:
             raise ClassArchiveError(f"the audit that loads the classes did not end within {_AUDIT_S:.0f} s") from error
     if done.returncode or not archive.is_file():
-        printed = _end_of(done.stdout)
+        printed = _output_tail(done.stdout)
         raise ClassArchiveError(f"the audit that loads the classes ended with {done.returncode}: {printed}")
 
 
-def _end_of(output: str) -> str:
+def _output_tail(output: str) -> str:
     return output[-_OUTPUT_CHARS:].strip() or "it printed nothing"
 
 

@@ -61,7 +61,7 @@ STORE_PAUSE_S: Final = 1.0
 """The pause after the store did not answer."""
 REFUSED_PAUSE_S_MAX: Final = 60.0
 """The longest pause after the store refused a request. Pauses start at ``STORE_PAUSE_S`` and double."""
-LETTING_GO_S: Final = 10.0
+RELEASE_TIMEOUT_S: Final = 10.0
 """The time for cancelled work to release its locks. Remaining locks end with the session."""
 _ACTIVE: Final = frozenset({StandbyEnd.CALLED, StandbyEnd.OVERDUE})
 _TASKS: Final = "the tasks"
@@ -184,7 +184,7 @@ class Worker:
             await cancel(self._looking)
             await self._end_watches()
             self._abandon()
-            await self._finish(LETTING_GO_S)
+            await self._finish(RELEASE_TIMEOUT_S)
             await self._standby.leave()
         if self._fatal is not None:
             raise self._fatal
@@ -203,14 +203,14 @@ class Worker:
             except PermanentError as error:
                 if self._settings.once:
                     raise
-                await self._pause_refused(_TASKS, error, refusals.next_pause_s())
+                await self._pause_after_refusal(_TASKS, error, refusals.next_pause_s())
                 continue
             refusals.reset()
             if end is not None:
                 return end
         return RunEnd.STOPPED
 
-    async def _pause_refused(self, what: str, error: PermanentError, pause_s: float) -> None:
+    async def _pause_after_refusal(self, what: str, error: PermanentError, pause_s: float) -> None:
         """Pause, because only an operator can change what the store refuses. Work in flight continues."""
         self._refused = {**self._refused, what: str(error)}
         _log.error(
@@ -219,7 +219,7 @@ class Worker:
         )
         await first_of([self._stop.wait(), self._ports.clock.sleep(pause_s)])
 
-    def _note_allowed(self, what: str) -> None:
+    def _clear_refusal(self, what: str) -> None:
         if what in self._refused:
             self._refused = {other: why for other, why in self._refused.items() if other != what}
 
@@ -234,22 +234,26 @@ class Worker:
             return None
         if await self._ports.recent.is_disabled():
             return await self._wait_enabled()
-        await self._give_back_again()
+        await self._retry_releases()
         if is_listed := self._queue.is_stale:
             if self._settings.once:
                 self._search_error = await self._search_debts()  # before the listing, which then contains its marks
             await self._queue.refresh()
             self._follow_debts()
             self._events.tasks_listed(self._queue.outlook)
-        self._note_allowed(_TASKS)
+        self._clear_refusal(_TASKS)
         self._start_turns()
         if is_listed:
             await self._standby.call(math.ceil(len(self._queue) / self._large_limit))
         if self._settings.once and not self._running and not self._queue.is_stale and self._queue.outlook.is_settled:
-            return await self._end_once()
+            return await self._check_once_ended()
         if not self._running and (self._queue.is_stale or (self._is_active and self._queue.is_idle)):
             return None
-        changes = [self._wake.wait(), self._queue.wait_first_task(), self._ports.clock.sleep(self._queue.next_look_s)]
+        changes = [
+            self._wake.wait(),
+            self._queue.wait_first_task(),
+            self._ports.clock.sleep(self._queue.seconds_until_stale),
+        ]
         await first_of(changes)
         return None
 
@@ -266,13 +270,13 @@ class Worker:
         if self._settings.once and not self._running:
             _log.warning("repair is disabled cluster-wide, nothing was done; enable it and run again")
             return RunEnd.UNSETTLED
-        self._note_allowed(_TASKS)
+        self._clear_refusal(_TASKS)
         self._events.tasks_listed(Outlook())
         await first_of([self._ports.tasks.switches.wait_enabled(), self._wake.wait()])
         self._queue.mark_stale()  # the tasks were not watched since
         return None
 
-    async def _end_once(self) -> RunEnd | None:
+    async def _check_once_ended(self) -> RunEnd | None:
         """Return how a run with ``once`` ended; None for another look, if the search for debts may succeed then."""
         if self._search_error is None or isinstance(self._search_error, PermanentError):
             is_settled = self._search_error is None and not self._queue.outlook.given_up
@@ -290,7 +294,7 @@ class Worker:
             looking, self._looking = self._looking, None
             looking.result()
         if self._looking is None and self._standby.is_watching and not self._settings.once:
-            self._looking = guarded("placement debts", self._look_for_repayable())
+            self._looking = guarded("placement debts", self._search_repayable_debts())
 
     async def _search_debts(self) -> Exception | None:
         """Search for repayable debts. Return an error instead of raising it, because it must not delay repairs."""
@@ -301,7 +305,7 @@ class Worker:
             return error
         return None
 
-    async def _look_for_repayable(self) -> None:
+    async def _search_repayable_debts(self) -> None:
         try:
             if await self._repayment.look():
                 self._queue.mark_stale()
@@ -310,10 +314,10 @@ class Worker:
             _log.warning("search for placement debts failed, trying again", extra={"error": str(error)})
             await self._ports.clock.sleep(STORE_PAUSE_S)
         except PermanentError as error:
-            await self._pause_refused(_DEBTS, error, self._debts_refused.next_pause_s())
+            await self._pause_after_refusal(_DEBTS, error, self._debts_refused.next_pause_s())
         else:
             self._debts_refused.reset()
-            self._note_allowed(_DEBTS)
+            self._clear_refusal(_DEBTS)
 
     async def _wait_for_work(self) -> None:
         """Wait on standby if this worker has no work.
@@ -321,7 +325,7 @@ class Worker:
         A run with ``once`` is never on standby, and a watching worker looks for work for all others.
         """
         is_needed = self._settings.once or self._running or self._unreleased
-        if not is_needed and not (self._standby.is_watching and self._standby.is_entered):
+        if not is_needed and not (self._standby.is_watching and self._standby.has_standby_node):
             if self._is_active and not self._queue.is_idle:
                 return
             await self._end_watches()
@@ -339,7 +343,7 @@ class Worker:
         """Forget all observations, because a worker on standby sees no changes."""
         self._queue.forget()
         self._repayment.forget()
-        self._note_allowed(_DEBTS)
+        self._clear_refusal(_DEBTS)
         self._events.tasks_listed(self._queue.outlook)
 
     async def _end_watches(self) -> None:
@@ -369,11 +373,11 @@ class Worker:
 
         The number of ledgers in flight is limited, and so is the number of large ones.
         """
-        if not self._is_free(self._ranks, self._settings.ledgers_in_flight):
+        if not self._has_free_place(self._ranks, self._settings.ledgers_in_flight):
             return False
-        return not self._queue.is_next_large or self._is_free(self._large_ranks, self._large_limit)
+        return not self._queue.is_next_large or self._has_free_place(self._large_ranks, self._large_limit)
 
-    def _is_free(self, ranks: Mapping[LedgerId, int], limit: int) -> bool:
+    def _has_free_place(self, ranks: Mapping[LedgerId, int], limit: int) -> bool:
         """Whether fewer than ``limit`` ledgers are in flight, or the next task is more urgent than all of them.
 
         Urgent tasks may use up to ``limit`` more places. Their copies also go first in the queues for the copy rate
@@ -428,16 +432,16 @@ class Worker:
             other_nodes = other_node_paths(self._ports, ledger_id)
             held = await self._ports.tasks.locks.lock(ledger_id, self._owner, other_nodes)
         except (TransientError, OutcomeUnknownError):
-            self._queue.note_lock(ledger_id, is_settled=False)
+            self._queue.note_lock_answer(ledger_id, is_settled=False)
             raise
-        self._queue.note_lock(ledger_id, is_settled=True)
+        self._queue.note_lock_answer(ledger_id, is_settled=True)
         return None if held is None else Lease(self._ports, held, epoch)
 
     async def _give_back(self, lease: Lease) -> None:
         if not await lease.release():
             self._unreleased.append(lease)
 
-    async def _give_back_again(self) -> None:
+    async def _retry_releases(self) -> None:
         """Retry failed releases, and settle locks whose creation was not answered."""
         leases, self._unreleased = self._unreleased, []
         for lease in leases:
@@ -477,7 +481,7 @@ class Worker:
                 if seen is None:
                     seen = await self._ports.registrations.list()
                     if _BOOKIES in self._refused:  # it may have changed while it could not be read
-                        self._note_allowed(_BOOKIES)
+                        self._clear_refusal(_BOOKIES)
                         self._queue.mark_stale()
                         self._wake.set()
                 seen = await self._ports.registrations.wait_changed(seen)
@@ -487,7 +491,7 @@ class Worker:
                 continue
             except PermanentError as error:
                 seen = None
-                await self._pause_refused(_BOOKIES, error, refusals.next_pause_s())
+                await self._pause_after_refusal(_BOOKIES, error, refusals.next_pause_s())
                 continue
             refusals.reset()
             self._ports.recent.note_bookies_changed()

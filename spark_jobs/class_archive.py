@@ -27,7 +27,7 @@ SUBMIT_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 LAUNCHER_OPTIONS: Final = "SPARK_LAUNCHER_OPTS"
 LAUNCHER_DEFAULT: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
 """Options for Spark's launcher, a small Java program that prints the command line of the driver's JVM."""
-_OF_AN_OPERATOR: Final = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare:off")
+_OPERATOR_ARCHIVE_OPTIONS: Final = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare:off")
 _WRITABLE_BY_OTHERS: Final = 0o022
 
 
@@ -51,7 +51,7 @@ def archive_options(java: Java, environment: Mapping[str, str]) -> tuple[str, ..
 
     The file contains code, so it is not used if a user other than this one and root could have written it.
     """
-    if any(option in environment.get(SUBMIT_OPTIONS, "") for option in _OF_AN_OPERATOR):
+    if any(option in environment.get(SUBMIT_OPTIONS, "") for option in _OPERATOR_ARCHIVE_OPTIONS):
         return ()
     path = archive_path(java, environment)
     try:

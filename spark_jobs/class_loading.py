@@ -15,7 +15,7 @@ from spark_jobs.runs.run import run_audit
 from spark_jobs.session import SessionSettings, spark_session
 from spark_jobs.settings import AuditSettings
 
-_END_S: Final = 120.0
+_ARCHIVE_WAIT_S_MAX: Final = 120.0
 """Longest wait for the archive, which takes a few seconds on an idle machine."""
 
 
@@ -33,7 +33,7 @@ def load_classes(uri: str, report_dir: Path) -> None:
     gateway: Any = SparkContext._gateway
     java = gateway.proc
     java.stdin.close()
-    java.wait(_END_S)
+    java.wait(_ARCHIVE_WAIT_S_MAX)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from bookie.model.errors import PermanentError
 from bookie.runtime.version import UNKNOWN_VERSION, installed_version
 
 _SENTENCE: Final = "the executor on {host} has bkheal {own}, and the driver has {driver}"
-_IN_TEXT: Final = re.compile(_SENTENCE.format(host=r"\S+", own=r"\S+", driver=r"[^\s\\'\"]+"))
+_SENTENCE_PATTERN: Final = re.compile(_SENTENCE.format(host=r"\S+", own=r"\S+", driver=r"[^\s\\'\"]+"))
 
 
 class OtherVersionError(PermanentError):
@@ -33,5 +33,5 @@ def check_version(driver_version: str) -> None:
 
 def version_problem(text: str) -> str | None:
     """Return the sentence of an ``OtherVersionError`` in the text of an error from Spark; None: the text has none."""
-    found = _IN_TEXT.search(text)
+    found = _SENTENCE_PATTERN.search(text)
     return None if found is None else found.group()

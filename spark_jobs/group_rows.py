@@ -18,7 +18,7 @@ def groups_text(wish: Isolation | str) -> str:
     return json.dumps({"primary": sorted(wish.primary), "secondary": sorted(wish.secondary)})
 
 
-def wish_in(text: str) -> tuple[Isolation | None, str]:
+def parse_groups_text(text: str) -> tuple[Isolation | None, str]:
     """Return the groups in a value of the column, and why they cannot be read. An empty text counts as null."""
     if not text:
         return None, ""

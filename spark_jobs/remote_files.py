@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _GCS: Final = ("gs", "gcs")
 _HDFS: Final = ("hdfs", "viewfs")
-_IN_ONE_STEP: Final = frozenset({"s3", "gcs", "abfs"})
+_ATOMIC_FILE_SYSTEMS: Final = frozenset({"s3", "gcs", "abfs"})
 """File systems in which a file becomes visible when it is closed. In all others, it is first written under a hidden
 name."""
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -210,7 +210,7 @@ class RemoteFiles:
         def call(system: Any, base: str) -> None:
             path = f"{base}/{name}"
             folder, _, last = path.rpartition("/")
-            is_direct = system.type_name in _IN_ONE_STEP
+            is_direct = system.type_name in _ATOMIC_FILE_SYSTEMS
             written = path if is_direct else f"{folder}/.{last}.tmp"
             if not is_direct:
                 system.create_dir(folder, recursive=True)

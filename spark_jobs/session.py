@@ -274,7 +274,7 @@ def spark_conf(
         "spark.ui.showConsoleProgress": "false",
     }
     if not _is_submitted():
-        conf["spark.master"] = _with_retries(settings.master or "local[*]")
+        conf["spark.master"] = _master_with_retries(settings.master or "local[*]")
         conf["spark.driver.memory"] = settings.driver_memory
         # An audit ends before the optimizing compiler pays for itself. Without this compiler, a first run takes two
         # thirds of the processor time, and later runs do not take more.
@@ -321,7 +321,7 @@ def is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def _with_retries(master: str) -> str:
+def _master_with_retries(master: str) -> str:
     """Let a local master repeat a failed task, as every other master does."""
     if master == "local":
         return f"local[1,{TASK_ATTEMPTS}]"

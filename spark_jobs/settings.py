@@ -75,7 +75,7 @@ SNAPSHOT_HELP: Final = (
     "Read ledger metadata from this snapshot of ZooKeeper (plain, gzip or Snappy), and from ZooKeeper only what it "
     "cannot decide; with --kind bookies or everything."
 )
-FROM_SNAPSHOT: Final = (RunKind.BOOKIES, RunKind.EVERYTHING)
+SNAPSHOT_READING_KINDS: Final = (RunKind.BOOKIES, RunKind.EVERYTHING)
 """The kinds of runs that may read ledger metadata from a snapshot."""
 _PLACEMENT: Final = "Placement check"
 _REPLICAS: Final = "Replicas check"

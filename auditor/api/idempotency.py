@@ -32,7 +32,7 @@ class KeyReusedError(ConflictError):
     """The key was used for another request."""
 
 
-class LostFirstError(OutcomeUnknownError):
+class FirstRequestAbortedError(OutcomeUnknownError):
     """The work for this key was stopped before its answer."""
 
 
@@ -43,7 +43,7 @@ class _Intent:
     run_id: asyncio.Future[str]
 
 
-class Intents:
+class IdempotentRuns:
     """The runs that were begun for each key."""
 
     def __init__(self, clock: Clock) -> None:
@@ -69,7 +69,7 @@ class Intents:
         Raises:
             InvalidKeyError: the key is empty, too long, or not plain ASCII.
             KeyReusedError: the key was used for another request.
-            LostFirstError: the beginning of the run was stopped, for example at the end of the process.
+            FirstRequestAbortedError: the beginning of the run was stopped, for example at the end of the process.
             Exception: any error of ``begin``.
         """
         if not _KEY.fullmatch(key):
@@ -96,7 +96,7 @@ class Intents:
             told = (
                 error
                 if isinstance(error, Exception)
-                else LostFirstError("the outcome of the first request is unknown: list the runs to find out")
+                else FirstRequestAbortedError("the outcome of the first request is unknown: list the runs to find out")
             )
             intent.run_id.set_exception(told)
             intent.run_id.exception()  # retrieved, so that asyncio does not warn if the caller was cancelled

@@ -65,7 +65,7 @@ class Snapshot(Generic[T]):
 
 _PLACES_AT_ONCE: Final = 5_000
 """Places of the tree that one walk examines; other tasks run after each part."""
-_FIGURES_KEPT_S: Final = 15.0
+_BOOKIE_FIGURES_TTL_S: Final = 15.0
 _INFO_TIMEOUT_S: Final = 2.0
 _INFO_AT_ONCE: Final = 16
 
@@ -98,7 +98,7 @@ class StoreOperations(Operations):
         self._drains = Drains(store, cluster.root)
         self._down = FirstSeenDown(store, cluster.root)
         self._transport = transport
-        self._bookies = Snapshot(self._read_bookies, _FIGURES_KEPT_S, clock)
+        self._bookies = Snapshot(self._read_bookies, _BOOKIE_FIGURES_TTL_S, clock)
 
     @override
     async def list_tasks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> TaskPage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-ASKED_BY_AUDITOR: Final = "Bkheal-Asked-By-Auditor"
+ASKED_BY_AUDITOR_HEADER: Final = "Bkheal-Asked-By-Auditor"
 """A header of requests from another auditor. They are answered only from the local directory, so they cannot loop."""
 
 

@@ -10,7 +10,7 @@ from auditor.api.access.proxies import Network
 from bookie.runtime.access.access import anonymous_write_problems
 from bookie.runtime.configuration.settings import ConfigurationError
 
-START_AND_STOP: Final = "start and stop runs"
+ANONYMOUS_ACTIONS_TEXT: Final = "start and stop runs"
 """The possible actions of callers without a token."""
 
 
@@ -77,7 +77,7 @@ def check_settings(settings: ApiSettings) -> None:
     """
     problems = []
     if settings.allow_anonymous_write:
-        problems += anonymous_write_problems((settings.http_host, settings.grpc_host), START_AND_STOP)
+        problems += anonymous_write_problems((settings.http_host, settings.grpc_host), ANONYMOUS_ACTIONS_TEXT)
     if settings.requests_per_second <= 0:
         problems.append(f"requests_per_second must be more than 0, not {settings.requests_per_second:g}")
     files = [settings.tokens_file]

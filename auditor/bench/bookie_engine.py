@@ -83,7 +83,7 @@ async def _measure(place: Path, payload_bytes: int, entries: int, rounds: int) -
         count = min(_RANDOM_READS, entries)
         seconds = await _read_at_random(store, entries, count)
         figures["cold random"] = _speed(seconds, count, count * (payload_bytes + HEADER_SIZE))
-        figures["scrub"] = await _scrubbed(store, entries)
+        figures["scrub"] = await _measure_scrub(store, entries)
     figures["recovery"] = await _recovered(place / "second", payload_bytes, entries)
     seconds = plain.random_s(count, payload_bytes + HEADER_SIZE, random.Random(1))
     figures["plain random"] = _speed(seconds, count, count * (payload_bytes + HEADER_SIZE))
@@ -174,7 +174,7 @@ async def _read(store: LedgerStorage, wanted: list[EntryId]) -> int:
     return len(reply.results)
 
 
-async def _scrubbed(store: LedgerStorage, entries: int) -> dict[str, Any]:
+async def _measure_scrub(store: LedgerStorage, entries: int) -> dict[str, Any]:
     count, size, started_s, began_s = 0, 0, time.perf_counter(), time.process_time()
     async for step in store.scrub():
         count, size = count + step.entries, size + step.bytes

@@ -65,10 +65,10 @@ def measured(figures: Mapping[str, Any]) -> list[Measured]:
     """Compare all measured figures."""
     return [
         *_adds(figures.get("adds", ())),
-        *_lone(figures.get("lone", {}).get("times", {})),
+        *_lone_add_measures(figures.get("lone", {}).get("times", {})),
         *_reads(figures.get("reads", ())),
         *_reserved(figures.get("reserved", {})),
-        *_engine(figures.get("engine", ())),
+        *_engine_measures(figures.get("engine", ())),
     ]
 
 
@@ -94,12 +94,12 @@ def _adds(adds: Any) -> Iterator[Measured]:
         for name, aim in ((OURS_GRPC, ADDS_OVER_GRPC_AIM), (OURS_APACHE, ADDS_OVER_APACHE_AIM)):
             case = f"adds of {size:,} B, {writers} writer{'s' if writers > 1 else ''}, {name}"
             used = None if name == OURS_GRPC and size > _GRPC_AIM_BYTES_MAX else aim
-            yield _against(case, "adds/s", results, name, APACHE, "per_second", used)
+            yield _compared_measure(case, "adds/s", results, name, APACHE, "per_second", used)
             yield Measured(case, "MB/s", results[name]["mb_per_second"])
-            yield _against(case, "CPU of the bookie, us/add", results, name, APACHE, "bookie_cpu_us", None)
+            yield _compared_measure(case, "CPU of the bookie, us/add", results, name, APACHE, "bookie_cpu_us", None)
 
 
-def _lone(times: Mapping[str, Mapping[str, float]]) -> Iterator[Measured]:
+def _lone_add_measures(times: Mapping[str, Mapping[str, float]]) -> Iterator[Measured]:
     for name in (APACHE, OURS_GRPC, OURS_APACHE):
         if name not in times:
             continue
@@ -124,9 +124,9 @@ def _reads(reads: Any) -> Iterator[Measured]:
         for kind in ("tail", "cold sequential", "cold random"):
             for name in (OURS_GRPC, OURS_APACHE):
                 case = f"{kind} reads of {read['payload_bytes']:,} B, {name}"
-                yield _against(case, "MB/s", results, name, APACHE, "mb_per_second", None, kind)
+                yield _compared_measure(case, "MB/s", results, name, APACHE, "mb_per_second", None, kind)
                 if kind in results.get("plain file", {}):
-                    yield _against(case, "MB/s", results, name, "plain file", "mb_per_second", None, kind)
+                    yield _compared_measure(case, "MB/s", results, name, "plain file", "mb_per_second", None, kind)
 
 
 def _reserved(figures: Mapping[str, Any]) -> Iterator[Measured]:
@@ -138,7 +138,7 @@ def _reserved(figures: Mapping[str, Any]) -> Iterator[Measured]:
                 yield Measured(case, name, ours, "without reserved space", plain, _ratio(ours, plain))
 
 
-def _engine(engine: Any) -> Iterator[Measured]:
+def _engine_measures(engine: Any) -> Iterator[Measured]:
     for each in engine:
         case = f"storage alone, {each['payload_bytes']:,} B"
         yield Measured(case, "adds, MB/s", each["adds"]["mb_per_second"])
@@ -164,7 +164,7 @@ def _engine(engine: Any) -> Iterator[Measured]:
         yield Measured(case, "recovery, CPU s for a GiB of journal", each["recovery"]["cpu_seconds_per_gib"])
 
 
-def _against(
+def _compared_measure(
     case: str,
     measure: str,
     results: Mapping[str, Any],

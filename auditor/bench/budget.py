@@ -98,13 +98,13 @@ def _in_a_session(settings: BenchSettings, slowed: BenchSettings, zookeeper_pid:
         def on_other_cores(other: OtherClient) -> AbstractContextManager[None]:
             return apart([zookeeper_pid, other.pid], [os.getpid(), *_spark_processes()])
 
-        def as_it_is(_: OtherClient) -> AbstractContextManager[None]:
+        def without_core_pinning(_: OtherClient) -> AbstractContextManager[None]:
             return nullcontext()
 
-        figures = {"zookeeper": _measure(spark, settings, "/other-client", rounds, as_it_is)}
+        figures = {"zookeeper": _measure(spark, settings, "/other-client", rounds, without_core_pinning)}
         if len(cores()) > 1:
             figures["other_cores"] = _measure(spark, settings, "/other-client-apart", rounds, on_other_cores)
-        figures["slow_server"] = _measure(spark, slowed, "/other-client-slow", rounds, as_it_is)
+        figures["slow_server"] = _measure(spark, slowed, "/other-client-slow", rounds, without_core_pinning)
         return figures
 
 
@@ -119,10 +119,10 @@ def _measure(
     seen = {name: _Seen() for name in ("idle", *_FACTORS)}
     with OtherClient(settings.hosts, path) as other, around(other):
         for _ in range(rounds):
-            with _watched(other, seen["idle"]):
+            with _record_latencies(other, seen["idle"]):
                 other.wait(IDLE_S)
             for name, factor in _FACTORS.items():
-                with _watched(other, seen[name]):
+                with _record_latencies(other, seen[name]):
                     seen[name].audits_s.append(audited(spark, settings, factor)[0])
     figures = {name: each.figures() for name, each in seen.items()}
     idle, without = figures["idle"], figures["no_budget"]
@@ -137,7 +137,7 @@ def _measure(
 
 
 @contextmanager
-def _watched(other: OtherClient, seen: _Seen) -> Iterator[None]:
+def _record_latencies(other: OtherClient, seen: _Seen) -> Iterator[None]:
     other.taken()  # drops the requests between two situations
     yield
     seen.add(other.taken())

@@ -49,7 +49,7 @@ APPEND_PAUSE_S: Final = 0.01
 """Pause between two of its appends."""
 _WRITERS_MAX: Final = 32
 _READS_MAX: Final = 16
-_NOTE_EVERY: Final = 2_000
+_PROGRESS_EVERY_APPENDS: Final = 2_000
 _GONE_DEADLINE_S: Final = 60.0
 _AUDIT_DEADLINE_S: Final = 600.0
 _REPAIR_DEADLINE_S: Final = 3_600.0
@@ -227,7 +227,7 @@ async def _write_all(
             for payload in _payloads(writer.ledger_id, settings.entries):
                 await writer.submit(payload)
         written.append(writer.ledger_id)
-        if len(written) % _NOTE_EVERY == 0:
+        if len(written) % _PROGRESS_EVERY_APPENDS == 0:
             note(f"{len(written)} of {settings.ledgers} ledgers written")
 
     async with asyncio.TaskGroup() as group:

@@ -42,7 +42,7 @@ async def run(ledgers: int, bytes_per_s: int = BYTES_PER_S) -> dict[str, Any]:
             settings = BenchSettings(server.connect_string, where / "reports", ledgers)
             async with filled(settings), slow_proxy(server.connect_string, bytes_per_s) as address:
                 through = replace(settings, hosts=address)
-                seconds = [await asyncio.to_thread(_audit_with, through, count) for count in EXECUTORS]
+                seconds = [await asyncio.to_thread(_time_audit, through, count) for count in EXECUTORS]
     return {
         "ledgers": ledgers,
         "bytes_per_s_of_a_connection": bytes_per_s,
@@ -53,7 +53,7 @@ async def run(ledgers: int, bytes_per_s: int = BYTES_PER_S) -> dict[str, Any]:
     }
 
 
-def _audit_with(settings: BenchSettings, executors: int) -> float:
+def _time_audit(settings: BenchSettings, executors: int) -> float:
     """Return the seconds of the second audit: the first one also starts the executors' Python workers."""
     session = SessionSettings(
         master=f"local-cluster[{executors},1,{_WORKER_MIB}]",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ROUNDS: Final = 2
-_SHARE: Final = 200
+_CHANGED_ONE_IN: Final = 200
 """One in this number of ledgers is deleted, and the same number is created."""
 
 
@@ -45,7 +45,7 @@ class Change:
 
     def make(self) -> None:
         """Delete ledgers anywhere, and create others at the end."""
-        some = max(1, self.count // _SHARE)
+        some = max(1, self.count // _CHANGED_ONE_IN)
         gone = {self._rng.randrange(self.count) for _ in range(some)} - self._deleted
         self._deleted |= gone
         self.runner.run(self._make(gone, range(self.count, self.count + some)))

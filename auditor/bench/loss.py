@@ -48,7 +48,7 @@ _LOST: Final = _BOOKIES[7]
 _FILL_STEP: Final = 20_000
 _CTIME_MS: Final = 1_700_000_000_000
 _HEAP_MIB: Final = 512
-_HEAP_MIB_FOR_A_THOUSAND: Final = 2.5
+_HEAP_MIB_PER_1000_LEDGERS: Final = 2.5
 _SESSION_S: Final = 40.0
 
 
@@ -70,15 +70,15 @@ async def run(ledgers: int) -> dict[str, Any]:
     Raises:
         DifferentMarksError: the image changed the marks.
     """
-    heap_mib = _HEAP_MIB + int(ledgers / 1000 * _HEAP_MIB_FOR_A_THOUSAND)
+    heap_mib = _HEAP_MIB + int(ledgers / 1000 * _HEAP_MIB_PER_1000_LEDGERS)
     with tempfile.TemporaryDirectory(prefix="bkheal-bench-") as directory:
         where = Path(directory)
         async with await EmbeddedZooKeeper.start(where / "zookeeper", heap_mib=heap_mib, is_durable=False) as server:
             hosts = server.connect_string
-            return dict(await asyncio.to_thread(_with_session, hosts, where / "reports", ledgers))
+            return dict(await asyncio.to_thread(_measure_in_new_session, hosts, where / "reports", ledgers))
 
 
-def _with_session(hosts: str, report_dir: Path, ledgers: int) -> Mapping[str, Any]:
+def _measure_in_new_session(hosts: str, report_dir: Path, ledgers: int) -> Mapping[str, Any]:
     with spark_session(SessionSettings()) as spark:
         return measure(spark, hosts, report_dir, ledgers)
 
@@ -102,7 +102,7 @@ def measure(spark: SparkSession, hosts: str, report_dir: Path, ledgers: int, roo
             runner.run(store.delete(bookie_path(root, _LOST, is_read_only=False), ANY_VERSION))
             without = _audit(spark, AuditSettings(uri, report_dir, with_image=False))
             marked = runner.run(_marks(store, cluster))
-            runner.run(_forgotten(store, cluster))
+            runner.run(_restore_before_loss(store, cluster))
             with_image = _audit(spark, AuditSettings(uri, report_dir))
             if runner.run(_marks(store, cluster)) != marked or not with_image.marks_by_image:
                 raise DifferentMarksError("with the image, other ledgers were marked, or none by it")
@@ -186,7 +186,7 @@ async def _marks(store: MetadataStore, cluster: Cluster) -> dict[int, tuple[str,
     return {task.ledger_id: tuple(sorted(task.missing)) for task in tasks}
 
 
-async def _forgotten(store: MetadataStore, cluster: Cluster) -> None:
+async def _restore_before_loss(store: MetadataStore, cluster: Cluster) -> None:
     """Restore the state before the audit of the loss."""
     await clear_tasks(store, cluster)
     down = FirstSeenDown(store, cluster.root)

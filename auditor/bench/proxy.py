@@ -28,7 +28,7 @@ async def proxy(target: str, pass_answers: PassAnswers) -> AsyncIterator[str]:
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers, requests = await asyncio.open_connection(host, int(port))
-        returning = guarded("answers", until_closed(pass_answers(answers, writer)))
+        returning = guarded("answers", ignoring_closed_connection(pass_answers(answers, writer)))
         try:
             while data := await reader.read(_CHUNK_BYTES):
                 requests.write(data)
@@ -39,7 +39,7 @@ async def proxy(target: str, pass_answers: PassAnswers) -> AsyncIterator[str]:
             writer.close()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = guarded("proxy connection", until_closed(forward(reader, writer)))
+        task = guarded("proxy connection", ignoring_closed_connection(forward(reader, writer)))
         open_connections.add(task)
         task.add_done_callback(open_connections.discard)
 
@@ -53,7 +53,7 @@ async def proxy(target: str, pass_answers: PassAnswers) -> AsyncIterator[str]:
             await cancel(task)
 
 
-async def until_closed(work: Coroutine[Any, Any, None]) -> None:
+async def ignoring_closed_connection(work: Coroutine[Any, Any, None]) -> None:
     """Await ``work``, which may also end by a closed connection."""
     with suppress(ConnectionError):
         await work

@@ -47,9 +47,9 @@ NODES_PER_TOPIC: Final = 3
 """Nodes of Pulsar that the references check reads in addition: of the topic, its subscription and its schema."""
 _MESSAGES: Final = 8
 """Ledgers of messages of a topic. Its last two ledgers are those of its subscription and of its schema."""
-_UNREFERENCED_EACH: Final = 10
+_UNREFERENCED_ONE_IN: Final = 10
 """One in this number of topics does not refer to its first ledger."""
-_LOST_EACH: Final = 1_000
+_LOST_ONE_IN: Final = 1_000
 """One in this number of topics refers to a ledger that does not exist."""
 _NAMESPACES: Final = 100
 """Number of namespaces. Half of the topics are in the first one."""
@@ -171,7 +171,7 @@ def _measured(spark: SparkSession, settings: ReferenceBench, kind: RunKind) -> _
 
 def _expected(topics: int) -> tuple[int, int]:
     """Return the numbers of unreferenced and of lost ledgers."""
-    return -(-topics // _UNREFERENCED_EACH), -(-topics // _LOST_EACH)
+    return -(-topics // _UNREFERENCED_ONE_IN), -(-topics // _LOST_ONE_IN)
 
 
 @asynccontextmanager
@@ -218,8 +218,8 @@ def _namespace(topic: int) -> str:
 def _nodes_of(root: str, topic: int) -> Iterator[Create]:
     """Yield the nodes of a topic, its subscription and its schema."""
     first = topic * LEDGERS_PER_TOPIC
-    named = list(range(first + (topic % _UNREFERENCED_EACH == 0), first + _MESSAGES))
-    if topic % _LOST_EACH == 0:
+    named = list(range(first + (topic % _UNREFERENCED_ONE_IN == 0), first + _MESSAGES))
+    if topic % _LOST_ONE_IN == 0:
         named.append((1 << 40) + topic)
     info = ManagedLedgerInfo()
     for ledger in named:

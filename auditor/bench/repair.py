@@ -145,7 +145,7 @@ async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_pull
                 await cluster.add_bookies(1)
                 await _lose(client, cluster.bookies[0], ids)
             done = await _repair(cluster, ledgers, ["--pull"] if is_pulling else [])
-        copy_s = _copy_file(Path(directory), done.bytes)
+        copy_s = _time_file_copy(Path(directory), done.bytes)
     lost_bytes = entries * (entry_bytes + HEADER_SIZE + digest_for(DIGEST, b"").size)
     return {
         "entries": done.entries,
@@ -260,7 +260,7 @@ def bookies_cpu_s(cluster: EmbeddedCluster) -> float:
     return sum(cpu_s(bookie.running) for bookie in cluster.bookies)
 
 
-def _copy_file(directory: Path, total_bytes: int) -> float:
+def _time_file_copy(directory: Path, total_bytes: int) -> float:
     source, target = directory / "source", directory / "target"
     chunk = os.urandom(_CHUNK_BYTES)
     with source.open("wb") as file:

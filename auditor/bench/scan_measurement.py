@@ -76,8 +76,8 @@ def run(spark: SparkSession, settings: BenchSettings) -> Mapping[str, Any]:
         context = filled(settings)
         store, cluster, fill_s = runner.run(context.__aenter__())
         try:
-            baselines = [_get_async(settings, cluster) for _ in range(_BASELINE_PASSES)]
-            bulk_s = runner.run(_get_many_data(store, cluster, settings.ledgers))
+            baselines = [_time_get_async(settings, cluster) for _ in range(_BASELINE_PASSES)]
+            bulk_s = runner.run(_time_get_many_data(store, cluster, settings.ledgers))
             audits = [audited(spark, settings) for _ in range(settings.warm_runs + 1)]
         finally:
             runner.run(context.__aexit__(None, None, None))
@@ -132,7 +132,7 @@ def audited(
     return seconds, {phase.value: end - at for (phase, at), end in zip(marks, ends, strict=False)}
 
 
-def _get_async(settings: BenchSettings, cluster: Cluster) -> tuple[float, int]:
+def _time_get_async(settings: BenchSettings, cluster: Cluster) -> tuple[float, int]:
     paths = [_path(cluster, number) for number in range(min(settings.ledgers, _BASELINE_LEDGERS_MAX))]
     client = KazooClient(settings.hosts)
     client.start()
@@ -152,7 +152,7 @@ def _get_async(settings: BenchSettings, cluster: Cluster) -> tuple[float, int]:
         client.close()
 
 
-async def _get_many_data(store: MetadataStore, cluster: Cluster, ledgers: int) -> float:
+async def _time_get_many_data(store: MetadataStore, cluster: Cluster, ledgers: int) -> float:
     clock = SystemClock()
     started = clock.monotonic_s()
     for first in range(0, ledgers, _READ_STEP):

@@ -28,8 +28,8 @@ from bookie.model.errors import FatalError
 
 _CREATED_MAX: Final = 64
 """Largest number of ledgers that a client creates until one is on its bookie."""
-_READY_S: Final = 60.0
-_ROUND_S: Final = 600.0
+_READY_TIMEOUT_S: Final = 60.0
+_ROUND_TIMEOUT_S: Final = 600.0
 
 
 class BenchmarkClientError(FatalError):
@@ -78,14 +78,14 @@ async def _round(uri: str, targets: Sequence[str], entries: int, entry_bytes: in
     """Start a client for each target, let them write concurrently, and return the duration."""
     clients = [await _started(uri, target, entries, entry_bytes) for target in targets]
     try:
-        async with asyncio.timeout(_READY_S):
+        async with asyncio.timeout(_READY_TIMEOUT_S):
             for client in clients:
                 await _line(client)
         begun_s = time.perf_counter()
         for client in clients:
             assert client.stdin is not None
             client.stdin.write(b"go\n")
-        async with asyncio.timeout(_ROUND_S):
+        async with asyncio.timeout(_ROUND_TIMEOUT_S):
             for client in clients:
                 await _line(client)
         return time.perf_counter() - begun_s
@@ -114,7 +114,7 @@ async def client(uri: str, target: str, entries: int, entry_bytes: int) -> None:
     """Create a ledger on ``target``, write after a line of input, and print a line when all is acknowledged."""
     payload = random.Random(1).randbytes(entry_bytes)
     async with await connect(uri) as connected:
-        writer = await _ledger_on(connected, target)
+        writer = await _create_ledger_on(connected, target)
         _say("ready")
         await asyncio.to_thread(sys.stdin.readline)
         waiter = None
@@ -126,7 +126,7 @@ async def client(uri: str, target: str, entries: int, entry_bytes: int) -> None:
         await writer.close()
 
 
-async def _ledger_on(connected: ConnectedBookKeeper, target: str) -> LedgerWriter:
+async def _create_ledger_on(connected: ConnectedBookKeeper, target: str) -> LedgerWriter:
     for _ in range(_CREATED_MAX):
         writer = await connected.create_ledger(LedgerOptions(1, 1, 1))
         metadata = (await connected.ports.ledgers.read(writer.ledger_id)).metadata

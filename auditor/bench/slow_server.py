@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from auditor.bench.proxy import proxy, until_closed
+from auditor.bench.proxy import ignoring_closed_connection, proxy
 
 _CHUNK_BYTES: Final = 64 * 1024
 _ANSWERS_MAX: Final = 1_000
@@ -46,8 +46,8 @@ async def slow_server(target: str, bytes_per_s: int) -> AsyncIterator[str]:
     async def pass_answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         turns: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_ANSWERS_MAX)
         async with asyncio.TaskGroup() as both:
-            both.create_task(until_closed(come(reader, turns)))
-            both.create_task(until_closed(go(turns, writer)))
+            both.create_task(ignoring_closed_connection(come(reader, turns)))
+            both.create_task(ignoring_closed_connection(go(turns, writer)))
 
     async with proxy(target, pass_answers) as address:
         yield address

@@ -56,11 +56,11 @@ class AddComparison:
                 for _ in range(ROUNDS):
                     for each in found:
                         rates[each.name].append(entries / await _write(each.client, payload, entries))
-                figures.append({"payload_bytes": payload_bytes, "entries": entries, "results": _summed(rates)})
+                figures.append({"payload_bytes": payload_bytes, "entries": entries, "results": _median_rates(rates)})
         return figures
 
 
-def _summed(rates: dict[str, list[float]]) -> dict[str, Any]:
+def _median_rates(rates: dict[str, list[float]]) -> dict[str, Any]:
     return {
         name: {
             "adds_per_second": round(statistics.median(those)),

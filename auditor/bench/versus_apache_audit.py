@@ -41,7 +41,7 @@ ROUND_DEADLINE_S: Final = 3600.0
 _FILL_STEP: Final = 20_000
 _CTIME_MS: Final = 1_700_000_000_000
 _DELETES_IN_FLIGHT: Final = 8
-_MIB_FOR_A_THOUSAND: Final = 2.5
+_HEAP_MIB_PER_1000_LEDGERS_AND_TASKS: Final = 2.5
 """MiB of ZooKeeper's heap for a thousand ledgers and their tasks."""
 
 DEFAULTS: Final[Mapping[str, str]] = {"auditorPeriodicCheckInterval": "0"}
@@ -116,7 +116,7 @@ class AuditComparison:
             ContestantError: one of them failed, or published other tasks.
             EmbeddedProcessError: ZooKeeper did not start.
         """
-        heap_mib = 512 + int(ledgers / 1000 * _MIB_FOR_A_THOUSAND)
+        heap_mib = 512 + int(ledgers / 1000 * _HEAP_MIB_PER_1000_LEDGERS_AND_TASKS)
         where = self._directory / f"zookeeper-{ledgers}"
         async with await EmbeddedZooKeeper.start(where, heap_mib=heap_mib, is_durable=False) as server:
             store = await ZooKeeperStore.connect(server.connect_string, session_timeout_s=30.0)

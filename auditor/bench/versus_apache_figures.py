@@ -60,7 +60,9 @@ def audit_comparisons(audits: Sequence[Mapping[str, Any]]) -> Iterator[Compariso
             yield less_is_better(case, "cold, ZooKeeper requests", name, theirs[0]["requests"], ours[0]["requests"])
             for label, field in (("warm, s", "seconds"), ("warm, ZooKeeper requests", "requests")):
                 if len(theirs) > 1 and len(ours) > 1:
-                    yield less_is_better(case, label, name, _later(theirs, field), _later(ours, field))
+                    yield less_is_better(
+                        case, label, name, _median_of_later_rounds(theirs, field), _median_of_later_rounds(ours, field)
+                    )
 
 
 def repair_comparisons(repairs: Sequence[Mapping[str, Any]]) -> Iterator[Comparison]:
@@ -120,7 +122,7 @@ def _present(results: Mapping[str, Any]) -> list[str]:
     return [name for name in _APACHE if name in results]
 
 
-def _later(rounds: Sequence[Mapping[str, Any]], field: str) -> float:
+def _median_of_later_rounds(rounds: Sequence[Mapping[str, Any]], field: str) -> float:
     return float(statistics.median(each[field] for each in rounds[1:]))
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from bookie.embedded.apache_settings import ApacheOptions
 
 BOOKIE_HEAP_MIB: Final = 768
-_AS_APACHE_COMES: Final[Mapping[str, str]] = {
+_APACHE_DEFAULT_OPTIONS: Final[Mapping[str, str]] = {
     "journalPreAllocSizeMB": "16",
     "skipListSizeLimit": str(64 << 20),
     "logSizeLimit": str(1 << 30),
@@ -19,4 +19,4 @@ _AS_APACHE_COMES: Final[Mapping[str, str]] = {
 
 def bookie_options(extra: Mapping[str, str] | None = None) -> ApacheOptions:
     """Return Apache's defaults, with a journal that is synced before each answer, and with ``extra`` settings."""
-    return ApacheOptions(extra={**_AS_APACHE_COMES, **(extra or {})})
+    return ApacheOptions(extra={**_APACHE_DEFAULT_OPTIONS, **(extra or {})})

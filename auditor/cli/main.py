@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
-from auditor.cli.configuration.security_options import CallOptions, set_for_this_call
+from auditor.cli.configuration.security_options import CallOptions, set_security_before_command
 from auditor.cli.configuration.settings_options import with_options
 from auditor.cli.output import print_error, print_line
 from bookie.metadata.access import VARIABLES, set_current_access
@@ -159,11 +159,11 @@ def _readable_usage_errors() -> Iterator[None]:
         error.message = error.message.removeprefix("Value error, ")  # the prefix is from pydantic, which typer uses
         raise
     except _USAGE_ERRORS.NoSuchOption as error:
-        error.message += _place_of(error.option_name, error.ctx)
+        error.message += _option_location_text(error.option_name, error.ctx)
         raise
 
 
-def _place_of(option: str, context: Any) -> str:
+def _option_location_text(option: str, context: Any) -> str:
     """Return the end of the sentence about an option in the wrong place: the place where it belongs."""
     if isinstance(context.command, TyperGroup):
         return "; the options of a command follow its name"
@@ -224,7 +224,7 @@ def options(
     Each of them also has an environment variable: BKHEAL_ and its name, such as BKHEAL_ZK_TLS_CA.
     """
     made = build(CallOptions, given)
-    set_for_this_call(made.security)
+    set_security_before_command(made.security)
     set_current_access(made.zookeeper)
     if version:
         from importlib.metadata import version as installed
@@ -271,13 +271,13 @@ def _run() -> None:
         print_error(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         sys.exit(ExitCode.FAILED)
     except ModuleNotFoundError as error:
-        if (extra := extra_of(error.name or "")) is None:
+        if (extra := extra_providing(error.name or "")) is None:
             raise
         print_error(f"this command needs {error.name}, which is not installed: pip install 'bkheal[{extra}]'")
         sys.exit(ExitCode.FAILED)
 
 
-def extra_of(module: str) -> str | None:
+def extra_providing(module: str) -> str | None:
     """Return the smallest extra of this package with ``module``; None if no extra has it."""
     members: dict[str, set[str]] = {}
     for requirement in metadata.requires("bkheal") or ():

@@ -50,12 +50,12 @@ def demo(
     user of this machine can press the buttons.
     """
     from auditor.progress import Display
-    from auditor.quickstart.demo import STEPS, DemoSettings, chosen_port, demo
+    from auditor.quickstart.demo import STEPS, DemoSettings, demo, wanted_or_free_port
 
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise typer.BadParameter(f"{keep} is not empty; choose a new directory for --keep")
     _use_defaults()
-    run(demo(DemoSettings(chosen_port(http_port), chosen_port(ui_port), keep), Display(STEPS)))
+    run(demo(DemoSettings(wanted_or_free_port(http_port), wanted_or_free_port(ui_port), keep), Display(STEPS)))
 
 
 def _use_defaults() -> None:

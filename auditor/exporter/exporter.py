@@ -22,7 +22,7 @@ from auditor.metrics.service_metrics import observe_detection
 from auditor.service.events import EventFanout, ServiceEvents
 from auditor.service.watch.bookie_watch import LOOK_INTERVAL_S, SETTLE_SESSIONS, BookieWatch, WatchPorts
 from auditor.service.watch.loss_observer import LossObserver
-from auditor.service.watch.overview import CountsBacklog, Overview
+from auditor.service.watch.overview import BacklogSource, Overview
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster
@@ -69,7 +69,7 @@ class Exporter:
         version: str,
         store: MetadataStore,
         cluster: Cluster,
-        counter: CountsBacklog,
+        counter: BacklogSource,
         clock: Clock,
         events: ServiceEvents,
     ) -> None:
@@ -96,8 +96,8 @@ class Exporter:
                 down=FirstSeenDown(store, cluster.root),
                 clock=clock,
                 is_leader=lambda: False,  # nothing is noted, and no audit is started
-                start_audit=_no_audit,
-                wait_audit_ended=_no_audit_ended,
+                start_audit=_refuse_audit,
+                wait_audit_ended=_wait_forever,
                 events=fanout,
             ),
             missing_share_max=settings.missing_share_max,
@@ -160,9 +160,9 @@ def _is_fresh(read_s: float | None, now_s: float) -> bool:
     return read_s is not None and now_s - read_s < FRESH_S
 
 
-async def _no_audit(cause: RunCause, owner: str) -> None:
+async def _refuse_audit(cause: RunCause, owner: str) -> None:
     raise NotLeaderError("")
 
 
-async def _no_audit_ended() -> None:
+async def _wait_forever() -> None:
     await asyncio.Event().wait()

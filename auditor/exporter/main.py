@@ -38,7 +38,7 @@ _CLOSE_DEADLINE_S: Final = 5.0
 async def run_exporter(settings: ExporterSettings) -> int:
     """Serve until SIGTERM or SIGINT and return the exit code. The store may be unavailable at any time."""
     stop, clock = asyncio.Event(), SystemClock()
-    late = _LateExporter()
+    late = _DeferredExporter()
     metrics = exporter_metrics(installed_version(), late.status, clock)
     metrics.watch(SESSION, late.is_connected)
     try:
@@ -57,7 +57,7 @@ async def run_exporter(settings: ExporterSettings) -> int:
 
 
 async def _serve(
-    settings: ExporterSettings, late: _LateExporter, events: ServiceEvents, clock: Clock, stop: asyncio.Event
+    settings: ExporterSettings, late: _DeferredExporter, events: ServiceEvents, clock: Clock, stop: asyncio.Event
 ) -> None:
     opened = await _opened(settings, clock, stop)
     if opened is None:
@@ -119,7 +119,7 @@ async def _session(settings: ExporterSettings, stack: contextlib.AsyncExitStack)
     return store, cluster
 
 
-class _LateExporter:
+class _DeferredExporter:
     """The exporter, set after the store was reached; the HTTP server starts before."""
 
     def __init__(self) -> None:

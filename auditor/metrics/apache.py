@@ -19,12 +19,12 @@ from bookie.model.severity import Severity
 
 _NOW: Final = "Apache-compatible form of"
 _QUANTILES: Final = ("0.5", "0.75", "0.95", "0.99", "0.999", "0.9999", "1.0")
-_TIMES: Final = {
+_DURATION_METRICS: Final = {
     RunKind.BOOKIES: "auditor_AUDIT_BOOKIES_TIME",
     RunKind.PLACEMENT: "auditor_PLACEMENT_POLICY_CHECK_TIME",
     RunKind.REPLICAS: "auditor_REPLICAS_CHECK_TIME",
 }
-_BY_COPIES: Final = {
+_SEVERITIES_BY_METRIC: Final = {
     "auditor_NUM_LEDGERS_HAVING_NO_REPLICA_OF_AN_ENTRY": (Severity.LOST, Severity.NO_LIVE_COPY),
     "auditor_NUM_LEDGERS_HAVING_LESS_THAN_AQ_REPLICAS_OF_AN_ENTRY": (Severity.CRITICAL, Severity.BELOW_ACK_QUORUM),
     "auditor_NUM_LEDGERS_HAVING_LESS_THAN_WQ_REPLICAS_OF_AN_ENTRY": (Severity.BELOW_WRITE_QUORUM,),
@@ -33,10 +33,10 @@ _BY_COPIES: Final = {
 APACHE: Final = {
     "auditor_NUM_UNDER_REPLICATED_LEDGERS": f"{_NOW} bkheal_underreplicated_ledgers, over all severities",
     "auditor_UNDER_REPLICATED_LEDGERS_TOTAL_SIZE": f"{_NOW} bkheal_underreplicated_bytes, over all severities",
-    **dict.fromkeys(_TIMES.values(), f"{_NOW} bkheal_audit_duration_seconds, in milliseconds"),
+    **dict.fromkeys(_DURATION_METRICS.values(), f"{_NOW} bkheal_audit_duration_seconds, in milliseconds"),
     "auditor_NUM_LEDGERS_CHECKED": f"{_NOW} the sum of checked ledgers over all runs of this process",
     "auditor_NUM_LEDGERS_NOT_ADHERING_TO_PLACEMENT_POLICY": f"{_NOW} misplaced ledgers in the last placement run",
-    **dict.fromkeys(_BY_COPIES, f"{_NOW} findings of the last replicas run"),
+    **dict.fromkeys(_SEVERITIES_BY_METRIC, f"{_NOW} findings of the last replicas run"),
 }
 """Names and help texts."""
 
@@ -68,7 +68,7 @@ class ApacheNames(Collector):
         """
         checked = "auditor_NUM_LEDGERS_CHECKED"
         yield _plain(checked, self._checked)
-        for kind, name in _TIMES.items():
+        for kind, name in _DURATION_METRICS.items():
             metric = Metric(name, APACHE[name], "summary")
             for is_success in (True, False):
                 count, total_ms, last_ms = self._runs.get((kind, is_success), (0, 0, 0))
@@ -76,10 +76,10 @@ class ApacheNames(Collector):
             yield metric
         status = self.status
         if status is not None and status.is_leader:
-            yield from _of_cluster(status)
+            yield from _cluster_metrics(status)
 
 
-def _of_cluster(status: ServiceStatus) -> Iterator[Metric]:
+def _cluster_metrics(status: ServiceStatus) -> Iterator[Metric]:
     backlog = status.backlog
     if backlog.counted_ms:
         size = sum(part.bytes_estimate for part in (*backlog.severities.values(), backlog.healthy))
@@ -95,7 +95,7 @@ def _of_cluster(status: ServiceStatus) -> Iterator[Metric]:
         "auditor_NUM_LEDGERS_NOT_ADHERING_TO_PLACEMENT_POLICY",
         _found(status.results.get(RunKind.PLACEMENT, ()), (Severity.MISPLACED,)),
     )
-    for name, severities in _BY_COPIES.items():
+    for name, severities in _SEVERITIES_BY_METRIC.items():
         yield _plain(name, _found(status.results.get(RunKind.REPLICAS, ()), severities))
 
 

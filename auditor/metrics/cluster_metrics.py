@@ -39,7 +39,7 @@ def exporter_metrics(version: str, read: ReadStatus, clock: Clock) -> MetricSet:
     return metrics
 
 
-def shown_of(status: ServiceStatus) -> Sequence[Definition]:
+def exportable_metrics(status: ServiceStatus) -> Sequence[Definition]:
     """Return the metrics that may be exported: without the backlog until it has been counted."""
     left_out = () if status.backlog.counted_ms else BACKLOG
     return [definition for definition in CLUSTER if definition not in left_out]
@@ -55,4 +55,6 @@ class _ClusterCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         status = self._read()
-        return () if status is None else families(shown_of(status), state_values(status, self._clock.epoch_ms()))
+        return (
+            () if status is None else families(exportable_metrics(status), state_values(status, self._clock.epoch_ms()))
+        )

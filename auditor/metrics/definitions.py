@@ -73,15 +73,15 @@ _COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.
 
 Labels = Mapping[str, tuple[str, ...]]
 _BY_KIND: Final[Labels] = {"kind": KINDS}
-_OF_BOOKIES: Final[Labels] = {"kind": (RunKind.BOOKIES.value,)}
+_BOOKIES_KIND_LABELS: Final[Labels] = {"kind": (RunKind.BOOKIES.value,)}
 _BY_SEVERITY: Final[Labels] = {"severity": (*SEVERITIES, HEALTHY, UNREADABLE)}
 _REPAIRABLE: Final[Labels] = {
     "severity": tuple(severity for severity in SEVERITIES if severity not in ("lost", "no_live_copy"))
 }
-_NONE: Final[Labels] = {}
+_NO_LABELS: Final[Labels] = {}
 
 
-def _state(name: str, text: str, labels: Labels = _NONE, watch: str = "", *, of_leader: bool = True) -> Definition:
+def _state(name: str, text: str, labels: Labels = _NO_LABELS, watch: str = "", *, of_leader: bool = True) -> Definition:
     return Definition(name, _GAUGE, text, labels, watch=watch, is_leader_only=of_leader)
 
 
@@ -289,17 +289,17 @@ STATE: Final = (
     _state(
         LAST_IMAGE_MARKS,
         "Ledgers of lost bookies that the last run marked by the image of ledger metadata, before it read all ledgers",
-        _OF_BOOKIES,
+        _BOOKIES_KIND_LABELS,
     ),
     _state(
         IMAGE_READ,
         "When the reading of the image began that the last run of bookies or of everything wrote, seconds since the "
         "epoch; 0: it wrote none",
-        _OF_BOOKIES,
+        _BOOKIES_KIND_LABELS,
         "it is 0: the next reaction to a lost bookie may read all ledgers before its first mark",
     ),
-    _state(IMAGE_LEDGERS, "Ledgers in the image that the last run wrote", _OF_BOOKIES),
-    _state(IMAGE_BYTES, "Size of the image that the last run wrote", _OF_BOOKIES),
+    _state(IMAGE_LEDGERS, "Ledgers in the image that the last run wrote", _BOOKIES_KIND_LABELS),
+    _state(IMAGE_BYTES, "Size of the image that the last run wrote", _BOOKIES_KIND_LABELS),
     Definition(
         LAST_NAMESPACES,
         _GAUGE,

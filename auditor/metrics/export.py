@@ -29,9 +29,9 @@ from bookie.model.run import RunRecord, RunState
 
 PUSH_JOB: Final = "bkheal_audit"
 _PUSH_TIMEOUT_S: Final = 10.0
-_OF_SUCCESS: Final = frozenset({LAST_SUCCESS, LAST_DURATION})
+_SUCCESS_ONLY_METRICS: Final = frozenset({LAST_SUCCESS, LAST_DURATION})
 """Metrics that only a complete run changes that is not a dry run."""
-_KEPT: Final = _OF_SUCCESS | {LAST_FINDINGS, LAST_HELD_BACK}
+_KEPT: Final = _SUCCESS_ONLY_METRICS | {LAST_FINDINGS, LAST_HELD_BACK}
 """The metrics that a run may leave unchanged: those of a success, and those that only a run with a result changes."""
 
 
@@ -94,7 +94,7 @@ def _registry(record: RunRecord, earlier: dict[Key, float] | None) -> CollectorR
         kind = record.kind.value
         values |= found | {(LAST_SUCCESS, kind): record.started_ms / 1000, (LAST_DURATION, kind): duration_s(record)}
     elif record.is_complete:
-        values |= found | {key: value for key, value in (earlier or {}).items() if key[0] in _OF_SUCCESS}
+        values |= found | {key: value for key, value in (earlier or {}).items() if key[0] in _SUCCESS_ONLY_METRICS}
     elif earlier is not None:
         values |= earlier
         if record.state is RunState.DONE:
@@ -134,7 +134,7 @@ class _OneRun(Collector):
         for definition in STATE:
             if definition.name not in LAST_RUN:
                 continue
-            is_set = _is_success(self._record) if definition.name in _OF_SUCCESS else self._record.is_complete
+            is_set = _is_success(self._record) if definition.name in _SUCCESS_ONLY_METRICS else self._record.is_complete
             if definition.name in _KEPT and definition.name not in known and not is_set:
                 continue  # a missing number is unknown, not 0
             family = GaugeMetricFamily(definition.name, definition.help, labels=tuple(definition.labels))

@@ -102,7 +102,7 @@ def result_of(record: RunRecord) -> str:
     return "findings" if any(record.findings.values()) else "clean"
 
 
-def failed_in_a_row(ended: Iterable[RunRecord]) -> Mapping[str, int]:
+def consecutive_failures(ended: Iterable[RunRecord]) -> Mapping[str, int]:
     """Count by kind the newest consecutive runs that failed or were partial; kinds with 0 are omitted. Pure.
 
     Args:
@@ -125,7 +125,7 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
     """Return the values of ``STATE`` and ``BACKLOG``; a value that it omits is 0."""
     values: dict[Key, float] = {
         (names.LEADER,): status.is_leader,
-        (names.OTHER_LEADS,): does_another_lead(status),
+        (names.OTHER_LEADS,): is_other_auditor_leading(status),
         (names.REFUSED,): bool(status.problems),
         (names.RECOVERY_ENABLED,): status.is_recovery_enabled,
         (names.LOST_BOOKIE_DELAY,): status.lost_bookie_delay_s,
@@ -148,7 +148,7 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
     for kind, records in status.results.items():
         values |= result_values(kind, records)
     values |= {(names.LAST_SUCCESS, kind.value): ms / 1000 for kind, ms in status.last_success_ms.items()}
-    values |= {(names.FAILED_IN_A_ROW, kind): count for kind, count in failed_in_a_row(status.ended).items()}
+    values |= {(names.FAILED_IN_A_ROW, kind): count for kind, count in consecutive_failures(status.ended).items()}
     for record in status.running:
         values |= _running_values(record, now_ms)
     return values
@@ -174,7 +174,7 @@ def _is_held_back(lost: LostBookie, now_ms: int) -> bool:
     return bool(lost.hold_reason) and lost.audit_due_ms > now_ms
 
 
-def does_another_lead(status: ServiceStatus) -> bool:
+def is_other_auditor_leading(status: ServiceStatus) -> bool:
     """Return whether another candidate leads. Data that was read in an ended session does not count."""
     return bool(status.leader) and not status.is_leader and status.is_store_connected
 

@@ -81,10 +81,10 @@ async def check_names(client: ClusterClient, names: Sequence[BookieId]) -> None:
         NoSuchObjectError: some names are not bookies; the message has these names.
         StoreUnavailableError: no answer.
     """
-    _refuse(await _strangers(client, names))
+    _refuse(await _names_unknown_to_cluster(client, names))
 
 
-async def check_named(
+async def check_names_or_in_ledgers(
     client: ClusterClient,
     names: Sequence[BookieId],
     counting: Callable[[int], AbstractContextManager[Advance]] = lambda total: nullcontext(lambda done: None),
@@ -103,7 +103,7 @@ async def check_named(
         NoSuchObjectError: some names are unknown, and no readable ledger has them; the message has these names.
         StoreUnavailableError, NotAClusterError: see ``scan``.
     """
-    strangers = await _strangers(client, names)
+    strangers = await _names_unknown_to_cluster(client, names)
     if strangers:
         noted = await FirstSeenDown(client.store, client.cluster.root).read()
         strangers = [name for name in strangers if name not in noted]
@@ -119,7 +119,7 @@ async def check_named(
     _refuse([name for name in strangers if name not in named])
 
 
-async def _strangers(client: ClusterClient, names: Sequence[BookieId]) -> list[BookieId]:
+async def _names_unknown_to_cluster(client: ClusterClient, names: Sequence[BookieId]) -> list[BookieId]:
     """Return the names without a cookie and without a registration."""
     registrations = client.ports.registrations
     known = await registrations.known() | (await registrations.list()).registered

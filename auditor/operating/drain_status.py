@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from auditor.operating.client import ClusterClient, Document, check_named
+from auditor.operating.client import ClusterClient, Document, check_names_or_in_ledgers
 from auditor.operating.drains import Counting, registered_as, silent
 from auditor.safety.accepted import accepted_copies
 from auditor.safety.draining import Left, holdings_of, judge
@@ -19,7 +19,7 @@ from bookie.model.times import rfc3339_if_known
 
 
 @dataclass(frozen=True, slots=True)
-class DrainLook:
+class DrainObservation:
     """The last observed state."""
 
     drains: Mapping[BookieId, Drain]
@@ -37,7 +37,7 @@ class DrainLook:
         return len(self.left.holdings.ledgers) / self.ledgers_per_s
 
 
-async def accepted_on(client: ClusterClient, bookies: Sequence[BookieId]) -> Mapping[LedgerId, Copies]:
+async def accepted_losses_on(client: ClusterClient, bookies: Sequence[BookieId]) -> Mapping[LedgerId, Copies]:
     """Return the copies on ``bookies`` whose loss was accepted.
 
     Raises:
@@ -47,13 +47,13 @@ async def accepted_on(client: ClusterClient, bookies: Sequence[BookieId]) -> Map
     return await accepted_copies(decisions, client.ports.registrations, bookies)
 
 
-async def left_on(client: ClusterClient, bookies: Sequence[BookieId], counting: Counting = silent) -> Left:
+async def remaining_data_on(client: ClusterClient, bookies: Sequence[BookieId], counting: Counting = silent) -> Left:
     """Read all ledgers once, and return the data on ``bookies``.
 
     Raises:
         NotAClusterError, StoreUnavailableError: no answer.
     """
-    accepted = await accepted_on(client, bookies)
+    accepted = await accepted_losses_on(client, bookies)
     with counting("ledgers", await count(client.ports.ledgers)) as advance:
         holdings, scanned = await holdings_of(client.ports.ledgers, bookies, advance, accepted)
     return await judge(holdings, scanned, client.ports.tasks, client.parked)
@@ -65,10 +65,10 @@ async def looked(
     drains: Mapping[BookieId, Drain],
     left: Left,
     ledgers_per_s: float | None = None,
-) -> DrainLook:
+) -> DrainObservation:
     """Return the data left, with the state of the bookies and of recovery. Raises StoreUnavailableError."""
     registered = await client.ports.registrations.list()
-    return DrainLook(
+    return DrainObservation(
         {bookie: drains.get(bookie, Drain(bookie)) for bookie in bookies},
         {bookie: registered_as(bookie, registered) for bookie in bookies},
         left,
@@ -86,12 +86,12 @@ async def drain_status(client: ClusterClient, bookies: Sequence[BookieId]) -> Do
     """
     drains = await Drains(client.store, client.cluster.root).read()
     chosen = tuple(bookies) or tuple(sorted(drains))
-    await check_named(client, [bookie for bookie in chosen if bookie not in drains])
-    left = await left_on(client, chosen) if chosen else Left(Holdings(), ScanResult())
+    await check_names_or_in_ledgers(client, [bookie for bookie in chosen if bookie not in drains])
+    left = await remaining_data_on(client, chosen) if chosen else Left(Holdings(), ScanResult())
     return status_document(await looked(client, chosen, drains, left))
 
 
-def status_document(seen: DrainLook) -> dict[str, Any]:
+def status_document(seen: DrainObservation) -> dict[str, Any]:
     """Return the document ``DrainStatus``. Pure."""
     left = seen.left
     return {

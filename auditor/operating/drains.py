@@ -67,7 +67,7 @@ def registered_as(bookie: BookieId, registered: Bookies) -> str:
     return "read_only" if bookie in registered.read_only else "lost"
 
 
-async def stay_as_they_are(
+async def bookies_without_drain_support(
     registrations: Registrations, bookies: Sequence[BookieId]
 ) -> tuple[list[BookieId], list[BookieId]]:
     """Return those of ``bookies`` that do not support drains and keep their state: writable ones, and read-only ones.
@@ -223,7 +223,7 @@ async def mark_drained(
         StoreUnavailableError, WriteOutcomeUnknownError, ConflictError, NotAClusterError: starting again is safe.
     """
     ports = client.ports
-    stay_writable, stay_read_only = await stay_as_they_are(ports.registrations, bookies)
+    stay_writable, stay_read_only = await bookies_without_drain_support(ports.registrations, bookies)
     # The ledgers are read after the drains are recorded. A client that chose one of the bookies before that has either
     # written its ledger, so it is found here, or finds the bookie read-only.
     with counting("ledgers", await count(ports.ledgers)) as advance:

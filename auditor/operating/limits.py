@@ -21,7 +21,7 @@ async def read_limits(client: ClusterClient) -> Document:
         StoreUnavailableError: no answer.
     """
     store = CopyLimitsStore(client.store, client.cluster.root)
-    with _refusing_unreadable(store):
+    with _refuse_if_unreadable(store):
         limits = (await store.read()).limits
     workers = await store.workers()
     return {**limits_document(limits), "workers": [] if workers is None else sorted(workers.names)}
@@ -42,7 +42,7 @@ async def set_limits(
     def changed(present: CopyLimits | None) -> CopyLimits:
         return replace(present or CopyLimits(), **chosen, by=actor.name, since_ms=since_ms)
 
-    with _refusing_unreadable(store):
+    with _refuse_if_unreadable(store):
         limits = changed((await store.read()).limits)
         if is_dry_run:
             return {"dry_run": True, **limits_document(limits)}
@@ -81,7 +81,7 @@ def limits_document(limits: CopyLimits | None) -> Document:
 
 
 @contextlib.contextmanager
-def _refusing_unreadable(store: CopyLimitsStore) -> Iterator[None]:
+def _refuse_if_unreadable(store: CopyLimitsStore) -> Iterator[None]:
     try:
         yield
     except UnreadableRecordError as error:

@@ -61,7 +61,7 @@ async def permission_checks(client: ClusterClient) -> list[Checked]:
     """Return one check for each part of the tree that may be written, else one for each node that refuses a write."""
     store, root = client.store, client.cluster.root
     found: list[Checked] = []
-    for part in _parts(root, await _way_to_a_task(store, root)):
+    for part in _parts(root, await _parents_to_first_task(store, root)):
         found += await _part_checks(store, root, part)
     return [*found, await _ledger_permission(client)]
 
@@ -86,7 +86,7 @@ def _parts(root: str, tasks: Sequence[str]) -> list[_Part]:
     ]
 
 
-async def _way_to_a_task(store: MetadataStore, root: str) -> list[str]:
+async def _parents_to_first_task(store: MetadataStore, root: str) -> list[str]:
     """Return the parents on the path to the first task, as far as this process may list them."""
     way = [tasks_path(root)]
     for _ in range(_DEPTH_MAX - 1):

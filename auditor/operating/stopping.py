@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
-from auditor.operating.client import ClusterClient, Document, check_named
+from auditor.operating.client import ClusterClient, Document, check_names_or_in_ledgers
 from auditor.operating.doubted import doubts
 from auditor.operating.owners import owner_text, with_owners
 from auditor.safety.scan import Advance, ScanResult, count, scan
-from auditor.safety.stopping import Risk, Worst, risk_of, room_problems
+from auditor.safety.stopping import Risk, Worst, room_problems, worst_fragment_risk
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
@@ -46,7 +46,7 @@ async def stop_verdict(
     """
     ports, stopping = client.ports, frozenset(bookies)
     before = await ports.registrations.list()
-    await check_named(client, bookies, counting)
+    await check_names_or_in_ledgers(client, bookies, counting)
     worst, scanned = await _risks(client, stopping, before, is_strict, worst_max, counting)
     registered = await ports.registrations.list()
     problems = room_problems(scanned.unclosed, registered, bookies, ports.placement)
@@ -77,7 +77,7 @@ async def _risks(
     doubted = await doubts(client)
 
     def visit(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
-        risk = risk_of(
+        risk = worst_fragment_risk(
             ledger_id,
             metadata,
             before.registered,
@@ -103,7 +103,7 @@ def _row(risk: Risk) -> Document:
     }
 
 
-def _of_topic(risk: Document) -> str:
+def _topic_suffix(risk: Document) -> str:
     return "" if risk.get("topic") is None else f", {printable(owner_text(risk))}"
 
 
@@ -125,7 +125,7 @@ def reasons(document: Document) -> list[str]:
         growing = ", still written to" if risk["growing"] else ""
         lines.append(
             f"    ledger {risk['ledger_id']} from entry {risk['fragment_first_entry_id']}: "
-            f"{counted(risk['copies_left'], 'copy')} left, {risk['copies_needed']} needed{growing}{_of_topic(risk)}"
+            f"{counted(risk['copies_left'], 'copy')} left, {risk['copies_needed']} needed{growing}{_topic_suffix(risk)}"
         )
     lines += [f"  {problem}" for problem in document["placement_problems"]]
     if document["unreadable_ledgers"]:

@@ -60,15 +60,15 @@ BYTES_PER_SECOND_DEFAULT: Final = 32 << 20
 REQUEST_TIMEOUT_S: Final = 15.0
 _ATTEMPTS_MAX: Final = 3
 """Attempts for a request that a bookie does not answer, or refuses because it is busy."""
-_BOOKIES_AT_ONCE: Final = 4
+_CONCURRENT_BOOKIES_MAX: Final = 4
 """Bookies of one ledger that are read at a time, each with at most two requests under way."""
-_GOES_ON: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT, Status.IO_ERROR})
+_CONTINUABLE_STATUSES: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT, Status.IO_ERROR})
 """Answers after which a bookie receives requests for further entries of the ledger."""
 _LISTS: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT})
 
 
 @dataclass(slots=True)
-class Verified:
+class VerifiedLedger:
     """The result for one ledger."""
 
     ledger: Versioned
@@ -95,7 +95,9 @@ class Verifier:
         self._client = client
         self._throttle = Throttle(client.ports.clock, bytes_per_second)
 
-    async def verify(self, ledger_id: LedgerId, counting: Callable[[int], AbstractContextManager[Advance]]) -> Verified:
+    async def verify(
+        self, ledger_id: LedgerId, counting: Callable[[int], AbstractContextManager[Advance]]
+    ) -> VerifiedLedger:
         """Read all judged copies of a ledger. Changes nothing.
 
         Args:
@@ -113,7 +115,7 @@ class Verifier:
         of = states(ledger.metadata, bookies, (await drains.read()).keys())
         holdings = Holdings(ports.transport, ports.clock)
         is_tail_written = not ledger.metadata.is_closed and await holdings.is_tail_written(ledger, bookies)
-        result = Verified(ledger, LedgerCopies(), judged_end(ledger.metadata, is_tail_written=is_tail_written))
+        result = VerifiedLedger(ledger, LedgerCopies(), judged_end(ledger.metadata, is_tail_written=is_tail_written))
         total = copies_count(ledger.metadata, bookies.registered, is_tail_written=is_tail_written)
         with counting(total) as advance:
             transport = _PacedReads(ports.transport, self._throttle, advance)
@@ -126,7 +128,7 @@ class Verifier:
         await self._find_bad(result, bookies)
         return result
 
-    async def _find_bad(self, result: Verified, bookies: Bookies) -> None:
+    async def _find_bad(self, result: VerifiedLedger, bookies: Bookies) -> None:
         """Determine the bookies to mark, by the present metadata."""
         ledger = result.ledger
         now = await self._client.ports.ledgers.current(ledger.ledger_id)
@@ -171,7 +173,7 @@ class Verifier:
         return reasons
 
 
-async def mark(client: ClusterClient, actor: Actor, result: Verified) -> str:
+async def mark(client: ClusterClient, actor: Actor, result: VerifiedLedger) -> str:
     """Add the bad bookies to the ledger's task.
 
     Return the outcome: ``marked``, ``marked_already``, ``nothing`` or ``unreadable_task``.
@@ -189,7 +191,7 @@ async def mark(client: ClusterClient, actor: Actor, result: Verified) -> str:
         return "unreadable_task"
 
 
-def verified_document(result: Verified, outcome: str | None) -> Document:
+def verified_document(result: VerifiedLedger, outcome: str | None) -> Document:
     """Return the result as a document. Pure.
 
     Args:
@@ -333,7 +335,7 @@ def _positions(metadata: LedgerMetadata, bookie: BookieId) -> set[tuple[EntryId,
 
 async def _read(window: Window, members: Mapping[BookieId, _Member]) -> dict[BookieId, Found]:
     """Read a window from each of ``members``; the result omits other bookies."""
-    places = asyncio.Semaphore(_BOOKIES_AT_ONCE)
+    places = asyncio.Semaphore(_CONCURRENT_BOOKIES_MAX)
     found: dict[BookieId, Found] = {}
 
     async def read(member: _Member, placed: Sequence[EntryId]) -> None:
@@ -376,7 +378,7 @@ class _Member:
             if not rest or reply.status is not Status.CORRUPT:
                 break
         detail = "" if not rest or reply.status is Status.OK else reply.detail or reply.status.name
-        if reply.status not in _GOES_ON:
+        if reply.status not in _CONTINUABLE_STATUSES:
             self.silence = detail
         absent = frozenset(rest) if reply.status is Status.OK else frozenset[EntryId]()
         if damaged or unread:

@@ -17,7 +17,7 @@ from bookie.runtime.human import agreeing, counted
 if TYPE_CHECKING:
     from auditor.quickstart.tour import Tour
 
-_HALF: Final = 80
+_FIRST_HALF_ENTRIES: Final = 80
 _ACKNOWLEDGED: Final = 120
 """Entries of the dying writer that are certainly acknowledged; the others are under way when it dies."""
 _KILL_AFTER: Final = 40
@@ -32,7 +32,7 @@ async def write_ledgers(tour: Tour, display: Display) -> None:
         step.total(len(settled) + len(fragmented))
         tour.written += await write_and_close(tour.client, settled, lambda _: step.advance())
         ledgers = [await LiveLedger.create(tour.client, spec) for spec in fragmented]
-        await asyncio.gather(*(ledger.write(_HALF) for ledger in ledgers))
+        await asyncio.gather(*(ledger.write(_FIRST_HALF_ENTRIES) for ledger in ledgers))
         await asyncio.gather(*(ledger.writer.settle() for ledger in ledgers))
         stopped = _most_used(tour, ledgers)
         await stopped.stop()
@@ -49,7 +49,7 @@ async def write_ledgers(tour: Tour, display: Display) -> None:
         _sum_up(step, tour.written)
 
 
-async def kill_a_bookie(tour: Tour, display: Display) -> None:
+async def kill_bookie_under_load(tour: Tour, display: Display) -> None:
     """Kill a bookie while writers run; they continue and close. One writer dies with it, so its ledger stays open."""
     with display.step("kill -9 a bookie under running writers") as step:
         live = [await LiveLedger.create(tour.client, spec) for spec in plan.live_ledgers(tour.rng)]
@@ -57,7 +57,7 @@ async def kill_a_bookie(tour: Tour, display: Display) -> None:
         await left_open.write(_ACKNOWLEDGED)
         victim = tour.victim = await _choose_victim(tour, left_open)
         step.total(sum(ledger.remaining for ledger in live))
-        await _write_through_the_kill(live, left_open, victim, step)
+        await _write_while_killing(live, left_open, victim, step)
         replaced = sum(len(ledger.writer.metadata.fragments) > 1 for ledger in live)
         if not replaced:
             raise ProofFailedError("no writer replaced the killed bookie")
@@ -79,7 +79,7 @@ async def kill_a_bookie(tour: Tour, display: Display) -> None:
         _sum_up(step, written)
 
 
-async def _write_through_the_kill(
+async def _write_while_killing(
     live: list[LiveLedger], left_open: LiveLedger, victim: EmbeddedBookie, step: Step
 ) -> None:
     """Kill when every writer has acknowledged entries; each still has most of its entries to write."""

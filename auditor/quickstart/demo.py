@@ -174,6 +174,6 @@ def _directory(settings: DemoSettings) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def chosen_port(wanted: int) -> int:
+def wanted_or_free_port(wanted: int) -> int:
     """Return ``wanted``, or a free port if it is 0."""
     return wanted or free_loopback_port(random.SystemRandom())

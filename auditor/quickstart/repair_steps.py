@@ -99,7 +99,7 @@ def summarize(tour: Tour, display: Display) -> None:
     )
 
 
-_EXPLAINED: Final = {
+_PARK_REASON_TEXTS: Final = {
     ParkReason.NO_LIVE_COPY: "no live copy (the only one was on the dead bookie; the task stays)",
 }
 
@@ -175,7 +175,7 @@ async def _settle_left_open(tour: Tour, step: Step) -> None:
 async def _settle_parked(tour: Tour, step: Step) -> None:
     parks = await tour.client.parked.list()
     tour.parked = {park.ledger_id: park.reason.value for park in parks}
-    for reason, explained in _EXPLAINED.items():
+    for reason, explained in _PARK_REASON_TEXTS.items():
         ids = [park.ledger_id for park in parks if park.reason is reason]
         if ids:
             step.note(f"parked, {explained}: {_named(ids)}")

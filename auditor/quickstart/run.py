@@ -36,7 +36,7 @@ async def quickstart(settings: QuickstartSettings, display: Display) -> None:
         async with cluster, await connect(cluster.metadata_uri, session_timeout_s=6.0) as client:
             tour = Tour(directory, cluster, client, random.Random(settings.seed), settings.keep is not None)
             await cluster_steps.write_ledgers(tour, display)
-            await cluster_steps.kill_a_bookie(tour, display)
+            await cluster_steps.kill_bookie_under_load(tour, display)
             await repair_steps.audit(tour, display)
             await repair_steps.repair(tour, display)
             await repair_steps.prove(tour, display)

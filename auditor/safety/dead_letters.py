@@ -128,13 +128,13 @@ class DeadLetters:
         """
         found = await self._dead_letter(ledger_id)
         if isinstance(found, DeadLetterResult):
-            return _of_accepting(found)
+            return _as_accept_result(found)
         try:
             losses = await self._losses(*found)
         except CannotAcceptError as error:
             return _refused(ledger_id, str(error))
         outcome = Outcome.ACCEPTED_TASK_STAYS if losses.other else Outcome.ACCEPTED
-        return DeadLetterResult(ledger_id, outcome, _stays(losses), losses.lost)
+        return DeadLetterResult(ledger_id, outcome, _task_stays_text(losses), losses.lost)
 
     async def check_drop(self, ledger_id: LedgerId) -> DeadLetterResult:
         """Return what ``drop`` would do. Nothing is changed, and no lock is taken.
@@ -174,13 +174,13 @@ class DeadLetters:
                     await self._store.multi([self._ports.tasks.locks.check(ledger_id), check, write])
                 except MultiFailedError:
                     return _changed(ledger_id)
-                return DeadLetterResult(ledger_id, Outcome.ACCEPTED_TASK_STAYS, _stays(losses), losses.lost)
+                return DeadLetterResult(ledger_id, Outcome.ACCEPTED_TASK_STAYS, _task_stays_text(losses), losses.lost)
             if not await self._ports.tasks.locks.complete(held, [check, write]):
                 return _changed(ledger_id)
             await self._parked.unpark(ledger_id)
             return DeadLetterResult(ledger_id, Outcome.ACCEPTED, lost=losses.lost)
 
-        return _of_accepting(await self._under_lock(ledger_id, decide))
+        return _as_accept_result(await self._under_lock(ledger_id, decide))
 
     async def drop(self, ledger_id: LedgerId, reason: str) -> DeadLetterResult:
         """Remove the task and the parked record of a dead letter; an audit may mark the ledger again.
@@ -209,11 +209,11 @@ class DeadLetters:
         except UnreadableTaskError as error:
             return _refused(ledger_id, _unreadable_task_text(ledger_id, error))
         if task is None:
-            return await self._without_task(ledger_id)
+            return await self._accept_without_task(ledger_id)
         parked = await self._parked.get(ledger_id)
         return _refused(ledger_id, _not_parked_text(ledger_id)) if parked is None else (task, parked)
 
-    async def _without_task(self, ledger_id: LedgerId) -> DeadLetterResult:
+    async def _accept_without_task(self, ledger_id: LedgerId) -> DeadLetterResult:
         decision = await self._decisions.get(ledger_id)
         if decision is None:
             return _refused(ledger_id, _not_parked_text(ledger_id))
@@ -439,7 +439,7 @@ def _some(bookies: Sequence[BookieId]) -> str:
     return ", ".join(bookies[:_SHOWN_MAX]) + more
 
 
-def _stays(losses: Losses) -> str:
+def _task_stays_text(losses: Losses) -> str:
     if not losses.other:
         return ""
     other, lack = counted(losses.other, "other position"), agreeing(losses.other, "lacks", "lack")
@@ -450,7 +450,7 @@ def _decided(decision: Decision) -> str:
     return f"decided by {decision.by}: {decision.reason}" if decision.reason else f"decided by {decision.by}"
 
 
-def _of_accepting(result: DeadLetterResult) -> DeadLetterResult:
+def _as_accept_result(result: DeadLetterResult) -> DeadLetterResult:
     """Return a result in terms of ``accept``: if the task was dropped earlier, there is nothing to accept."""
     if result.outcome is Outcome.ALREADY_DROPPED:
         return _refused(result.ledger_id, _not_parked_text(result.ledger_id))

@@ -23,7 +23,7 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 
 _READ_LEDGERS: Final = 10_000
-_MARKED_AT_ONCE: Final = 5_000
+_MARKS_PER_BATCH: Final = 5_000
 SHOWN_MAX: Final = 10
 _NO_COPIES: Final[Mapping[LedgerId, Copies]] = MappingProxyType({})
 
@@ -41,7 +41,7 @@ class Left:
     examples: list[ParkedTask] = field(default_factory=list)
 
     @property
-    def is_nothing(self) -> bool:
+    def is_certainly_empty(self) -> bool:
         """Whether it is certain that nothing is left."""
         return not self.holdings.ledgers and self.scanned.is_complete
 
@@ -70,7 +70,7 @@ async def holdings_of(
     return found, await scan(ledgers, wanted, visit, advance)
 
 
-async def still_there(
+async def read_holdings_of_ledgers(
     ledgers: LedgerStore,
     bookies: Collection[BookieId],
     ids: Sequence[LedgerId],
@@ -125,8 +125,8 @@ async def mark(
     await tasks.initialize()
     pairs = list(findings.items())
     changed = 0
-    for start in range(0, len(pairs), _MARKED_AT_ONCE):
-        part = pairs[start : start + _MARKED_AT_ONCE]
+    for start in range(0, len(pairs), _MARKS_PER_BATCH):
+        part = pairs[start : start + _MARKS_PER_BATCH]
         changed += await tasks.marking.mark_many(part)
         if advance is not None:
             advance(len(part))

@@ -24,7 +24,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.runtime.human import counted
 
-_CHOICES: Final = 0
+_SAMPLE_SEED: Final = 0
 """Seed of the sample ensembles, so that the same request has the same answer."""
 
 
@@ -43,7 +43,7 @@ class Risk:
     """Those of the bookies to stop that have a part of it."""
 
 
-def risk_of(
+def worst_fragment_risk(
     ledger_id: LedgerId,
     metadata: LedgerMetadata,
     live: AbstractSet[BookieId],
@@ -84,7 +84,7 @@ def risk_of(
                     members=named,
                 )
             )
-    return min(risks, key=_badness, default=None)
+    return min(risks, key=_risk_sort_key, default=None)
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ def room_problems(
 
 def _shortfall(shape: Shape, usable: AbstractSet[BookieId], placement: Placement) -> int | None:
     try:
-        placed = placement.place(usable, shape.ensemble_size, shape.write_quorum, (), random.Random(_CHOICES))
+        placed = placement.place(usable, shape.ensemble_size, shape.write_quorum, (), random.Random(_SAMPLE_SEED))
     except NotEnoughBookiesError:
         return None
     return placed.adherence.shortfall
@@ -174,5 +174,5 @@ def _copies_left(
     return min(left, default=None)
 
 
-def _badness(risk: Risk) -> tuple[int, int]:
+def _risk_sort_key(risk: Risk) -> tuple[int, int]:
     return risk.copies_left, -(risk.copies_needed - risk.copies_left)

@@ -1,9 +1,9 @@
 """Chooses the topics of open ledgers that a broker is requested to unload next during a drain (pure).
 
 A broker that unloads a topic closes its ledgers, and producers connect again and continue with new ledgers. The
-invariant: there is at most one request for a topic in ``AGAIN_S``, whatever the answer was, and a limited number in
-total. So producers of a topic that a broker closes without effect, or does not close, are interrupted a bounded number
-of times. The drain itself continues without the unloading (R75).
+invariant: there is at most one request for a topic in ``UNLOAD_INTERVAL_S_MIN``, whatever the answer was, and a limited
+number in total. So producers of a topic that a broker closes without effect, or does not close, are interrupted a
+bounded number of times. The drain itself continues without the unloading (R75).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import quote
 from bookie.model.errors import BkhealError, ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.ownership import encoded
 
-AGAIN_S: Final = 60.0
+UNLOAD_INTERVAL_S_MIN: Final = 60.0
 """Shortest time between two requests for the same topic. An idle replicator moves closed ledgers within this time."""
 FAILURES_MAX: Final = 5
 """Largest number of consecutive temporary failures of a topic: a broker restarts within this many periods."""
@@ -25,12 +25,12 @@ UNLOADS_MAX: Final = 5
 """Largest number of unloadings of a topic. Its next ledger is on the bookie only if the bookie is chosen again."""
 AT_ONCE: Final = 4
 """Concurrent requests. They are few, because producers of these topics wait while the broker closes ledgers."""
-ROUND_TOPICS: Final = 16
+TOPICS_PER_ROUND_MAX: Final = 16
 """Largest number of topics per check of the drain, so that a slow broker delays the next check by a bounded time."""
 _PERSISTENT: Final = "persistent"
 
 
-class UnloadedInVainError(PermanentError):
+class UnloadIneffectiveError(PermanentError):
     """A topic was unloaded ``UNLOADS_MAX`` times, and still has an open ledger on the bookies."""
 
 
@@ -75,14 +75,17 @@ def unload_path(topic: str) -> str:
 
 
 def due(open_topics: AbstractSet[str], attempts: Mapping[str, Attempts], now_s: float) -> tuple[str, ...]:
-    """Return the topics to request now, at most ``ROUND_TOPICS``: first those never requested, then the oldest ones."""
+    """Return at most ``TOPICS_PER_ROUND_MAX`` topics to request now: those never requested, then the oldest ones."""
     waiting = [
         (found.asked_s if found else float("-inf"), topic)
         for topic in open_topics
         if unload_path(topic)
-        and ((found := attempts.get(topic)) is None or (not found.is_over and now_s - found.asked_s >= AGAIN_S))
+        and (
+            (found := attempts.get(topic)) is None
+            or (not found.is_over and now_s - found.asked_s >= UNLOAD_INTERVAL_S_MIN)
+        )
     ]
-    return tuple(topic for _, topic in sorted(waiting)[:ROUND_TOPICS])
+    return tuple(topic for _, topic in sorted(waiting)[:TOPICS_PER_ROUND_MAX])
 
 
 def after(before: Attempts | None, asked_s: float, error: BkhealError | None) -> Attempts:
@@ -96,7 +99,9 @@ def after(before: Attempts | None, asked_s: float, error: BkhealError | None) ->
 def kept(attempts: Mapping[str, Attempts], open_topics: AbstractSet[str], now_s: float) -> dict[str, Attempts]:
     """Return the records that are still needed: of open topics, and of topics requested within the period."""
     return {
-        topic: record for topic, record in attempts.items() if topic in open_topics or now_s - record.asked_s < AGAIN_S
+        topic: record
+        for topic, record in attempts.items()
+        if topic in open_topics or now_s - record.asked_s < UNLOAD_INTERVAL_S_MIN
     }
 
 
@@ -114,10 +119,10 @@ def hopeless(open_topics: AbstractSet[str], attempts: Mapping[str, Attempts], no
             return None
         if record.error is not None:
             reasons.append(record.error)
-        elif now_s - record.asked_s < AGAIN_S:
+        elif now_s - record.asked_s < UNLOAD_INTERVAL_S_MIN:
             return None
         else:
             reasons.append(
-                UnloadedInVainError(f"topic {topic} was unloaded {UNLOADS_MAX} times, and its ledger is open")
+                UnloadIneffectiveError(f"topic {topic} was unloaded {UNLOADS_MAX} times, and its ledger is open")
             )
     return reasons[0] if reasons else None

@@ -14,7 +14,7 @@ from typing import Final
 from typing_extensions import override
 
 from auditor.service.listeners import Listener
-from auditor.service.runs.spark_holder import in_thread
+from auditor.service.runs.spark_holder import run_in_daemon_thread
 from bookie.model.errors import PermanentError
 from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
@@ -61,7 +61,7 @@ class FetchedReports(Listener):
     async def look(self) -> None:
         """Fetch the reports that are missing here. A failure is logged once, until a fetch succeeds."""
         try:
-            await in_thread("fetched reports", self._fetch)
+            await run_in_daemon_thread("fetched reports", self._fetch)
         except (PermanentError, OSError) as error:
             if not self._is_failing:
                 _log.warning("reports were not fetched", extra={"store": self._report_store, "reason": str(error)})

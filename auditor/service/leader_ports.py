@@ -69,11 +69,11 @@ def leader_ports(settings: ServiceSettings, leader: Callable[[], str], clock: Cl
         ("ui", settings.leader_ui_port, settings.ui_proxy_port or settings.ui_port),
     )
 
-    def leading_to(port: int) -> Callable[[], tuple[str, int]]:
+    def leader_target(port: int) -> Callable[[], tuple[str, int]]:
         return lambda: (leader_host(leader(), settings.http_port), port)
 
     return [
-        LeaderPort(name, (settings.http_host, port), leading_to(target), clock) for name, port, target in own if port
+        LeaderPort(name, (settings.http_host, port), leader_target(target), clock) for name, port, target in own if port
     ]
 
 

@@ -75,7 +75,7 @@ def api_listeners(
 
     # Rendering blocks the event loop, and the leadership depends on that loop.
     shared = SharedRendering(metrics.registry, clock.monotonic_s, lambda: metrics.show(service.status()))
-    operations = LateOperations(lambda: service.connection, clock, settings.bookie_security)
+    operations = DeferredOperations(lambda: service.connection, clock, settings.bookie_security)
     http = HttpApi(service, operations, api, clock, upkeep=upkeep, metrics=shared.exposition, peers=peers)
     return (http, GrpcApi(service, api, clock))
 
@@ -124,7 +124,7 @@ class MetricsEvents(ServiceEvents):
         self._metrics.detected(seconds)
 
 
-class LateOperations(Operations):
+class DeferredOperations(Operations):
     """``Operations`` of a cluster that may not be connected yet."""
 
     def __init__(self, connection: Callable[[], Connection], clock: Clock, security: SecurityFiles) -> None:

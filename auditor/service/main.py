@@ -21,14 +21,14 @@ from auditor.service.events import EventFanout, ServiceEvents
 from auditor.service.fetched_reports import FetchedReports
 from auditor.service.leader_ports import leader_ports
 from auditor.service.listeners import Listener, MetricsEvents, api_listeners, listening, set_rates
-from auditor.service.peer_reports import OtherAuditors
+from auditor.service.peer_reports import ElectionPeerReports
 from auditor.service.report_directory import warn_if_unusable
 from auditor.service.runs.spark_holder import Spark, SparkHolder
 from auditor.service.runs.spark_runner import SparkRunner, session_settings
 from auditor.service.service import AuditorService, Connect, Connection, ServicePorts
 from auditor.service.settings import ServiceSettings
 from auditor.service.spark_tab import SparkTab
-from auditor.service.upkeep import OpenClient, UpkeepApart
+from auditor.service.upkeep import OpenClient, ThreadedUpkeep
 from auditor.service.watch.backlog import CountsApart, Open
 from bookie.client.connect import ConnectedBookKeeper, connect
 from bookie.metadata.access import ZooKeeperAccessError
@@ -69,7 +69,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
     """
     raise_open_files_limit()
     stop, clock = asyncio.Event(), SystemClock()
-    late = _LateTab()
+    late = _DeferredTab()
     holder = SparkHolder(session_settings(settings), late if settings.ui_enabled else None)
     spark_watch = SparkWatch(holder, stop)
     metrics = AuditorMetrics(installed_version(), clock, has_apache_names=settings.compat_metrics)
@@ -88,7 +88,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
     )
     service = AuditorService(settings, ports)
     late.tab = SparkTab(service, _tab_settings(settings), clock, report_base_url(settings))
-    upkeep = UpkeepApart(_client_of(settings), clock)
+    upkeep = ThreadedUpkeep(_client_of(settings), clock)
     listeners = api_listeners(service, settings, metrics, clock, upkeep, _peers(service, settings, ports.name))
 
     fetched = FetchedReports(settings.report_store, settings.report_dir, settings.kept, clock)
@@ -105,7 +105,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
             listening((*listeners, *leader_ports(settings, leader, clock), *shared)),
             following(config, live, clock, stop.set),
         ):
-            code = await _serve(service, settings, stop, lambda: _say_ready(settings, listeners))
+            code = await _serve(service, settings, stop, lambda: _print_ready(settings, listeners))
     finally:
         await cancel(watching)
         await cancel(looking)
@@ -115,7 +115,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
     return ExitCode.INTERNAL if spark_watch.is_gone else code
 
 
-def _peers(service: AuditorService, settings: ServiceSettings, own_name: str) -> OtherAuditors | None:
+def _peers(service: AuditorService, settings: ServiceSettings, own_name: str) -> ElectionPeerReports | None:
     """Return the other auditors, for their reports; None: the port is unknown, or they require client certificates."""
     if not settings.http_port or settings.tls_client_ca is not None:
         return None
@@ -124,7 +124,7 @@ def _peers(service: AuditorService, settings: ServiceSettings, own_name: str) ->
         connection = service.connection
         return await candidates(connection.store, connection.cluster.root)
 
-    return OtherAuditors(names, own_name, settings.http_port, settings.tls_cert)
+    return ElectionPeerReports(names, own_name, settings.http_port, settings.tls_cert)
 
 
 async def _serve(
@@ -142,7 +142,7 @@ async def _serve(
     return ExitCode.OK
 
 
-class _LateTab:
+class _DeferredTab:
     """A tab that is set later, because the tab needs the service, which needs the session, which shows the tab."""
 
     def __init__(self) -> None:
@@ -258,7 +258,7 @@ def _tab_settings(settings: ServiceSettings) -> TabSettings:
     )
 
 
-def _say_ready(settings: ServiceSettings, listeners: Sequence[Listener]) -> None:
+def _print_ready(settings: ServiceSettings, listeners: Sequence[Listener]) -> None:
     """Print the line that the supervisor of this process waits for."""
     http, grpc = (getattr(listener, "port", 0) for listener in listeners)
     scheme = "https" if settings.tls_cert else "http"

@@ -24,7 +24,7 @@ from typing import Final
 import aiohttp
 from typing_extensions import override
 
-from auditor.api.peer_port import ASKED_BY_AUDITOR, PeerAnswer, PeerReports
+from auditor.api.peer_port import ASKED_BY_AUDITOR_HEADER, PeerAnswer, PeerReports
 from auditor.service.leader_ports import leader_host
 from bookie.model.errors import OutcomeUnknownError, PermanentError, TransientError
 
@@ -43,7 +43,7 @@ DEADLINE_S: Final = 20.0
 _CHUNK_BYTES: Final = 64 * 1024
 
 
-class OtherAuditors(PeerReports):
+class ElectionPeerReports(PeerReports):
     """The candidates of the election with the port of this service."""
 
     def __init__(
@@ -86,7 +86,7 @@ class OtherAuditors(PeerReports):
         peers = list(dict.fromkeys(filter(None, hosts)))[:PEERS_MAX]
         if not peers:
             return None
-        headers = {ASKED_BY_AUDITOR: "1"} | ({} if authorization is None else {"Authorization": authorization})
+        headers = {ASKED_BY_AUDITOR_HEADER: "1"} | ({} if authorization is None else {"Authorization": authorization})
         trust: aiohttp.Fingerprint | bool = True
         if self._cert is not None:
             trust = aiohttp.Fingerprint(await asyncio.to_thread(_fingerprint, self._cert))

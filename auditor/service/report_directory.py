@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from auditor.service.runs.spark_holder import in_thread
+from auditor.service.runs.spark_holder import run_in_daemon_thread
 
 _PROBE = ".bkheal-probe"
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 async def warn_if_unusable(report_dir: Path) -> None:
     """Create the directory if needed and write to it; log an error if this is impossible."""
     try:
-        await in_thread("report directory", lambda: _use(report_dir))
+        await run_in_daemon_thread("report directory", lambda: _use(report_dir))
     except OSError as error:
         _log.error(
             "no report can be written, audits only mark ledgers",

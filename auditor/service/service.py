@@ -24,8 +24,8 @@ from auditor.service.runs.manager import CheckRunner, RunManager
 from auditor.service.runs.schedule import Schedule, Scheduler, period_s
 from auditor.service.settings import ServiceSettings
 from auditor.service.watch.backlog import backlog_counter
-from auditor.service.watch.bookie_watch import SETTLE_SESSIONS, BookieWatch, ClusterSeen, WatchPorts
-from auditor.service.watch.overview import CountsBacklog, History, Overview
+from auditor.service.watch.bookie_watch import SETTLE_SESSIONS, BookieWatch, ObservedCluster, WatchPorts
+from auditor.service.watch.overview import BacklogSource, History, Overview
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.maintenance import MaintenanceWindows
 from bookie.metadata.bookies.registration import Registrations
@@ -52,16 +52,16 @@ _log = logging.getLogger(__name__)
 CONNECT_RETRY_S: Final = 2.0
 HOUSEKEEPING_S: Final = 60.0
 """Interval at which records of runs are checked: for runs of processes that have ended, and for surplus records."""
-DATE_STEP_S: Final = 60.0
+CLOCK_STEP_S_MAX: Final = 60.0
 """If the system time is changed by more than this, a leader schedules again, because its scheduler holds dates."""
 STOP_DEADLINE_S: Final = 20.0
 """Longest wait for runs to end at their gates; below the 30 s that Kubernetes waits after SIGTERM."""
 SCHEDULE_RETRY_S: Final = 120.0
 """Pause after the first failure of a scheduled run; doubled after each further failure."""
 SCHEDULE_RETRY_S_MAX: Final = 960.0
-PAUSE_LOOK_S: Final = 15.0
+PAUSE_CHECK_INTERVAL_S: Final = 15.0
 """Interval of the checks whether the pause of a schedule has ended."""
-RELEASE_AFTER_S: Final = 30.0
+RELEASE_DELAY_S: Final = 30.0
 """Time between the end of a term and the release of what only a leader needs. So a short outage of the store does not
 make the next term start Spark again, and runs of the ended term end at their gates."""
 _RETRY_S: Final = 1.0
@@ -117,12 +117,12 @@ class ServicePorts:
     """Name in run records: host and process id."""
     make_scheduler: MakeScheduler | None = None
     """Makes the scheduler; None: a scheduler on the machine's time."""
-    counter: CountsBacklog | None = None
+    counter: BacklogSource | None = None
     """Counts the backlog; None: it is counted on the service's session and loop, which suits only small backlogs."""
     prepare: Callable[[], Awaitable[object]] | None = None
     """Called when this process begins to lead, to start what takes long."""
     release: Callable[[], Awaitable[object]] | None = None
-    """Called ``RELEASE_AFTER_S`` after a term if no new term has begun, to release what only a leader needs."""
+    """Called ``RELEASE_DELAY_S`` after a term if no new term has begun, to release what only a leader needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class AuditorService(Control):
         parts = self._parts
         settings, ports = self._settings, self._ports
         leadership = Leadership() if parts is None else parts.election.state
-        seen = ClusterSeen() if parts is None else parts.watch.seen
+        seen = ObservedCluster() if parts is None else parts.watch.seen
         history = History() if parts is None else parts.overview.history
         own = () if parts is None else parts.manager.running
         own_ids = {record.run_id for record in own}
@@ -363,10 +363,10 @@ class AuditorService(Control):
             await cancel(releasing)
 
     async def _release(self, parts: _Parts) -> None:
-        """Release what only a leader needs, ``RELEASE_AFTER_S`` after a term. The next term cancels this."""
+        """Release what only a leader needs, ``RELEASE_DELAY_S`` after a term. The next term cancels this."""
         if self._ports.release is None:
             return
-        await self._ports.clock.sleep(RELEASE_AFTER_S)
+        await self._ports.clock.sleep(RELEASE_DELAY_S)
         await parts.manager.wait_all_ended(STOP_DEADLINE_S)
         _log.info("this auditor is not the leader, the resources of a leader are released")
         await self._ports.release()
@@ -387,7 +387,7 @@ class AuditorService(Control):
             while True:
                 try:
                     stepped_s = self._date_offset_s() - offset_s
-                    if is_scheduled and abs(stepped_s) > DATE_STEP_S:
+                    if is_scheduled and abs(stepped_s) > CLOCK_STEP_S_MAX:
                         _log.warning("the date has changed, runs are scheduled again", extra={"by_s": round(stepped_s)})
                         is_scheduled = False
                     if not is_scheduled:
@@ -398,7 +398,7 @@ class AuditorService(Control):
                     if not is_initialized:
                         await self._initialize_tasks(parts.tasks)
                         is_initialized = True
-                    await self._keep_house(parts)
+                    await self._clean_up_records(parts)
                 except (TransientError, OutcomeUnknownError) as error:
                     _log.warning("housekeeping failed, trying again", extra={"reason": str(error)})
                     await self._ports.clock.sleep(_RETRY_S)
@@ -409,7 +409,7 @@ class AuditorService(Control):
         finally:
             await cancel(preparing)
 
-    async def _keep_house(self, parts: _Parts) -> None:
+    async def _clean_up_records(self, parts: _Parts) -> None:
         """End the records of dead processes' runs, and remove what is old or over: runs, pauses, windows, returns."""
         await parts.runs.abandon_orphans(self._ports.clock.epoch_ms())
         await parts.runs.prune(self._settings.runs_kept, self._ports.clock.epoch_ms())
@@ -481,7 +481,7 @@ class AuditorService(Control):
                 pause = next((paused[each] for each in (kind, *kind.contained) if each in paused), None)
             except (TransientError, OutcomeUnknownError) as error:
                 _log.warning("pauses could not be read, trying again", extra={"kind": kind.value, "reason": str(error)})
-                await clock.sleep(PAUSE_LOOK_S)
+                await clock.sleep(PAUSE_CHECK_INTERVAL_S)
                 continue
             if pause is None:
                 break
@@ -489,7 +489,7 @@ class AuditorService(Control):
                 seen, until = pause, rfc3339_if_known(pause.until_ms)
                 fields = {"kind": kind.value, "owner": pause.owner, "until": until}
                 _log.info("scheduled run waits, its kind is paused", extra=fields)
-            await clock.sleep(PAUSE_LOOK_S)
+            await clock.sleep(PAUSE_CHECK_INTERVAL_S)
         if seen is not None:
             _log.warning("scheduled run begins after the pause of its kind", extra={"kind": kind.value})
 
@@ -518,12 +518,14 @@ class AuditorService(Control):
             await self.start_run(RunKind.BOOKIES, cause=cause, owner=owner)
         except RunBusyError as busy:
             if cause is RunCause.BOOKIE_LOSS:
-                await self._require_parts().manager.make_way(RunKind.BOOKIES, busy.run_id, "the loss of a bookie")
+                await self._require_parts().manager.end_delaying_run(
+                    RunKind.BOOKIES, busy.run_id, "the loss of a bookie"
+                )
             raise
 
     async def _wind_up(self, parts: _Parts, tasks: Sequence[asyncio.Task[Any]]) -> None:
         self._scheduler.stop()
-        parts.manager.refuse_more()
+        parts.manager.refuse_new_runs()
         parts.manager.stop_all(Stop("the auditor is stopping", RunState.ABANDONED))
         if not await parts.manager.wait_all_ended(STOP_DEADLINE_S):
             _log.warning("runs did not end in time", extra={"deadline_s": STOP_DEADLINE_S})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from auditor.api.access.proxies import parse_proxies
-from auditor.api.settings import START_AND_STOP
+from auditor.api.settings import ANONYMOUS_ACTIONS_TEXT
 from auditor.service.addresses import leader_port_problems, public_url_problems, ui_proxy_problems
 from bookie.metadata.bookies.marking_policy import MarkingRules
 from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S
@@ -328,7 +328,7 @@ def _contradictions(settings: ServiceSettings) -> Iterator[str]:
         yield f"trusted_proxies: {error}: name addresses or networks, such as 10.0.0.7,10.1.0.0/16"
     yield from settings.bookie_security.problems("bookie_")
     if settings.allow_anonymous_write:
-        yield from anonymous_write_problems((settings.http_host, settings.grpc_host), START_AND_STOP)
+        yield from anonymous_write_problems((settings.http_host, settings.grpc_host), ANONYMOUS_ACTIONS_TEXT)
     if settings.tls_client_ca and not settings.tls_cert:
         yield "tls_client_ca needs tls_cert and tls_key"
     if settings.ui_trigger_enabled and not settings.ui_enabled:

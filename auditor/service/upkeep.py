@@ -25,16 +25,16 @@ from auditor.api.problems import OverloadedError
 from auditor.api.upkeep_port import CalledOffError, StillWorkingError, Upkeep, Work
 from auditor.operating.client import ClusterClient, Document
 from auditor.service.watch.cluster_status import cluster_status
-from auditor.service.watch.progress import progress_document, watch_of
-from auditor.service.watch.repairs import LOOK_SHARE, Rate, RateMeter, RepairLook, RepairWatch
+from auditor.service.watch.progress import make_repair_watch, progress_document
+from auditor.service.watch.repairs import LOOK_SHARE, Rate, RateMeter, RepairObservation, RepairWatch
 from bookie.metadata.port import StoreUnavailableError
 from bookie.runtime.clock import Clock
 
 T = TypeVar("T")
 
-LONG_MAX: Final = 4
+LONG_WORKS_MAX: Final = 4
 """Pieces of long work at a time, because each of them reads all metadata."""
-PATIENCE_S: Final = 20.0
+LONG_WORK_WAIT_S_MAX: Final = 20.0
 """How long a request waits for long work; shorter than the deadline of a request."""
 KEPT_S: Final = 30.0
 """How long a result is kept for a repeated request, from the end of the work."""
@@ -50,7 +50,7 @@ _Result = tuple[Document, Hashable]
 
 
 @dataclass(slots=True)
-class _Long:
+class _LongWorkEntry:
     task: asyncio.Task[_Result]
     ended_s: float | None = None
 
@@ -59,7 +59,7 @@ class _Long:
         return self.task.done() and not self.task.cancelled() and self.task.exception() is None
 
 
-async def _none() -> Hashable:
+async def _no_circumstances() -> Hashable:
     return None
 
 
@@ -69,19 +69,19 @@ async def _done(
     return await work(), await circumstances()
 
 
-class LongWork:
+class SharedLongWork:
     """Work of any length on one loop, shared by key."""
 
-    def __init__(self, clock: Clock, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, clock: Clock, patience_s: float = LONG_WORK_WAIT_S_MAX) -> None:
         self._clock = clock
         self._patience_s = patience_s
-        self._works: dict[Hashable, _Long] = {}
+        self._works: dict[Hashable, _LongWorkEntry] = {}
 
     async def result(
         self,
         key: Hashable,
         begin: Callable[[], Coroutine[Any, Any, Document]],
-        circumstances: Callable[[], Coroutine[Any, Any, Hashable]] = _none,
+        circumstances: Callable[[], Coroutine[Any, Any, Hashable]] = _no_circumstances,
     ) -> Document:
         """Return the result of the work with this key. Begin the work if it is not under way and no result is kept.
 
@@ -99,9 +99,9 @@ class LongWork:
             self._forget(key, work)
             work = self._works.get(key)
         if work is None:
-            if sum(each.ended_s is None for each in self._works.values()) >= LONG_MAX:
-                raise OverloadedError(f"{LONG_MAX} such requests are under way, and each reads all metadata")
-            work = self._works[key] = _Long(asyncio.ensure_future(_done(begin, circumstances)))
+            if sum(each.ended_s is None for each in self._works.values()) >= LONG_WORKS_MAX:
+                raise OverloadedError(f"{LONG_WORKS_MAX} such requests are under way, and each reads all metadata")
+            work = self._works[key] = _LongWorkEntry(asyncio.ensure_future(_done(begin, circumstances)))
             work.task.add_done_callback(lambda _: self._note_end(key))
         try:
             async with asyncio.timeout(self._patience_s):
@@ -131,7 +131,7 @@ class LongWork:
         """End all work."""
         await self.call_off(lambda _: True)
 
-    def _forget(self, key: Hashable, work: _Long) -> None:
+    def _forget(self, key: Hashable, work: _LongWorkEntry) -> None:
         if self._works.get(key) is work:
             del self._works[key]
 
@@ -149,7 +149,7 @@ class LongWork:
                 del self._works[key]
 
 
-class ProgressLook:
+class CachedRepairProgress:
     """Reads the repairs of one cluster, at most once in ``LOOK_INTERVAL_S`` and for at most ``LOOK_SHARE`` of the time.
 
     A look reads every mark, so with a large backlog it takes minutes. Requests before the next look receive the last.
@@ -160,10 +160,10 @@ class ProgressLook:
         self._clock = clock
         self._meter = RateMeter()
         self._one = asyncio.Lock()
-        self._last: tuple[RepairLook, Rate] | None = None
+        self._last: tuple[RepairObservation, Rate] | None = None
         self._next_s = 0.0
 
-    async def look(self) -> tuple[RepairLook, Rate]:
+    async def look(self) -> tuple[RepairObservation, Rate]:
         """Return the last look, or a new one. Raises StoreUnavailableError."""
         async with self._one:
             begun_s = self._clock.monotonic_s()
@@ -187,7 +187,7 @@ def _started() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
     return loop, thread
 
 
-class UpkeepApart(Upkeep):
+class ThreadedUpkeep(Upkeep):
     """``Upkeep`` on a thread of its own. Callers must ``close`` it."""
 
     def __init__(self, open_client: OpenClient, clock: Clock) -> None:
@@ -199,24 +199,24 @@ class UpkeepApart(Upkeep):
         self._opening = asyncio.Lock()
         self._stack: AsyncExitStack | None = None
         self._client: ClusterClient | None = None
-        self._progress: ProgressLook | None = None
-        self._long = LongWork(clock)
+        self._progress: CachedRepairProgress | None = None
+        self._long = SharedLongWork(clock)
         self._is_closed = False
 
     @override
     async def ask(self, work: Work[T]) -> T:
-        return await self._apart(self._asked(work))
+        return await self._run_on_own_thread(self._asked(work))
 
     @override
     async def ask_long(
         self, key: Hashable, work: Work[Document], circumstances: Work[Hashable] | None = None
     ) -> Document:
-        look = _none if circumstances is None else partial(self._asked, circumstances)
-        return await self._apart(self._long.result(key, lambda: self._asked(work), look))
+        look = _no_circumstances if circumstances is None else partial(self._asked, circumstances)
+        return await self._run_on_own_thread(self._long.result(key, lambda: self._asked(work), look))
 
     @override
     async def call_off(self, is_meant: Callable[[Hashable], bool]) -> None:
-        await self._apart(self._long.call_off(is_meant))
+        await self._run_on_own_thread(self._long.call_off(is_meant))
 
     @override
     async def progress(self) -> Document:
@@ -238,7 +238,7 @@ class UpkeepApart(Upkeep):
         await asyncio.to_thread(thread.join)
         loop.close()
 
-    async def _apart(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _run_on_own_thread(self, work: Coroutine[Any, Any, T]) -> T:
         if self._is_closed:
             work.close()
             raise StoreUnavailableError("this process is stopping")
@@ -264,9 +264,9 @@ class UpkeepApart(Upkeep):
     async def _status(self, client: ClusterClient) -> Document:
         return await cluster_status(client, *await self._look(client))
 
-    async def _look(self, client: ClusterClient) -> tuple[RepairLook, Rate]:
+    async def _look(self, client: ClusterClient) -> tuple[RepairObservation, Rate]:
         if self._progress is None:
-            self._progress = ProgressLook(watch_of(client), self._clock)
+            self._progress = CachedRepairProgress(make_repair_watch(client), self._clock)
         return await self._progress.look()
 
     async def _there(self) -> ClusterClient:

@@ -56,9 +56,9 @@ from replicator.copying.receiver import (
     Needs,
     PositionCopy,
     Receiver,
-    needs_of,
+    active_needs,
+    merged_needs,
     receivers_of,
-    still_needed,
 )
 from replicator.copying.source_choice import HolderView, Standing, distance, source_order
 from replicator.copying.sources import EntrySource, FetchedEntries, Orders, Speculation
@@ -193,7 +193,7 @@ class Copier:
         self.copied_bytes += size_bytes
         self.pulled_bytes += pulled_bytes
 
-    async def not_served(
+    async def first_bad_answer(
         self, ledger: Versioned, bookie: BookieId, entry_ids: Sequence[EntryId], rank: int = 0
     ) -> Answer | None:
         """Read entries back from one bookie. Return None if all its copies are good, else its answer for a bad one."""
@@ -240,7 +240,7 @@ class _CopyRun:
         self._suspects: set[BookieId] = set()
         self._receivers = [self._receiver(copy, ledger) for copy in copies]
         self._pull = self._pull_of(ledger)
-        self._needs = needs_of(self._receivers)
+        self._needs = merged_needs(self._receivers)
         self._ensemble_size = len(copies[0].step.sources)
         self._sources = {source for copy in copies for source in copy.step.sources if source is not None}
         self._corrupt: list[CorruptCopy] = []
@@ -251,7 +251,7 @@ class _CopyRun:
 
     def _receiver(self, copy: PositionCopy, ledger: Versioned) -> Receiver:
         copier, bookie = self._copier, copy.step.target
-        goes_on = partial(self._goes_on_for, bookie)
+        goes_on = partial(self._may_copy_to, bookie)
         target = Target(
             copier.transport, copier.clock, copier.pace, bookie, ledger, copy.incarnation, self._rank, goes_on
         )
@@ -262,18 +262,18 @@ class _CopyRun:
         if self._copier.pulls is None or len(self._receivers) > 1:
             return None
         [receiver] = self._receivers
-        goes_on = partial(self._goes_on_for, receiver.bookie)
+        goes_on = partial(self._may_copy_to, receiver.bookie)
         return Pull(self._copier.pulls, ledger, receiver.bookie, receiver.target, goes_on)
 
     async def run(self) -> list[CopyOutcome]:
         most = max(each.step.entry_count for each in self._receivers)
         lanes = min(LANES_MAX, 1 + most // self._chunk_entries())
         if lanes == 1:  # a small ledger needs no concurrent tasks
-            await self._lane()
+            await self._run_lane()
         else:
             async with asyncio.TaskGroup() as group:
                 for _ in range(lanes):
-                    group.create_task(self._lane())
+                    group.create_task(self._run_lane())
         if self._error is not None:
             raise self._error
         return [self._outcome(each) for each in self._receivers]
@@ -292,7 +292,7 @@ class _CopyRun:
     def _is_over(self) -> bool:
         return bool(self._is_interrupted or self._error or not any(each.is_active for each in self._receivers))
 
-    async def _lane(self) -> None:
+    async def _run_lane(self) -> None:
         while not self._is_over():
             chunk: Needs = dict(itertools.islice(self._needs, self._chunk_entries()))
             if not chunk:
@@ -325,7 +325,7 @@ class _CopyRun:
             self._error = self._error or error
         return not self._is_over()
 
-    async def _goes_on_for(self, bookie: BookieId) -> bool:
+    async def _may_copy_to(self, bookie: BookieId) -> bool:
         return await self._goes_on() and any(each.is_active for each in self._receivers if each.bookie == bookie)
 
     def _chunk_entries(self) -> int:
@@ -340,7 +340,7 @@ class _CopyRun:
         Entries are requested again a few times if their holders do not answer.
         """
         waiting, failures = chunk, 0
-        while waiting := still_needed(waiting):
+        while waiting := active_needs(waiting):
             if not (waiting := await self._pulled(waiting, chunk_number)):
                 return
             asked = self._within_budget(waiting)
@@ -370,7 +370,7 @@ class _CopyRun:
                 pulled = await self._pull.bring(waiting, orders, self._avoided(), self._reads.entry_bytes)
             self._suspects |= pulled.unresponsive
             self._copier.count(pulled.entries, pulled.bytes, pulled.bytes)
-            self._learn_size()
+            self._update_entry_size()
             rest, waiting = sorted((*rest, *pulled.rest)), pulled.later
             await self._settle(receiver, chunk_number, min((*rest, *waiting), default=None))
         return {entry_id: chunk[entry_id] for entry_id in sorted((*rest, *waiting))}
@@ -379,7 +379,7 @@ class _CopyRun:
         """Return the unresponsive holders, which reads use last."""
         return self._suspects | {bookie for bookie in self._sources if self._copier.is_avoided(bookie)}
 
-    def _learn_size(self) -> None:
+    def _update_entry_size(self) -> None:
         if entries := sum(each.target.entries for each in self._receivers):
             self._reads.entry_bytes = max(1, sum(each.target.bytes for each in self._receivers) // entries)
             self._is_size_known = True
@@ -406,7 +406,7 @@ class _CopyRun:
             self._note_corrupt(fetched.corrupt)
             self._end_unreadable([entry for entry in fetched.unreadable if entry.is_final], fetched.unreadable, asked)
             damaged = {copy.bookie for copy in fetched.corrupt if copy.entry_id in fetched.packets}
-            if (fetched.lacking or damaged) and not await self._is_lacking_noted(fetched.lacking | damaged):
+            if (fetched.lacking or damaged) and not await self._try_note_lacking(fetched.lacking | damaged):
                 return None
             if self._is_over() or not await self._goes_on():
                 return None
@@ -423,7 +423,7 @@ class _CopyRun:
         for receiver in ended:
             receiver.end_unreadable([entry for entry in unreadable if receiver in asked[entry.entry_id]])
 
-    async def _is_lacking_noted(self, holders: Set[BookieId]) -> bool:
+    async def _try_note_lacking(self, holders: Set[BookieId]) -> bool:
         try:
             await self._note_lacking(holders)
         except BkhealError as error:
@@ -453,12 +453,12 @@ class _CopyRun:
     def _orders(self, asked: Needs, targets: Sequence[BookieId], chunk_number: int) -> Orders:
         """Return the holders of each entry in the order to ask them (``source_choice``)."""
         known = self._known(targets)
-        orders: dict[_Kind, Sequence[BookieId]] = {}
+        orders: dict[_HolderGroupKey, Sequence[BookieId]] = {}
         found: dict[EntryId, Sequence[BookieId]] = {}
         for entry_id, who in asked.items():
             kind = entry_id % self._ensemble_size, who
             if kind not in orders:
-                orders[kind] = source_order(_holders(*kind), _needing(known, who), chunk_number)
+                orders[kind] = source_order(_holders(*kind), _with_targets_last(known, who), chunk_number)
             found[entry_id] = orders[kind]
         return found
 
@@ -497,11 +497,11 @@ class _CopyRun:
             self._copier.count(len(packets), sum(map(len, packets)))
         elif not self._is_over() and receiver.is_active:
             receiver.failure = failure
-        self._learn_size()
+        self._update_entry_size()
         return failure is None
 
 
-_Kind = tuple[int, tuple[Receiver, ...]]
+_HolderGroupKey = tuple[int, tuple[Receiver, ...]]
 """``entry_id mod E`` and the receivers of the entry: entries of one kind have the same holders."""
 
 
@@ -509,15 +509,15 @@ def _holders(start: int, who: Sequence[Receiver]) -> tuple[BookieId, ...]:
     return tuple(dict.fromkeys(holder for each in who for holder in each.step.holders(start)))
 
 
-def _needing(known: Mapping[BookieId, HolderView], who: Sequence[Receiver]) -> Mapping[BookieId, HolderView]:
+def _with_targets_last(known: Mapping[BookieId, HolderView], who: Sequence[Receiver]) -> Mapping[BookieId, HolderView]:
     """Return ``known``, changed so that targets that need the entry come after all responsive holders."""
     needing = {each.bookie for each in who} & known.keys()
     if not needing:
         return known
-    return {**known, **{bookie: _asked_late(known[bookie]) for bookie in needing}}
+    return {**known, **{bookie: _deprioritized(known[bookie]) for bookie in needing}}
 
 
-def _asked_late(view: HolderView) -> HolderView:
+def _deprioritized(view: HolderView) -> HolderView:
     return HolderView(max(view.standing, Standing.NEEDS_IT), view.expected_s, view.distance)
 
 

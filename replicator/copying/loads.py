@@ -17,7 +17,7 @@ from bookie.runtime.clock import Clock
 
 ASSUMED_S: Final = 0.01
 """The assumed duration of a read from a bookie without recent reads."""
-RECENT_S: Final = 30.0
+MEASURED_READ_TTL_S: Final = 30.0
 """How long a measured time is used. After that, ``ASSUMED_S`` applies, because the bookie may have become faster."""
 _WEIGHT: Final = 0.3
 """The weight of the newest read in the average. A few reads show a change; a single one changes little."""
@@ -57,7 +57,7 @@ class BookieLoads:
         if seen is None:
             return ASSUMED_S
         now_s = self._clock.monotonic_s()
-        read_s = seen.read_s if now_s - seen.noted_s < RECENT_S else ASSUMED_S
+        read_s = seen.read_s if now_s - seen.noted_s < MEASURED_READ_TTL_S else ASSUMED_S
         age_s = now_s - next(iter(seen.reads.values())) if seen.reads else 0.0
         return (1 + len(seen.reads) + seen.adds) * max(read_s, age_s)
 
@@ -71,7 +71,7 @@ class BookieLoads:
         finally:
             del seen.reads[number]
             now_s = self._clock.monotonic_s()
-            is_first = now_s - seen.noted_s >= RECENT_S
+            is_first = now_s - seen.noted_s >= MEASURED_READ_TTL_S
             took_s = now_s - sent_s
             seen.read_s = took_s if is_first else (1 - _WEIGHT) * seen.read_s + _WEIGHT * took_s
             seen.noted_s = now_s

@@ -1,8 +1,8 @@
 """How fast a process copies: its own rate, its share of the cluster's limits, and a lower rate for slow bookies.
 
 The invariant: a request of a copy is sent only after all limits allow it, and every attempt counts. The limits of the
-cluster are divided by the number of copying workers (``share_of``), so all workers together stay within them. Copies
-wait until the process has its share (``SharedLimits``).
+cluster are divided by the number of copying workers (``worker_share``), so all workers together stay within them.
+Copies wait until the process has its share (``SharedLimits``).
 
 Copies of ledgers with a single copy left have a guaranteed rate, the floor. Each of their requests is sent as soon as
 either the floor or all other limits allow it, so these copies get at least the floor, even if it is higher than another
@@ -29,14 +29,14 @@ from bookie.runtime.clock import Clock
 from bookie.wire.port import AddBatch, AddReply, ReadReply, ReplyT, Request, Transport
 from bookie.wire.requests import Read
 from replicator.copying.loads import BookieLoads
-from replicator.copying.throttle import Throttle, slice_of
+from replicator.copying.throttle import Throttle, sleep_slice_s
 
 CRITICAL_RANK: Final = 1
 """The rank of ledgers with a single copy left of some entry (``replicator.queue.ordering``)."""
 SLOW_S: Final = {CopyProfile.CLIENT_FIRST: 0.05, CopyProfile.BALANCED: 0.25, CopyProfile.RECOVERY_FIRST: 0.0}
 """The average seconds per copy request above which the rate of its bookie is reduced; 0: never. The time that the
-bytes of the request need at ``QUICK_BYTES_PER_SECOND`` is subtracted before."""
-QUICK_BYTES_PER_SECOND: Final = 32 << 20
+bytes of the request need at ``IDLE_BOOKIE_BYTES_PER_SECOND`` is subtracted before."""
+IDLE_BOOKIE_BYTES_PER_SECOND: Final = 32 << 20
 """The assumed speed of an idle bookie, so that it does not appear slow because of large requests: one of several MiB
 takes tens of milliseconds on its network and disk."""
 SLOWED_BYTES_PER_SECOND_MIN: Final = 256 << 10
@@ -66,7 +66,7 @@ class Rates:
 UNLIMITED: Final = Rates()
 
 
-def share_of(limits: CopyLimits, workers: int) -> Rates:
+def worker_share(limits: CopyLimits, workers: int) -> Rates:
     """Return the share of ``limits`` for each of ``workers`` workers.
 
     If a limit is lower than the number of workers, each gets one unit per second, so copying never stops entirely.
@@ -117,7 +117,7 @@ class _Direction:
         span_s = now_s - self._since_s
         if span_s < DECISION_S:
             return
-        bytes_s = self._bytes / self._requests / QUICK_BYTES_PER_SECOND
+        bytes_s = self._bytes / self._requests / IDLE_BOOKIE_BYTES_PER_SECOND
         self._decide(self._bytes / span_s, self._seconds / self._requests - bytes_s, slow_s)
         self._restart(now_s)
 
@@ -137,7 +137,7 @@ class _Direction:
         self._apply()
 
     def _apply(self) -> None:
-        rate = _smaller(self._limit, self._slowed)
+        rate = _lower_limit(self._limit, self._slowed)
         if rate != self.throttle.bytes_per_second:
             self.throttle.set_rate(rate)
 
@@ -214,7 +214,7 @@ class Pace:
         """Record the duration of an add, whatever its outcome."""
         self._direction(self._in, bookie).note(size_bytes, seconds, self._rates.slow_s)
 
-    def was_added(self, bookie: BookieId, expected_bytes: int, size_bytes: int, seconds: float) -> None:
+    def record_pulled_bytes(self, bookie: BookieId, expected_bytes: int, size_bytes: int, seconds: float) -> None:
         """Record the bytes that a bookie pulled, and correct the ``expected_bytes`` passed to ``before_add``."""
         for throttle in (self._adds, self._direction(self._in, bookie).throttle):
             throttle.charge(size_bytes - expected_bytes)
@@ -241,12 +241,12 @@ class Pace:
         while rank == CRITICAL_RANK and self._critical.bytes_per_second:
             floor_s, limits_s = self._critical.wait_s(), max(each.wait_s() for each, _ in limits)
             if floor_s > 0 and limits_s > 0:
-                await self._sleep(slice_of(min(floor_s, limits_s)))
+                await self._sleep(sleep_slice_s(min(floor_s, limits_s)))
                 continue
             if floor_s <= 0:
                 self._critical.charge(size_bytes)
             for each, size in limits:
-                each.charge_ahead(size)
+                each.charge_without_waiting(size)
             return
         await self._requests.take(1, rank)
         await direction.throttle.take(size_bytes, rank)
@@ -278,7 +278,7 @@ class Pace:
         return self._rates.bookie_in_bytes_per_second if is_in else self._rates.bookie_out_bytes_per_second
 
     def _apply(self) -> None:
-        rate = _smaller(self._own, self._rates.bytes_per_second)
+        rate = _lower_limit(self._own, self._rates.bytes_per_second)
         self._adds.set_rate(rate)
         self._reads.set_rate(rate)
         self._requests.set_rate(self._rates.requests_per_second)
@@ -325,6 +325,6 @@ def _size_bytes(reply: object) -> int:
     return sum([len(result.packet) for result in reply.results]) if isinstance(reply, ReadReply) else 0
 
 
-def _smaller(one: int, other: int) -> int:
+def _lower_limit(one: int, other: int) -> int:
     """Return the smaller of two limits; 0 means no limit."""
     return min(one, other) if one and other else one or other

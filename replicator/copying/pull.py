@@ -123,10 +123,10 @@ class Pull:
             else:
                 groups.setdefault(orders[entry_id][0], []).append(entry_id)
         for holder, wanted in groups.items():
-            await self._from(holder, wanted, entry_bytes, pulled)
+            await self._pull_from(holder, wanted, entry_bytes, pulled)
         return pulled
 
-    async def _from(self, holder: BookieId, wanted: Sequence[EntryId], entry_bytes: int, pulled: Pulled) -> None:
+    async def _pull_from(self, holder: BookieId, wanted: Sequence[EntryId], entry_bytes: int, pulled: Pulled) -> None:
         digest = self._digest
         if digest is None or not await self._pulls.can(self._bookie, holder) or not await self._goes_on():
             pulled.rest += wanted

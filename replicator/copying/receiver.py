@@ -121,7 +121,7 @@ Needs = dict[EntryId, tuple[Receiver, ...]]
 """Entries in ascending order, each with its receivers."""
 
 
-def needs_of(receivers: Sequence[Receiver]) -> Iterator[tuple[EntryId, tuple[Receiver, ...]]]:
+def merged_needs(receivers: Sequence[Receiver]) -> Iterator[tuple[EntryId, tuple[Receiver, ...]]]:
     """Yield each entry that some receiver needs, once, in ascending order, with its receivers.
 
     If there are several receivers, an inactive one gets no further entries. A single receiver is not checked, because
@@ -139,7 +139,7 @@ def _while_active(receiver: Receiver) -> Iterator[EntryId]:
     return itertools.takewhile(lambda _: receiver.is_active, receiver.entry_ids)
 
 
-def still_needed(needs: Needs) -> Needs:
+def active_needs(needs: Needs) -> Needs:
     """Return ``needs`` without receivers that have ended, and without entries that only these need."""
     if all(each.is_active for each in receivers_of(needs)):
         return needs

@@ -19,7 +19,7 @@ from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore, SeenL
 from bookie.model.errors import OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.records import UnreadableRecordError
 from bookie.runtime.waiting import first_of
-from replicator.copying.pace import UNLIMITED, Pace, share_of
+from replicator.copying.pace import UNLIMITED, Pace, worker_share
 from replicator.ports import RepairPorts
 
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class SharedLimits:
         if workers is None or self._joined not in workers.names:  # the session of its node has ended
             self._joined = ""
             return
-        self._pace.set_share(share_of(seen.limits, len(workers.names)))
+        self._pace.set_share(worker_share(seen.limits, len(workers.names)))
         self._pace.wanted.clear()
         await self._ports.clock.sleep(LOOK_S)
         await first_of(

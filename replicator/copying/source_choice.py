@@ -4,8 +4,9 @@ The order affects load and time, never results. In any order, the holders of an 
 one serves a verified copy, and if all refuse, their answers are the evidence (S6).
 
 Responsive bookies come first; among them, those with a shorter expected time; among those, the nearest to the target.
-Times are compared in steps: all times below ``QUICK_S`` are equal, and above it each doubling is a step. So a bookie in
-the target's rack is preferred until it is clearly slower. Among equal bookies, each chunk starts with the next one.
+Times are compared in steps: all times below ``EQUALLY_FAST_S`` are equal, and above it each doubling is a step. So a
+bookie in the target's rack is preferred until it is clearly slower. Among equal bookies, each chunk starts with the
+next one.
 
 S rules are defined in docs/invariants.md.
 """
@@ -21,7 +22,7 @@ from typing import Final
 from bookie.model.ids import BookieId
 from bookie.model.topology import Location, hops
 
-QUICK_S: Final = 0.05
+EQUALLY_FAST_S: Final = 0.05
 """The expected time below which all bookies are equally fast: that of four chunks of 1 MiB at 100 MB/s."""
 
 
@@ -68,4 +69,4 @@ def distance(source: BookieId, targets: Sequence[BookieId], locate: Callable[[Bo
 
 
 def _step(expected_s: float) -> int:
-    return 0 if expected_s < QUICK_S else 1 + math.floor(math.log2(expected_s / QUICK_S))
+    return 0 if expected_s < EQUALLY_FAST_S else 1 + math.floor(math.log2(expected_s / EQUALLY_FAST_S))

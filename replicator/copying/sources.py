@@ -147,7 +147,7 @@ class EntrySource:
         for entry_id in second.rest:
             del fetched.packets[entry_id]
             fetched.rest.append(entry_id)
-        differing = {i: p for i, p in second.packets.items() if not _is_same(p, fetched.packets[i])}
+        differing = {i: p for i, p in second.packets.items() if not _is_same_except_lac(p, fetched.packets[i])}
         if not differing:
             return
         third = await _Round(self, {i: [b for b in others[i] if b != second.served_by[i]] for i in differing}).run()
@@ -170,7 +170,7 @@ class EntrySource:
     ) -> None:
         first = _Copy(fetched.served_by[entry_id], fetched.packets[entry_id])
         for good, bad in ((first, other), (other, first)):
-            if witness and _is_same(witness, good.packet):
+            if witness and _is_same_except_lac(witness, good.packet):
                 fetched.packets[entry_id] = good.packet
                 fetched.corrupt.append(CorruptCopy(bad.bookie, entry_id, "differs from two other copies"))
                 return
@@ -252,7 +252,7 @@ class _Round:
         others = {entry_id: order for entry_id, order in others.items() if order}
         if not others:
             return ()
-        with speculation.budget.hold_at_once(self._source.answer_bytes_max(len(others))) as has_room:
+        with speculation.budget.try_hold(self._source.answer_bytes_max(len(others))) as has_room:
             if not has_room:
                 return ()
             self._result.unresponsive.add(bookie)
@@ -327,7 +327,7 @@ def _lacking(answers: Iterable[Answer]) -> set[BookieId]:
     }
 
 
-def _is_same(one: bytes, other: bytes) -> bool:
+def _is_same_except_lac(one: bytes, other: bytes) -> bool:
     """Whether two copies are equal except for the LAC field. This is valid only for digests of size 0."""
     return (
         one[: _LAC.start] == other[: _LAC.start]

@@ -115,16 +115,16 @@ class Target:
         for the limits of both bookies.
         """
         copy = Copy(self._ledger_id, entry_ids, source, self._master_key, digest.type, digest.key, self._incarnation)
-        reply = await self._until_not_busy(lambda: self._offer_copy(copy, expected_bytes))
+        reply = await self._retry_while_busy(lambda: self._offer_copy(copy, expected_bytes))
         self.entries += reply.stored_count
         self.bytes += reply.stored_bytes
         return reply
 
     async def _add(self, packets: Sequence[bytes], size_bytes: int) -> AddReply:
         batch = AddBatch(self._ledger_id, self._master_key, packets, is_recovery=True, incarnation=self._incarnation)
-        return await self._until_not_busy(lambda: self._offer(batch, size_bytes))
+        return await self._retry_while_busy(lambda: self._offer(batch, size_bytes))
 
-    async def _until_not_busy(self, offer: Callable[[], Awaitable[ReplyT]]) -> ReplyT:
+    async def _retry_while_busy(self, offer: Callable[[], Awaitable[ReplyT]]) -> ReplyT:
         reply = await offer()
         if reply.status is not Status.TOO_MANY_REQUESTS:
             self._busy_since_s = None
@@ -147,28 +147,30 @@ class Target:
         await self._pace.before_read(source, size_bytes, self._rank)
         await self._pace.before_add(self._bookie, size_bytes, self._rank)
 
-    async def _may_send(self, wait: Awaitable[None]) -> bool:
+    async def _wait_to_send(self, wait: Awaitable[None]) -> bool:
         """Wait for the rate, and return whether to send. After a long wait, check again whether the copy is needed."""
         begun_s = self._clock.monotonic_s()
         await wait
         return self._clock.monotonic_s() - begun_s <= LONG_S or await self._goes_on()
 
     async def _offer_copy(self, copy: Copy, expected_bytes: int) -> CopyReply:
-        if not await self._may_send(self._pass(copy.source, expected_bytes)):
+        if not await self._wait_to_send(self._pass(copy.source, expected_bytes)):
             return CopyReply(Status.TOO_MANY_REQUESTS, detail=_NOT_SENT)
         sent_s = self._clock.monotonic_s()
         reply = await self._transport.ask(self._bookie, copy, PULL_TIMEOUT_S)
         seconds = self._clock.monotonic_s() - sent_s
         if reply.status not in _BROKEN:  # without an answer, the traffic between the two is unknown
             self._pace.was_read(copy.source, expected_bytes, reply.stored_bytes, reply.read_s)
-            self._pace.was_added(self._bookie, expected_bytes, reply.stored_bytes, max(0.0, seconds - reply.read_s))
+            self._pace.record_pulled_bytes(
+                self._bookie, expected_bytes, reply.stored_bytes, max(0.0, seconds - reply.read_s)
+            )
         return reply
 
     async def _offer(self, batch: AddBatch, size_bytes: int) -> AddReply:
         """Send a batch, and retry after a timeout or a broken connection."""
         for attempt in itertools.count(1):
             wait = self._pace.before_add(self._bookie, size_bytes, self._rank)  # every attempt counts
-            if not await self._may_send(wait):
+            if not await self._wait_to_send(wait):
                 return AddReply(Status.TOO_MANY_REQUESTS, _NOT_SENT)
             sent_s = self._clock.monotonic_s()
             with self._pace.loads.add(self._bookie):

@@ -14,7 +14,7 @@ from bookie.runtime.clock import Clock
 BURST_S: Final = 0.25
 """The seconds of unused rate that may accumulate. It is short, so that the rate also holds within any one second."""
 DEBT_S_MAX: Final = 10.0
-"""The longest wait that requests that do not wait themselves (``charge_ahead``) can cause for later ones."""
+"""The longest wait that requests that do not wait themselves (``charge_without_waiting``) can cause for later ones."""
 _SLICE_S: Final = 0.5
 """The longest single sleep: a new rate takes effect after at most this time."""
 _NAP_S: Final = 0.001
@@ -99,7 +99,7 @@ class Throttle:
         async with self._turn.held(rank):
             while (wait_s := self.wait_s()) > 0:
                 begun_s = self._clock.monotonic_s()
-                await self._clock.sleep(slice_of(wait_s))
+                await self._clock.sleep(sleep_slice_s(wait_s))
                 self.waited_s += self._clock.monotonic_s() - begun_s
             if self._rate:
                 self._tokens -= size_bytes
@@ -109,7 +109,7 @@ class Throttle:
         if self._rate:
             self._tokens -= size_bytes
 
-    def charge_ahead(self, size_bytes: int) -> None:
+    def charge_without_waiting(self, size_bytes: int) -> None:
         """Take ``size_bytes`` without waiting. The debt stays within ``DEBT_S_MAX`` seconds plus this request."""
         if self._rate:
             least = -self._rate * DEBT_S_MAX - size_bytes
@@ -129,7 +129,7 @@ class Throttle:
         self._filled_at_s = now_s
 
 
-def slice_of(wait_s: float) -> float:
+def sleep_slice_s(wait_s: float) -> float:
     """Return how long to sleep before the wait is computed again, because the rate may change during a long wait."""
     return max(_NAP_S, min(wait_s, _SLICE_S))
 
@@ -182,7 +182,7 @@ class ByteBudget:
             self.reduce(share, 0)
 
     @contextmanager
-    def hold_at_once(self, size_bytes: int) -> Iterator[bool]:
+    def try_hold(self, size_bytes: int) -> Iterator[bool]:
         """Hold ``size_bytes`` while the context lasts; yield False and hold nothing if it would exceed the limit."""
         if self._held + size_bytes > self.limit_bytes:
             yield False

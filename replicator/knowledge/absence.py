@@ -128,7 +128,9 @@ class Absences:
         return _Facts(known, delay_s, await self._down.read(), windows)
 
 
-def unnamed_absent(metadata: LedgerMetadata, named: Collection[BookieId], bookies: Bookies) -> frozenset[BookieId]:
+def absent_members_not_in_task(
+    metadata: LedgerMetadata, named: Collection[BookieId], bookies: Bookies
+) -> frozenset[BookieId]:
     """Return the members that are neither registered nor named by the ledger's task."""
     return metadata.members() - bookies.registered - set(named)
 

@@ -89,7 +89,7 @@ class DoubtingTransport(Transport):
     @override
     async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
         reply = await self._transport.ask(bookie, request, timeout_s)
-        careful = _without_denials(reply)
+        careful = _denials_as_limbo(reply)
         return reply if careful == reply or await self._is_trusted(bookie) else careful
 
     @override
@@ -110,7 +110,7 @@ class DoubtingTransport(Transport):
             return False
 
 
-def _without_denials(reply: ReplyT) -> ReplyT:
+def _denials_as_limbo(reply: ReplyT) -> ReplyT:
     """Return the reply with LIMBO in place of each denial of an entry, a last entry, or a last add confirmed."""
     status = Status.LIMBO if reply.status.is_absent else reply.status
     if isinstance(reply, ReadReply):

@@ -32,11 +32,11 @@ from bookie.wire.requests import ReadLast
 from replicator.knowledge.evidence import Answer
 
 _TIMEOUT_S: Final = 15.0
-_GROWING: Final = 2
+_CHANGEABLE_FRAGMENTS: Final = 2
 """The number of fragments, at the end of the ledger, whose ends may change."""
 _WINDOW: Final = READ_ENTRIES_MAX
 """The most entries in one request."""
-_GROWTH: Final = 4
+_REQUEST_GROWTH_FACTOR: Final = 4
 """After the last reported entry, one entry is requested first, and each further request is this many times larger."""
 _UNNAMED_FEW: Final = 1000
 """After this many entries beyond the last reported one, the members are asked again for their last entries, because a
@@ -73,7 +73,7 @@ class Frontier:
 
     async def of(self, ledger: Versioned, bookies: Bookies) -> Written:
         """Return how far ``ledger`` is written. No answer of a bookie raises an exception."""
-        fragments = ledger.metadata.fragments[-_GROWING:]
+        fragments = ledger.metadata.fragments[-_CHANGEABLE_FRAGMENTS:]
         members = sorted({member for fragment in fragments for member in fragment.members} & bookies.registered)
         confirmed: int = NO_ENTRY
         named: int = NO_ENTRY
@@ -84,12 +84,12 @@ class Frontier:
             else:
                 confirmed, named = max(confirmed, answer.confirmed), max(named, answer.entry_id)
         last = EntryId(max(confirmed, ledger.metadata.last_fragment.first_entry_id - 1))  # up to it, all is final
-        last, of_next = await self._up_to(ledger, members, last, EntryId(named))
+        last, of_next = await self._last_written_between(ledger, members, last, EntryId(named))
         if last < named:
             return Written(last, (*unknown, *of_next), EntryId(confirmed))
         end, of_next = await self._after_named(ledger, members, last)
         if end > last:
-            confirmed = max(confirmed, await self._confirmed_by(ledger, members, end))
+            confirmed = max(confirmed, await self._last_confirmed_in_copy(ledger, members, end))
         return Written(end, (*unknown, *of_next), EntryId(confirmed))
 
     async def _after_named(
@@ -103,12 +103,12 @@ class Frontier:
         last, count = named, 1
         while last - named < _UNNAMED_MAX:
             if last - named >= _UNNAMED_FEW and (later := await self._named(ledger, members)) > last:
-                return await self._up_to(ledger, members, last, EntryId(later))
+                return await self._last_written_between(ledger, members, last, EntryId(later))
             wanted = [EntryId(entry_id) for entry_id in range(last + 1, last + 1 + count)]
             last, unknown = await self._up_to_a_gap(ledger, members, wanted)
             if last < wanted[-1]:
                 return last, unknown
-            count = min(_GROWTH * count, _WINDOW)
+            count = min(_REQUEST_GROWTH_FACTOR * count, _WINDOW)
         detail = (
             f"its last entry is unknown: no bookie reports an entry after {named} as its last one, and there "
             f"are entries up to {last}"
@@ -120,7 +120,7 @@ class Frontier:
         answers = await asyncio.gather(*(self._last(ledger, member) for member in members))
         return max((each.entry_id for each in answers if isinstance(each, _MemberAnswer)), default=NO_ENTRY)
 
-    async def _confirmed_by(self, ledger: Versioned, members: Sequence[BookieId], entry_id: EntryId) -> int:
+    async def _last_confirmed_in_copy(self, ledger: Versioned, members: Sequence[BookieId], entry_id: EntryId) -> int:
         """Return the last add confirmed in a verified copy of an entry, -1 if there is no such copy."""
         holders = _write_set(ledger.metadata, entry_id)
         for member in (member for member in members if member in holders):
@@ -143,7 +143,7 @@ class Frontier:
         status = Status.IO_ERROR if result.status is Status.OK else result.status
         return Answer(bookie, status, reply.detail or "its last entry cannot be read")
 
-    async def _up_to(
+    async def _last_written_between(
         self, ledger: Versioned, members: Sequence[BookieId], last: EntryId, end: EntryId
     ) -> tuple[EntryId, list[Answer]]:
         """Return the last written entry in ``last..end``, and the members that may have the entry after it."""

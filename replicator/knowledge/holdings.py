@@ -45,7 +45,7 @@ from bookie.wire.port import ListReply, Status, Transport
 from bookie.wire.requests import ReadLast
 from replicator.knowledge.evidence import Answer, CorruptCopy
 from replicator.knowledge.frontier import Frontier, Written, proven
-from replicator.knowledge.loss import acknowledged_sample, shows_loss
+from replicator.knowledge.loss import acknowledged_sample, has_lost_entries
 from replicator.plan.planner import PositionKey
 from replicator.plan.steps import CopyPosition
 
@@ -248,7 +248,7 @@ class Holdings:
         frontier = NO_ENTRY
         asked = sorted(set(named) & metadata.members() & bookies.registered)
         if not metadata.is_closed and not bookies.draining.issuperset(asked):
-            known = await self._written_so_far(ledger, bookies)
+            known = await self._first_read_written_part(ledger, bookies)
             frontier = known.last
             found.unknown.extend(known.unknown)
         for bookie in asked:
@@ -281,19 +281,19 @@ class Holdings:
         """
         metadata = ledger.metadata
         asked = sorted(growing_members(metadata) & bookies.registered)
-        confirmed = (await self._written_so_far(ledger, bookies)).confirmed
+        confirmed = (await self._first_read_written_part(ledger, bookies)).confirmed
         samples = [acknowledged_sample(metadata, member, confirmed) for member in asked]
         probes = (self._held.probed(*each) for each in zip(asked, repeat(ledger.ledger_id), samples, strict=False))
         lost, unknown = set(), set()
         for member, sample, reply in zip(asked, samples, await asyncio.gather(*probes), strict=True):
             apart = list(_growing_parts(metadata, member, sample)) if member in joined_later else []
-            if reply.status is Status.OK and any(shows_loss(each, reply.entries) for each in (sample, *apart)):
+            if reply.status is Status.OK and any(has_lost_entries(each, reply.entries) for each in (sample, *apart)):
                 lost.add(member)
             elif reply.status not in _HAS_ENTRIES or not all(apart):
                 unknown.add(member)
         return Judgement(frozenset(lost), frozenset(unknown), frozenset(asked) - lost - unknown)
 
-    async def _written_so_far(self, ledger: Versioned, bookies: Bookies) -> Written:
+    async def _first_read_written_part(self, ledger: Versioned, bookies: Bookies) -> Written:
         """Return the written part as first read in this turn, so that an active writer does not prolong the turn."""
         if self._written is not None:
             return self._written
@@ -352,7 +352,7 @@ async def _lagging_positions(
     for key in _growing_positions(metadata, bookie):
         end = metadata.fragment_last_entry_id(metadata.fragment_index(key.first_entry_id))
         last = frontier if end is None else EntryId(min(frontier, end))
-        if await _lacks_some(metadata.stripe, key.position, listed, key.first_entry_id, last):
+        if await _lacks_any_in_steps(metadata.stripe, key.position, listed, key.first_entry_id, last):
             yield key, last
 
 
@@ -379,7 +379,7 @@ async def _incomplete_positions(
             if (
                 last is not None
                 and member == bookie
-                and await _lacks_some(metadata.stripe, key.position, listed, key.first_entry_id, last)
+                and await _lacks_any_in_steps(metadata.stripe, key.position, listed, key.first_entry_id, last)
             ):
                 yield key
 
@@ -391,11 +391,11 @@ async def _has_some(metadata: LedgerMetadata, key: PositionKey, listed: EntryRun
 
 
 async def lacking_count(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> int:
-    """Count the entries of the position in ``first..last`` that are not listed, with pauses as in ``_lacks_some``."""
+    """Count the position's entries in ``first..last`` that are not listed, pausing as ``_lacks_any_in_steps`` does."""
     return stripe.count(position, first, last) - await _held_count(stripe, position, listed, first, last)
 
 
-async def _lacks_some(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> bool:
+async def _lacks_any_in_steps(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> bool:
     """Do the same as ``_lacks``, with pauses for other tasks: a striped ledger has a run for every few entries."""
     for start in range(first, last + 1, ENTRIES_COMPARED_PER_STEP):
         if _lacks(stripe, position, listed, EntryId(start), EntryId(min(last, start + ENTRIES_COMPARED_PER_STEP - 1))):
@@ -406,7 +406,7 @@ async def _lacks_some(stripe: Stripe, position: int, listed: EntryRuns, first: E
 
 
 async def _held_count(stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId) -> int:
-    """Count the listed entries of the position in ``first..last``, with pauses as in ``_lacks_some``."""
+    """Count the listed entries of the position in ``first..last``, with pauses as in ``_lacks_any_in_steps``."""
     count = 0
     for start in range(first, last + 1, ENTRIES_COMPARED_PER_STEP):
         count += stripe.held_count(position, listed, start, min(last, start + ENTRIES_COMPARED_PER_STEP - 1))

@@ -15,8 +15,8 @@ from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 
-_FRAGMENTS_AT_AN_END: Final = 2
-_ENTRIES_AT_AN_END: Final = 8
+_SAMPLED_FRAGMENTS_PER_END: Final = 2
+_SAMPLED_ENTRIES_PER_END: Final = 8
 
 
 def acknowledged_sample(metadata: LedgerMetadata, bookie: BookieId, confirmed: EntryId) -> list[EntryId]:
@@ -32,12 +32,14 @@ def acknowledged_sample(metadata: LedgerMetadata, bookie: BookieId, confirmed: E
         last = confirmed if end is None else EntryId(min(end, confirmed))
         mine.append(_ends(metadata, index, bookie, last))
     chosen = (
-        mine if len(mine) <= 2 * _FRAGMENTS_AT_AN_END else mine[:_FRAGMENTS_AT_AN_END] + mine[-_FRAGMENTS_AT_AN_END:]
+        mine
+        if len(mine) <= 2 * _SAMPLED_FRAGMENTS_PER_END
+        else mine[:_SAMPLED_FRAGMENTS_PER_END] + mine[-_SAMPLED_FRAGMENTS_PER_END:]
     )
     return sorted({entry_id for entries in chosen for entry_id in entries})
 
 
-def shows_loss(sample: Sequence[EntryId], held: EntryRuns) -> bool:
+def has_lost_entries(sample: Sequence[EntryId], held: EntryRuns) -> bool:
     """Return whether a bookie lost entries, given that it has only ``held`` of ``sample`` (ascending).
 
     It lost none if ``held`` contains the first entry of the sample and has no gap, or if the sample is empty.
@@ -48,10 +50,10 @@ def shows_loss(sample: Sequence[EntryId], held: EntryRuns) -> bool:
 
 def _ends(metadata: LedgerMetadata, index: int, bookie: BookieId, last: EntryId) -> list[EntryId]:
     first, size = metadata.fragments[index].first_entry_id, metadata.ensemble_size
-    span = _ENTRIES_AT_AN_END * size
+    span = _SAMPLED_ENTRIES_PER_END * size
     heads = _stored(metadata, index, bookie, range(first, min(last + 1, first + span)))
     tails = _stored(metadata, index, bookie, range(max(first, last + 1 - span), last + 1))
-    return heads[:_ENTRIES_AT_AN_END] + tails[-_ENTRIES_AT_AN_END:]
+    return heads[:_SAMPLED_ENTRIES_PER_END] + tails[-_SAMPLED_ENTRIES_PER_END:]
 
 
 def _stored(metadata: LedgerMetadata, index: int, bookie: BookieId, entry_ids: Iterable[int]) -> list[EntryId]:

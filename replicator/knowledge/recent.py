@@ -131,7 +131,7 @@ class Recent:
         """
         return await self._disabled.get()
 
-    def kept_switch(self) -> bool | None:
+    def cached_is_disabled(self) -> bool | None:
         """Return the cached answer of ``is_disabled``; None if a request would be needed."""
         return self._disabled.kept()
 

@@ -16,7 +16,7 @@ from bookie.wire.port import Status
 from replicator.knowledge.evidence import Answer
 from replicator.ports import RepairPorts
 
-ASKED_AGAIN_MS: Final = 8 * 86_400_000
+REFUSAL_TTL_MS: Final = 8 * 86_400_000
 """The time after which such a bookie may be chosen again without a restart: longer than the seven days."""
 _WHY: Final = (
     "an Apache bookie refuses a ledger that its collector deleted, until it is restarted or is not asked for 7 days"
@@ -28,7 +28,7 @@ def fenced(bookie: BookieId, detail: str = "") -> Answer:
     return Answer(bookie, Status.FENCED, f"{_WHY}: {detail}" if detail else _WHY)
 
 
-async def lasting_refusals(ports: RepairPorts, ledger_id: LedgerId) -> dict[BookieId, Refusal]:
+async def refusals_in_effect(ports: RepairPorts, ledger_id: LedgerId) -> dict[BookieId, Refusal]:
     """Return the recorded refusals of a parked task that are still in effect. The caller holds the lock of the task.
 
     A refusal ends when the bookie registers again, because it then was restarted.
@@ -40,6 +40,6 @@ async def lasting_refusals(ports: RepairPorts, ledger_id: LedgerId) -> dict[Book
     if record is None:
         return {}
     now_ms = ports.clock.epoch_ms()
-    recent = {each.bookie: each for each in record.refusals if now_ms - each.at_ms < ASKED_AGAIN_MS}
+    recent = {each.bookie: each for each in record.refusals if now_ms - each.at_ms < REFUSAL_TTL_MS}
     numbers = await ports.registrations.numbers(recent)
     return {bookie: recent[bookie] for bookie, czxid in numbers.items() if czxid < recent[bookie].zxid}

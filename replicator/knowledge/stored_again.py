@@ -2,9 +2,9 @@
 
 An Apache bookie serves a stored entry from its memory until its next flush, so a successful read does not prove that
 its disk is good. If the disk loses what is written to it, each audit finds the same copies again. So after
-``TIMES_MAX`` times another bookie replaces it.
+``STORED_AGAIN_MAX`` times another bookie replaces it.
 
-The counts do not outlive the process. After a restart, copies may be stored in place ``TIMES_MAX`` more times.
+The counts do not outlive the process. After a restart, copies may be stored in place ``STORED_AGAIN_MAX`` more times.
 
 Source: R139, docs/failure-model.md#R139.
 """
@@ -15,13 +15,13 @@ from typing import Final
 
 from bookie.model.ids import BookieId, LedgerId
 
-TIMES_MAX: Final = 3
+STORED_AGAIN_MAX: Final = 3
 """How often unread copies of a ledger are stored again on the same bookie."""
 COUNTS_MAX: Final = 100_000
 """The most counts kept, about 10 MB. If there are more, the oldest is forgotten."""
 
 
-class StoredAgain:
+class RestoredCopyCounts:
     """The counts of a process. Shared by all its turns."""
 
     def __init__(self) -> None:
@@ -36,4 +36,4 @@ class StoredAgain:
 
     def is_at_bound(self, ledger_id: LedgerId, bookie: BookieId) -> bool:
         """Whether unread copies of the ledger must not be stored on the bookie again."""
-        return self._counts.get((ledger_id, bookie), 0) >= TIMES_MAX
+        return self._counts.get((ledger_id, bookie), 0) >= STORED_AGAIN_MAX

@@ -8,9 +8,9 @@ fragment (S9). Positions are kept.
 
 The plan makes each closed fragment adhere to the policy with the fewest replacements. If that is impossible, it
 contains the fewest replacements for the best possible placement, and a ``Blocked`` for the fragment; if no bookie is
-better, only the ``Blocked``. Up to ``TOGETHER_MAX`` members are replaced together, and up to ``TRIALS_MAX`` ensembles
-are compared. This is exact for ensembles of up to nine bookies with at most three replacements. If more are needed, the
-next round continues.
+better, only the ``Blocked``. Up to ``MEMBERS_REPLACED_TOGETHER_MAX`` members are replaced together, and up to
+``TRIALS_MAX`` ensembles are compared. This is exact for ensembles of up to nine bookies with at most three
+replacements. If more are needed, the next round continues.
 
 Targets that already have copies are preferred, so the entries of an earlier attempt are not copied again to another
 bookie (R38, R44).
@@ -45,7 +45,7 @@ from replicator.plan.planner import (
 )
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 
-TOGETHER_MAX: Final = 3
+MEMBERS_REPLACED_TOGETHER_MAX: Final = 3
 """The most members of a fragment that are replaced together."""
 TRIALS_MAX: Final = 150
 """The most ensembles compared per fragment. Each comparison takes a few milliseconds at most."""
@@ -54,7 +54,7 @@ Members = tuple[BookieId, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Better:
+class _BetterEnsemble:
     members: Members
     faults: Faults
 
@@ -97,13 +97,13 @@ def planning_moves(
         begun: targets of copies that earlier attempts began.
         steps_max: the plan ends, and is partial, once it has this many steps. None: no limit.
     """
-    moves = _Moves(ledger, bookies, placement, knowledge, begun)
+    moves = _MovePlanner(ledger, bookies, placement, knowledge, begun)
     steps: list[Step] = []
     blocked: list[Blocked] = []
     for index in range(len(ledger.metadata.fragments)):
         if steps_max is not None and len(steps) >= steps_max:
             return Plan(ledger, tuple(steps), tuple(blocked), is_partial=True)
-        for verdict in moves.of_fragment(index):
+        for verdict in moves.fragment_steps(index):
             if isinstance(verdict, Blocked):
                 blocked.append(verdict)
             else:
@@ -132,7 +132,7 @@ def has_entries(metadata: LedgerMetadata, index: int) -> bool:
 
 
 @dataclass(slots=True)
-class _Moves:
+class _MovePlanner:
     ledger: Versioned
     bookies: Bookies
     placement: Placement
@@ -144,7 +144,7 @@ class _Moves:
     def __post_init__(self) -> None:
         self._judge = self.placement.judge()
 
-    def of_fragment(self, index: int) -> Iterator[Step | Blocked]:
+    def fragment_steps(self, index: int) -> Iterator[Step | Blocked]:
         metadata = self.ledger.metadata
         fragment = metadata.fragments[index]
         last = metadata.final_last_entry_id(index, is_tail_written=self.knowledge.is_tail_written)
@@ -162,7 +162,7 @@ class _Moves:
             return
         better = self._better(index, now)
         if better is None:
-            yield self._blocked(index, 0, *self._why_none(index, now))
+            yield self._blocked(index, 0, *self._why_no_move(index, now))
             return
         changed = [at for at, member in enumerate(fragment.members) if better.members[at] != member]
         for position in changed:
@@ -171,20 +171,20 @@ class _Moves:
             detail = f"{better.faults.detail}, and no registered bookie is better"
             yield self._blocked(index, changed[0], ParkReason.MISPLACED, detail)
 
-    def _better(self, index: int, now: Faults) -> _Better | None:
+    def _better(self, index: int, now: Faults) -> _BetterEnsemble | None:
         """Return the best ensemble with the fewest replacements; None if none is better than the present one."""
         candidates = self._candidates(index)
         answering = [candidate for candidate in candidates if candidate not in self.knowledge.avoided]
-        best: _Better | None = None
+        best: _BetterEnsemble | None = None
         for usable in (answering, candidates):
             best = self._search(index, best.faults if best else now, usable) or best
             if (best is not None and best.faults.is_adhering) or len(answering) == len(candidates):
                 break
         return best
 
-    def _search(self, index: int, now: Faults, candidates: Sequence[BookieId]) -> _Better | None:
+    def _search(self, index: int, now: Faults, candidates: Sequence[BookieId]) -> _BetterEnsemble | None:
         pools = self._pools(candidates)
-        best: _Better | None = None
+        best: _BetterEnsemble | None = None
         count = 0
         for positions in itertools.islice(self._choices(index), TRIALS_MAX):
             if best is not None and best.faults.is_adhering and len(positions) > count:
@@ -201,7 +201,7 @@ class _Moves:
         movable = [position for position in range(len(fragment.members)) if self._is_movable(index, position)]
         self._rng(index).shuffle(movable)
         movable.sort(key=lambda position: (fragment.first_entry_id, position) not in self.begun)
-        for count in range(1, min(TOGETHER_MAX, len(movable)) + 1):
+        for count in range(1, min(MEMBERS_REPLACED_TOGETHER_MAX, len(movable)) + 1):
             for chosen in itertools.combinations(movable, count):
                 yield tuple(sorted(chosen))
 
@@ -210,18 +210,20 @@ class _Moves:
         key = self._key(index, position)
         return key.bookie in self.bookies.staying and self.knowledge.evidence(key) is None
 
-    def _filled(self, index: int, positions: tuple[int, ...], pools: Sequence[Sequence[BookieId]]) -> _Better | None:
+    def _filled(
+        self, index: int, positions: tuple[int, ...], pools: Sequence[Sequence[BookieId]]
+    ) -> _BetterEnsemble | None:
         """Return the best ensemble with other bookies in these positions. Among equal ones, the better groups win."""
         metadata = self.ledger.metadata
         members, quorum = metadata.fragments[index].members, metadata.write_quorum
-        best: _Better | None = None
+        best: _BetterEnsemble | None = None
         for usable in pools:
             filled = self.placement.filled(members, positions, quorum, usable, self._rng(index))
             if filled is None:
                 continue
-            found = _Better(filled, self._faults_of(filled))
+            found = _BetterEnsemble(filled, self._faults_of(filled))
             for position in positions:
-                found = self._with_begun(index, position, found, pools[-1])
+                found = self._prefer_begun_copy(index, position, found, pools[-1])
             if best is None or found.faults.cost < best.faults.cost:
                 best = found
             if best.faults.is_adhering:
@@ -240,14 +242,16 @@ class _Moves:
         pools = [[each for each in candidates if each in some] for some in (primary, permitted)]
         return [pool for pool in pools if pool and len(pool) < len(candidates)] + [candidates]
 
-    def _with_begun(self, index: int, position: int, found: _Better, candidates: Sequence[BookieId]) -> _Better:
+    def _prefer_begun_copy(
+        self, index: int, position: int, found: _BetterEnsemble, candidates: Sequence[BookieId]
+    ) -> _BetterEnsemble:
         """Use the bookie of a begun copy instead if the placement is then no worse."""
         begun = self.begun.get((self.ledger.metadata.fragments[index].first_entry_id, position))
         if begun is None or begun in found.members or begun not in candidates:
             return found
         members = (*found.members[:position], begun, *found.members[position + 1 :])
         faults = self._faults_of(members)
-        return _Better(members, faults) if faults.cost <= found.faults.cost else found
+        return _BetterEnsemble(members, faults) if faults.cost <= found.faults.cost else found
 
     def _candidates(self, index: int) -> list[BookieId]:
         metadata, bookies = self.ledger.metadata, self.bookies
@@ -276,7 +280,7 @@ class _Moves:
             sources=sources,
         )
 
-    def _why_none(self, index: int, now: Faults) -> tuple[ParkReason, str]:
+    def _why_no_move(self, index: int, now: Faults) -> tuple[ParkReason, str]:
         positions = range(len(self.ledger.metadata.fragments[index].members))
         unreadable = (self.knowledge.evidence(self._key(index, position)) for position in positions)
         evidence = next((text for text in unreadable if text is not None), None)

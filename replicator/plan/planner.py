@@ -244,7 +244,7 @@ class _FragmentPlan:
         first = self.metadata.fragments[self.index].first_entry_id
         old = self.metadata.fragments[self.index].members[position]
         if last is None:
-            return self._wait_for_end(position, cause)
+            return self._block_until_end_known(position, cause)
         has_entries = self.metadata.stripe.count(position, first, last) > 0
         if has_entries:
             blocked = self._blocked_by_sources(position, first, last)
@@ -294,7 +294,7 @@ class _FragmentPlan:
             sources=self._sources(position),
         )
 
-    def _wait_for_end(self, position: int, cause: Cause) -> Blocked:
+    def _block_until_end_known(self, position: int, cause: Cause) -> Blocked:
         """Block the position. A drain fences no ledger, but a recovery that another client began is completed."""
         if cause is Cause.DRAINING and self.metadata.state is LedgerState.OPEN:
             detail = "is left to its writer, which replaces a drained bookie at the next write"
@@ -337,13 +337,13 @@ class _FragmentPlan:
 
     def _candidates(self) -> list[BookieId]:
         """Return the bookies that may be a new target of the fragment, sorted."""
-        return sorted(self._allowed(self._spare()))
+        return sorted(self._in_ledger_groups(self._spare()))
 
     def _spare(self) -> frozenset[BookieId]:
         used = {*self.metadata.fragments[self.index].members, *self.taken.values()}
         return self.bookies.writable - used - self.knowledge.failed_targets
 
-    def _allowed(self, spare: frozenset[BookieId]) -> frozenset[BookieId]:
+    def _in_ledger_groups(self, spare: frozenset[BookieId]) -> frozenset[BookieId]:
         """Return the spare bookies in the ledger's groups. The size of a group includes those that failed recently."""
         if not self.metadata.custom or not self.bookies.groups.names:
             return spare
@@ -383,7 +383,7 @@ class _FragmentPlan:
         )
 
 
-_ANYWHERE: Final = Placement()
+_UNRESTRICTED_PLACEMENT: Final = Placement()
 
 Begun = Mapping[tuple[EntryId, int], BookieId]
 """The targets of earlier partial copies, by the first entry of the fragment and the position."""
@@ -395,7 +395,7 @@ PositionCounts = Mapping[BookieId, int]
 def target_chooser(
     ledger_id: LedgerId,
     write_quorum: int = 1,
-    placement: Placement = _ANYWHERE,
+    placement: Placement = _UNRESTRICTED_PLACEMENT,
     begun: Begun = MappingProxyType({}),
     positions: PositionCounts = MappingProxyType({}),
 ) -> Choose:

@@ -27,7 +27,7 @@ class Cause(enum.Enum):
     """Its bookie is registered and healthy, and the ensemble breaks the placement policy."""
 
 
-_OF_LOST_BOOKIE = frozenset({Cause.UNREGISTERED, Cause.DRAINING})
+_LOST_OR_DRAINING_CAUSES = frozenset({Cause.UNREGISTERED, Cause.DRAINING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class CopyPosition:
     @property
     def is_of_lost_bookie(self) -> bool:
         """Whether the step is needed only as long as the position's bookie is lost or draining."""
-        return self.cause in _OF_LOST_BOOKIE
+        return self.cause in _LOST_OR_DRAINING_CAUSES
 
     @property
     def is_in_place(self) -> bool:
@@ -97,7 +97,7 @@ class SwapMember:
     @property
     def is_of_lost_bookie(self) -> bool:
         """The same as in ``CopyPosition``."""
-        return self.cause in _OF_LOST_BOOKIE
+        return self.cause in _LOST_OR_DRAINING_CAUSES
 
 
 Step = CopyPosition | SwapMember

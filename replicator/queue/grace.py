@@ -50,7 +50,7 @@ class GracePeriods:
         known.lost, known.doubtful = self._noted(known.lost, lost), self._noted(known.doubtful, doubtful)
         return self.due_in_s(ledger_id)
 
-    def record_rest(self, ledger_id: LedgerId, circumstances: Circumstances) -> None:
+    def record_grace_rest(self, ledger_id: LedgerId, circumstances: Circumstances) -> None:
         """Record that a turn ended within the grace period under these circumstances."""
         self._waiting.setdefault(ledger_id, _Waiting()).rests_on = circumstances
 

@@ -27,9 +27,9 @@ from bookie.model.ownership import owner_of
 AGE_STEP_MS: Final = 60_000
 """The precision of ages. Marks within the same minute count as equally old, because the marks of one audit have no
 order."""
-NOTHING_LOST: Final = 1 << 30
+NOTHING_LOST_RANK: Final = 1 << 30
 """The rank of a deleted, unreadable or healthy ledger. Its task ends quickly, and a delay does no harm."""
-NO_COPY_LEFT: Final = 1 << 31
+NO_COPY_LEFT_RANK: Final = 1 << 31
 """The rank of a ledger that lacks only entries without any copy: nothing can be repaired until a bookie returns."""
 MISPLACED: Final = 1 << 32
 """The rank of a healthy ledger with copies to move: after every unhealthy ledger."""
@@ -77,10 +77,10 @@ def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], boo
         The number of copies, 1 or more, or one of the ranks above.
     """
     if not isinstance(ledger, Versioned):
-        return NOTHING_LOST
+        return NOTHING_LOST_RANK
     live = bookies.registered.difference(set(named) - bookies.draining)
     counts = set(_copies_of_short_write_sets(ledger.metadata, live))
-    return min(counts - {0}, default=NO_COPY_LEFT if counts else NOTHING_LOST)
+    return min(counts - {0}, default=NO_COPY_LEFT_RANK if counts else NOTHING_LOST_RANK)
 
 
 def is_large(ledger: Versioned | Unreadable | None) -> bool:
@@ -103,7 +103,7 @@ def is_of_system_topic(ledger: Versioned | Unreadable | None) -> bool:
 
 
 _Key = tuple[bool, bool, int, bool, bool, int, float, LedgerId]
-_SORTED_AT_ONCE: Final = 5000
+_CANDIDATES_PER_STEP: Final = 5000
 """The candidates that are sorted between two turns of the event loop, which takes some milliseconds."""
 
 
@@ -133,7 +133,7 @@ class Order:
     async def of(cls, candidates: Sequence[Candidate], rng: random.Random) -> Order:
         """Sort the candidates; other tasks may run between parts."""
         order = cls()
-        async for part in in_steps(candidates, _SORTED_AT_ONCE):
+        async for part in in_steps(candidates, _CANDIDATES_PER_STEP):
             ranked = _ranked(part, rng)
             ranked.reverse()
             heapq.heappush(order._heads, (ranked[-1][0], len(order._parts)))

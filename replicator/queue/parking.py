@@ -42,7 +42,7 @@ _DOUBLINGS_MAX: Final = 10
 _TOKEN_BITS: Final = 48
 
 
-_MAY_END_UNSEEN: Final = frozenset({ParkReason.UNREACHABLE_BOOKIES, ParkReason.TARGETS_REFUSE})
+_REASONS_RECHECKED_SOON: Final = frozenset({ParkReason.UNREACHABLE_BOOKIES, ParkReason.TARGETS_REFUSE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def circumstances_of(
     return Circumstances(task.version, ledger.version if isinstance(ledger, Versioned) else -1, bookies, topology)
 
 
-def would_act(
+def is_retry_worthwhile(
     task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies, parked: ParkedTask, choose: Choose
 ) -> bool:
     """Return whether another attempt can have a different result; ``ledger`` is None if it was deleted."""
@@ -80,7 +80,7 @@ def would_act(
         return bool(bookies.writable - parked.bookies_seen)
     plan = plan_repair(ledger, bookies, choose)
     if parked.reason is ParkReason.OPEN_LEDGER:
-        return plan.is_nothing_missing or bool(plan.steps) or _may_be_left(ledger, plan)
+        return plan.is_nothing_missing or bool(plan.steps) or _may_leave_parked(ledger, plan)
     if parked.reason is ParkReason.NEEDS_RECOVERY and bookies.registered - parked.bookies_seen:
         return True
     if parked.reason is ParkReason.UNREADABLE_ENTRIES:
@@ -88,8 +88,10 @@ def would_act(
     return plan.is_nothing_missing or bool(plan.steps)
 
 
-def would_move(task: Task, ledger: Versioned, bookies: Bookies, parked: ParkedTask, placement: Placement) -> bool:
-    """Do the same as ``would_act``, for a task that only requests better placement.
+def is_move_retry_worthwhile(
+    task: Task, ledger: Versioned, bookies: Bookies, parked: ParkedTask, placement: Placement
+) -> bool:
+    """Do the same as ``is_retry_worthwhile``, for a task that only requests better placement.
 
     There may be many such tasks after a change of the topology, so closed ledgers are not planned here: a new bookie,
     another topology or another policy is a sufficient reason. The attempt makes a new plan.
@@ -108,7 +110,7 @@ def would_move(task: Task, ledger: Versioned, bookies: Bookies, parked: ParkedTa
     return bool(bookies.writable - parked.bookies_seen)
 
 
-def _may_be_left(ledger: Versioned, plan: Plan) -> bool:
+def _may_leave_parked(ledger: Versioned, plan: Plan) -> bool:
     """Return whether the cause has changed, or the writer has continued with another ensemble. Then a turn decides."""
     last = len(ledger.metadata.fragments) - 1
     return any(block.reason is not ParkReason.OPEN_LEDGER or block.fragment_index < last for block in plan.blocked)
@@ -166,7 +168,7 @@ class Memory:
         if known is not None and known.token == record.token:
             self._failures[record.ledger_id] = replace(known, noted_s=self._clock.monotonic_s())
 
-    def note_shared(self, record: FailedTask) -> None:
+    def note_shared_failure(self, record: FailedTask) -> None:
         """Record a failure, of this process or another, that was read from the store."""
         known = self._failures.get(record.ledger_id)
         if known is None or known.token != record.token:
@@ -179,7 +181,7 @@ class Memory:
                 is_own=known is not None and known.is_own,
             )
 
-    def keep_shared(self, ledger_ids: Collection[LedgerId], listed_s: float) -> None:
+    def forget_deleted_failures(self, ledger_ids: Collection[LedgerId], listed_s: float) -> None:
         """Forget the failures whose record was deleted.
 
         Args:
@@ -200,14 +202,14 @@ class Memory:
         self._failures.pop(ledger_id, None)
         self._resting[ledger_id] = _Resting(circumstances, self._clock.monotonic_s(), attempts)
 
-    def keep_parked(self, ledger_id: LedgerId, circumstances: Circumstances, attempts: int) -> None:
+    def update_parked_circumstances(self, ledger_id: LedgerId, circumstances: Circumstances, attempts: int) -> None:
         """Record the present circumstances of a parked task without starting its rest again."""
         known = self._resting.get(ledger_id)
         since_s = self._clock.monotonic_s() if known is None else known.since_s
         self._failures.pop(ledger_id, None)
         self._resting[ledger_id] = _Resting(circumstances, since_s, attempts)
 
-    def note_attempts(self, ledger_id: LedgerId, attempts: int) -> None:
+    def restart_rest_if_retried(self, ledger_id: LedgerId, attempts: int) -> None:
         """Start the rest of a parked task again if another worker has tried it in between."""
         known = self._resting.get(ledger_id)
         if known is not None and known.attempts != attempts:
@@ -236,12 +238,12 @@ class Memory:
     def is_resting(self, ledger_id: LedgerId, circumstances: Circumstances, reason: ParkReason) -> bool:
         """Whether the task was recorded as parked under the same circumstances, and its rest has not ended."""
         known = self._resting.get(ledger_id)
-        return known is not None and known.circumstances == circumstances and not self.is_rested(ledger_id, reason)
+        return known is not None and known.circumstances == circumstances and not self.is_rest_over(ledger_id, reason)
 
-    def is_rested(self, ledger_id: LedgerId, reason: ParkReason) -> bool:
+    def is_rest_over(self, ledger_id: LedgerId, reason: ParkReason) -> bool:
         """Whether the rest of the task has ended, so that it is tried again without any change."""
         known = self._resting.get(ledger_id)
-        rest_s = SOON_S if reason in _MAY_END_UNSEEN else RECHECK_S
+        rest_s = SOON_S if reason in _REASONS_RECHECKED_SOON else RECHECK_S
         return known is not None and self._clock.monotonic_s() - known.since_s >= rest_s
 
     def forget_parked(self) -> None:

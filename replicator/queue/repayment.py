@@ -44,7 +44,7 @@ ROUND_S: Final = 600.0
 """The time between two searches if nothing changes."""
 _AT_ONCE: Final = 500
 """The number of ledgers that are read at a time."""
-_JUDGED_AT_ONCE: Final = 20
+_DEBTS_JUDGED_PER_STEP: Final = 20
 """The number of ledgers that are judged between two turns of the event loop."""
 
 _Shape = tuple[object, ...]
@@ -84,14 +84,14 @@ class Repayment:
         count = 0
         self.count = await self._ports.debts.count()
         if self.count and not await why_not_moved(self._ports, self._absences, bookies):
-            count = await self._look_at_all(bookies)
+            count = await self._count_repayable(bookies)
             self.count = await self._ports.debts.count()
         self._seen, self._looked_s = situation, self._ports.clock.monotonic_s()
         if count:
             _log.info("ledgers with placement debts are marked, as there are better places", extra={"ledgers": count})
         return count
 
-    async def _look_at_all(self, bookies: Bookies) -> int:
+    async def _count_repayable(self, bookies: Bookies) -> int:
         count = 0
         known: dict[_Shape, bool] = {}
         async for debts in in_steps(await self._ports.debts.list(), _AT_ONCE):
@@ -111,7 +111,7 @@ class Repayment:
         tasks = await ports.tasks.read_many(ids)
         ledgers = await ports.ledgers.read_many(ids)
         for number, (debt, task, ledger) in enumerate(zip(debts, tasks, ledgers, strict=True), start=1):
-            if number % _JUDGED_AT_ONCE == 0:
+            if number % _DEBTS_JUDGED_PER_STEP == 0:
                 await asyncio.sleep(0)
             if ledger is None or (isinstance(ledger, Versioned) and self._is_paid(ledger)):
                 if ledger is None or task is None:

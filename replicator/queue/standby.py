@@ -71,7 +71,7 @@ class Standby:
         """Whether this worker reacts to every change, for the others or because it cannot use the standby nodes."""
 
     @property
-    def is_entered(self) -> bool:
+    def has_standby_node(self) -> bool:
         """Whether this worker has a standby node in this session, or the store refused to create one."""
         return bool(self._name or self._is_refused) and self._epoch == self._store.session.epoch
 
@@ -114,7 +114,7 @@ class Standby:
 
     async def _enter(self) -> Place | None:
         """Return this worker's place, or take the last one if it has none; return None if this worker was called."""
-        if not self.is_entered:
+        if not self.has_standby_node:
             if self._name:  # the node may have been created in the new session
                 await self._workers.leave(self._name)
             self._name, self._is_refused = "", False
@@ -131,7 +131,7 @@ class Standby:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: the store does not answer; some may have been called.
         """
-        if self.is_watching and self._name and self.is_entered and count > 0:
+        if self.is_watching and self._name and self.has_standby_node and count > 0:
             called = await self._workers.call(count, self._watching_max)
             if called:
                 _log.info("standby workers called", extra={"workers": called})

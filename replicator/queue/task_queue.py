@@ -44,27 +44,33 @@ from bookie.metadata.tasks.parked import ParkedTask
 from bookie.model.errors import BkhealError, ConflictError, PermanentError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.fault_points import fault_point
-from replicator.knowledge.absence import Absences, awaiting, unnamed_absent
+from replicator.knowledge.absence import Absences, absent_members_not_in_task, awaiting
 from replicator.knowledge.draining import with_draining
 from replicator.knowledge.moving import why_not_moved
 from replicator.plan.planner import growing_losses, target_chooser
 from replicator.ports import RepairPorts
 from replicator.queue.grace import GracePeriods
-from replicator.queue.ordering import MISPLACED, NO_COPY_LEFT, Candidate, Order, is_large, is_of_system_topic, rank
-from replicator.queue.parking import Circumstances, Memory, circumstances_of, would_act, would_move
+from replicator.queue.ordering import MISPLACED, NO_COPY_LEFT_RANK, Candidate, Order, is_large, is_of_system_topic, rank
+from replicator.queue.parking import (
+    Circumstances,
+    Memory,
+    circumstances_of,
+    is_move_retry_worthwhile,
+    is_retry_worthwhile,
+)
 from replicator.telemetry.events import Ending, Outlook
 
 _log = logging.getLogger(__name__)
 
 READ_LEDGERS: Final = 1000
 """The number of ledgers whose metadata is read at a time. It limits memory, and how long the event loop is blocked."""
-JUDGED_AT_ONCE: Final = 25
+TASKS_JUDGED_PER_STEP: Final = 25
 """The number of ledgers judged between two turns of the event loop: some milliseconds if each is planned again."""
 REFRESH_SHARE: Final = 0.05
 """The largest share of time that is spent on reading the list again while there is other work."""
 _LOGGED_MAX: Final = 1000
 """The most records that cannot be deleted for which the log has a line, one line for each."""
-_RESERVED_S: Final = 600.0
+_RESERVATION_SEARCH_INTERVAL_S: Final = 600.0
 """The time between two searches for reservations without a task."""
 _NAP_S: Final = 0.01
 """The shortest wait for the end of a grace period. A shorter one, which rounding can leave, might not advance the
@@ -85,7 +91,7 @@ class _Verdict(enum.Enum):
     LEFT = enum.auto()
 
 
-_TRIED: Final = frozenset({_Verdict.ELIGIBLE, _Verdict.RECHECK})
+_TRIABLE_VERDICTS: Final = frozenset({_Verdict.ELIGIBLE, _Verdict.RECHECK})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +127,7 @@ class _Part:
     """Why no copy is moved now; empty if copies may be moved."""
 
 
-class _Judged:
+class _ListingVerdicts:
     """The verdicts of one listing, counted as they are made, because another loop over all tasks would take long."""
 
     def __init__(self) -> None:
@@ -149,7 +155,7 @@ class Turn:
     ledger_id: LedgerId
     circumstances: Circumstances
     """The circumstances at the time of the listing."""
-    rank: int = NO_COPY_LEFT
+    rank: int = NO_COPY_LEFT_RANK
     """The rank. The smallest is the most urgent (``ordering.rank``)."""
     failures: int = 0
     """The number of failed turns in a row before this one."""
@@ -197,7 +203,7 @@ class TaskQueue:
         self._renew_after_change_s = -1.0
         self._renew_anyway_s = -1.0
         self._empty_top: Children | None = None
-        self._reserved_due_s = ports.clock.monotonic_s() + _RESERVED_S
+        self._reserved_due_s = ports.clock.monotonic_s() + _RESERVATION_SEARCH_INTERVAL_S
         self.outlook = Outlook()
 
     def __len__(self) -> int:
@@ -225,7 +231,7 @@ class TaskQueue:
         return self._renewal_in_s() <= 0
 
     @property
-    def next_look_s(self) -> float:
+    def seconds_until_stale(self) -> float:
         """The seconds until the list is stale if nothing happens."""
         return max(0.0, self._renewal_in_s())
 
@@ -293,7 +299,7 @@ class TaskQueue:
         if ending in _COMPLETED:
             self._completed.add(turn.ledger_id)
         if ending is Ending.IN_GRACE:
-            self._grace_periods.record_rest(turn.ledger_id, turn.circumstances)
+            self._grace_periods.record_grace_rest(turn.ledger_id, turn.circumstances)
         self._is_changed |= ending not in _UNCHANGED
 
     def is_outdated(self, turn: Turn, parked: Node | None, failure: Node | None) -> bool:
@@ -303,7 +309,7 @@ class TaskQueue:
         """
         failed = self._ports.failures.decode(turn.ledger_id, failure)
         if failed is not None and failed.token != turn.failure_token:
-            self._memory.note_shared(failed)
+            self._memory.note_shared_failure(failed)
             return True
         attempts = self._ports.parked.attempts_in(turn.ledger_id, parked)
         return attempts is not None and (not turn.is_parked or attempts != turn.parked_attempts)
@@ -318,7 +324,7 @@ class TaskQueue:
             _log.info("failure is not recorded", extra={"ledger_id": turn.ledger_id, "error": str(error)})
         self._memory.finish_recording(record)
 
-    def note_lock(self, ledger_id: LedgerId, *, is_settled: bool) -> None:
+    def note_lock_answer(self, ledger_id: LedgerId, *, is_settled: bool) -> None:
         """Record whether an attempt to lock was answered. If not, we may have the lock; the next attempt shows it."""
         if is_settled:
             self._unsettled_locks.discard(ledger_id)
@@ -335,7 +341,7 @@ class TaskQueue:
         started_s, changes_noted = self._ports.clock.monotonic_s(), self._changes_noted
         self._is_changed = False
         self._completed.clear()
-        listing, judged = await self._list_ids(), _Judged()
+        listing, judged = await self._list_ids(), _ListingVerdicts()
         async for ids in in_steps(listing.marked, READ_LEDGERS):
             await self._judge_part(await self._read_part(ids, listing), listing, judged)
         await self._adopt(judged)
@@ -368,7 +374,7 @@ class TaskQueue:
         named = frozenset(bookie for task in tasks for bookie in task.missing)
         ledgers = await self._ports.ledgers.read_many([task.ledger_id for task in tasks])
         registered, _ = await with_draining(self._ports, await self._ports.recent.list_bookies(), named)
-        bookies = self._same_if_equal(registered)
+        bookies = self._reuse_if_equal(registered)
         absent = [_absent(task, ledger, bookies) for task, ledger in zip(tasks, ledgers, strict=True)]
         return _Part(
             tasks=tasks,
@@ -377,15 +383,15 @@ class TaskQueue:
             bookies=bookies,
             absent=absent,
             lost=await self._absences.lost(bookies, frozenset().union(*absent)),
-            why_left=await self._why_left(tasks, bookies),
+            why_left=await self._why_not_moved(tasks, bookies),
         )
 
-    async def _judge_part(self, part: _Part, listing: _Listing, judged: _Judged) -> None:
+    async def _judge_part(self, part: _Part, listing: _Listing, judged: _ListingVerdicts) -> None:
         """Add the verdicts of a part to ``judged``; other tasks of the event loop may run between them."""
         for number, (task, ledger, absent) in enumerate(
             zip(part.tasks, part.ledgers, part.absent, strict=True), start=1
         ):
-            if number % JUDGED_AT_ONCE == 0:
+            if number % TASKS_JUDGED_PER_STEP == 0:
                 await asyncio.sleep(0)
             bookies = awaiting(part.bookies, absent, part.lost) if absent else part.bookies
             self._observe(task, ledger, bookies)
@@ -398,7 +404,7 @@ class TaskQueue:
             else:
                 verdict = self._judge(task, ledger, circumstances, task.ledger_id in listing.locked, parked)
             judged.note(task.ledger_id, verdict)
-            if verdict in _TRIED:
+            if verdict in _TRIABLE_VERDICTS:
                 judged.circumstances[task.ledger_id] = circumstances
                 judged.candidates.append(
                     Candidate(
@@ -414,7 +420,7 @@ class TaskQueue:
                     )
                 )
 
-    async def _adopt(self, judged: _Judged) -> None:
+    async def _adopt(self, judged: _ListingVerdicts) -> None:
         """Replace the list, and forget ledgers without a task."""
         waiting = [candidate for candidate in judged.candidates if candidate.ledger_id not in self._completed]
         order = await Order.of(waiting, self._ports.rng)
@@ -425,7 +431,7 @@ class TaskQueue:
         self._sum_up(judged)
         await asyncio.sleep(0)
 
-    async def _why_left(self, tasks: Sequence[Task], bookies: Bookies) -> str:
+    async def _why_not_moved(self, tasks: Sequence[Task], bookies: Bookies) -> str:
         """Return why no copy is moved now; empty if copies may be moved, or no task requests it."""
         if all(task.missing for task in tasks):
             return ""
@@ -440,7 +446,7 @@ class TaskQueue:
         else:
             self._grace_periods.forget(task.ledger_id)
 
-    def _same_if_equal(self, bookies: Bookies) -> Bookies:
+    def _reuse_if_equal(self, bookies: Bookies) -> Bookies:
         """Return the object of the last listing if it is equal, so that a million comparisons with it cost nothing."""
         if bookies != self._bookies:
             self._bookies = bookies
@@ -465,21 +471,21 @@ class TaskQueue:
             return _Verdict.IN_GRACE
         if parked is None:
             return _Verdict.ELIGIBLE
-        self._memory.note_attempts(ledger_id, parked.attempts)
+        self._memory.restart_rest_if_retried(ledger_id, parked.attempts)
         if self._memory.is_resting(ledger_id, circumstances, parked.reason):
             return _Verdict.PARKED
         if circumstances.topology and isinstance(ledger, Versioned):
-            is_worth_it = would_move(task, ledger, bookies, parked, self._ports.placement)
+            is_worth_it = is_move_retry_worthwhile(task, ledger, bookies, parked, self._ports.placement)
         else:
-            is_worth_it = would_act(task, ledger, bookies, parked, choose)
+            is_worth_it = is_retry_worthwhile(task, ledger, bookies, parked, choose)
         if is_worth_it:
             return _Verdict.ELIGIBLE
-        if self._memory.is_rested(ledger_id, parked.reason):
+        if self._memory.is_rest_over(ledger_id, parked.reason):
             return _Verdict.RECHECK
-        self._memory.keep_parked(ledger_id, circumstances, parked.attempts)
+        self._memory.update_parked_circumstances(ledger_id, circumstances, parked.attempts)
         return _Verdict.PARKED
 
-    def _sum_up(self, judged: _Judged) -> None:
+    def _sum_up(self, judged: _ListingVerdicts) -> None:
         counts = judged.counts
         self.outlook = Outlook(
             eligible=counts[_Verdict.ELIGIBLE] + counts[_Verdict.RECHECK],
@@ -495,7 +501,7 @@ class TaskQueue:
             extra = {"ledgers": self.outlook.left, "reason": self._left_because}
             _log.info("placement marks are left to Apache's workers", extra=extra)
 
-    def _plan_renewal(self, started_s: float, judged: _Judged) -> None:
+    def _plan_renewal(self, started_s: float, judged: _ListingVerdicts) -> None:
         """List again after the poll interval or when a waiting task is due, but use only a small share of the time."""
         now_s = self._ports.clock.monotonic_s()
         due_in_s = min(self._due_in_s(judged), default=self._poll_interval_s)
@@ -504,7 +510,7 @@ class TaskQueue:
         self._renew_after_change_s = now_s + (now_s - started_s) / REFRESH_SHARE
         self._renew_anyway_s = max(self._renew_after_change_s, now_s + min(self._poll_interval_s, due_in_s))
 
-    def _due_in_s(self, judged: _Judged) -> Iterator[float]:
+    def _due_in_s(self, judged: _ListingVerdicts) -> Iterator[float]:
         for ledger_id in judged.backing_off:
             yield self._memory.due_in_s(ledger_id)
         for ledger_id in judged.in_grace:
@@ -516,9 +522,9 @@ class TaskQueue:
         records = await self._ports.failures.list()
         async for part in in_steps(records):
             for record in part:
-                self._memory.note_shared(record)
+                self._memory.note_shared_failure(record)
         ledger_ids = {record.ledger_id for record in records}
-        self._memory.keep_shared(ledger_ids, started_s)
+        self._memory.forget_deleted_failures(ledger_ids, started_s)
         return ledger_ids
 
     async def _reserved(self) -> AbstractSet[LedgerId]:
@@ -528,7 +534,7 @@ class TaskQueue:
             return frozenset()
         reserved = await self._ports.reservations.ledgers()
         await self._ports.parked.forget_lists()
-        self._reserved_due_s = now_s + _RESERVED_S
+        self._reserved_due_s = now_s + _RESERVATION_SEARCH_INTERVAL_S
         return reserved
 
     async def _forget_orphans(self, listing: _Listing, marked: AbstractSet[LedgerId]) -> None:
@@ -574,4 +580,8 @@ def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookie
 
 
 def _absent(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> frozenset[BookieId]:
-    return unnamed_absent(ledger.metadata, task.missing, bookies) if isinstance(ledger, Versioned) else frozenset()
+    return (
+        absent_members_not_in_task(ledger.metadata, task.missing, bookies)
+        if isinstance(ledger, Versioned)
+        else frozenset()
+    )

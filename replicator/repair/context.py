@@ -8,7 +8,7 @@ from replicator.copying.copier import Copier
 from replicator.knowledge.absence import Absences
 from replicator.knowledge.damage import KnownDamage
 from replicator.knowledge.returns import Returns
-from replicator.knowledge.stored_again import StoredAgain
+from replicator.knowledge.stored_again import RestoredCopyCounts
 from replicator.knowledge.target_use import TargetUse
 from replicator.ports import RepairPorts
 from replicator.queue.grace import GracePeriods
@@ -26,5 +26,5 @@ class RepairContext:
     absences: Absences
     returns: Returns
     damage: KnownDamage = field(default_factory=KnownDamage)
-    stored_again: StoredAgain = field(default_factory=StoredAgain)
+    stored_again: RestoredCopyCounts = field(default_factory=RestoredCopyCounts)
     use: TargetUse = field(default_factory=TargetUse)

@@ -37,7 +37,7 @@ from replicator.copying.receiver import REPORTED_MAX, PositionCopy
 from replicator.knowledge.damage import LEDGER_COPIES_MAX, KnownDamage, without
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry, describe
 from replicator.knowledge.holdings import Holdings, Shortfall
-from replicator.knowledge.stored_again import TIMES_MAX
+from replicator.knowledge.stored_again import STORED_AGAIN_MAX
 from replicator.plan.planner import Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.queue.ordering import is_large
@@ -136,7 +136,7 @@ class Execution:
         fresh = [step.target for step in steps if step.target != step.old]
         log_targets_outside_groups(self._placement, ledger.ledger_id, ledger.metadata, fresh)
         incarnations = await self._prepare(ledger, steps)
-        if await self._try_damaged(ledger, steps, incarnations):
+        if await self._test_damaged_bookies(ledger, steps, incarnations):
             return True  # another look asks these bookies again
         swaps = [
             step for step in steps if isinstance(step, SwapMember) and step.target not in self._found.failed_targets
@@ -244,13 +244,13 @@ class Execution:
         copies = [
             PositionCopy(
                 step,
-                await self._held_before(ledger, step, shortfall, incarnations[step.target], overwritten),
+                await self._entries_already_held(ledger, step, shortfall, incarnations[step.target], overwritten),
                 incarnations[step.target],
                 partial(self._reservation.note_progress, ledger, step, incarnations[step.target]),
             )
             for step, overwritten in wanted
         ]
-        goes_on = partial(self._may_copy, [step for step, _ in wanted])
+        goes_on = partial(self._may_copy_chunk, [step for step, _ in wanted])
         note_lacking = partial(self._mark_lacking, ledger)
         outcomes = await self._copier.copy(ledger, copies, goes_on, self._rank, note_lacking)
         self._note_damage(ledger, outcomes)
@@ -266,10 +266,10 @@ class Execution:
                 self._copied[_key(ledger, step), step.target, step.last] = copied
                 done.append(copied)
             else:
-                self._note_failure(ledger, step, self._with_own_damage(step, outcome))
+                self._note_failure(ledger, step, self._with_own_damage_evidence(step, outcome))
         return len(done) == len(steps), done
 
-    async def _try_damaged(
+    async def _test_damaged_bookies(
         self, ledger: Versioned, steps: Sequence[Step], incarnations: Mapping[BookieId, str]
     ) -> bool:
         """Try one entry first on each bookie with several damaged ones: store it again, and read it back (R139).
@@ -298,13 +298,13 @@ class Execution:
         """Store an entry in place and read it back; return whether the bookie can read it now and could not before."""
         target, key = step.target, _key(ledger, step)
         others = without(EntryRuns(((step.first, step.last),)), [entry_id])
-        goes_on = partial(self._may_copy, [step])
+        goes_on = partial(self._may_copy_chunk, [step])
         note_lacking = partial(self._mark_lacking, ledger)
         copies = [PositionCopy(step, others, incarnation)]
         [outcome] = await self._copier.copy(ledger, copies, goes_on, self._rank, note_lacking)
         refusal = outcome.target_failure
         if outcome.is_complete:
-            refusal = await self._copier.not_served(ledger, target, [entry_id], self._rank)
+            refusal = await self._copier.first_bad_answer(ledger, target, [entry_id], self._rank)
         if refusal is not None:
             self._found.failed_targets[target] = refusal
         if refusal is not None or not outcome.is_complete:  # the copy of all entries shows other reasons
@@ -318,7 +318,7 @@ class Execution:
         self._found.replaced_copies += 1
         return True
 
-    def _with_own_damage(self, step: CopyPosition, outcome: CopyOutcome) -> CopyOutcome:
+    def _with_own_damage_evidence(self, step: CopyPosition, outcome: CopyOutcome) -> CopyOutcome:
         """Return the outcome with the damaged copies of the position's own bookie as evidence.
 
         So an entry that this bookie could not read does not count as lost because every other bookie denies it.
@@ -349,7 +349,7 @@ class Execution:
                     f"fragment {step.fragment_index} position {step.position}: {evidence}"
                 )
 
-    async def _may_copy(self, steps: Sequence[CopyPosition]) -> bool:
+    async def _may_copy_chunk(self, steps: Sequence[CopyPosition]) -> bool:
         """Whether the next chunk may start: the worker may continue, and no lost bookie of ``steps`` is back (R55).
 
         Raises:
@@ -358,11 +358,11 @@ class Execution:
         if not await self._lease.may_continue():
             return False
         for lost in {step.old for step in steps if step.cause is Cause.UNREGISTERED}:
-            if await self._is_back(lost):
+            if await self._is_registered_again(lost):
                 self._returned.add(lost)
         return self._returned.isdisjoint(step.old for step in steps)
 
-    async def _is_back(self, bookie: BookieId) -> bool:
+    async def _is_registered_again(self, bookie: BookieId) -> bool:
         """Whether a lost bookie is registered again, according to the list that all turns share; False if unknown."""
         try:
             return bookie in (await self._recent.bookies()).registered
@@ -389,7 +389,7 @@ class Execution:
         self._unread, self._unverified = dict(shortfall.unread), dict(shortfall.damaged)
         for bookie in self._unread.keys() | self._unverified.keys():
             if bookie not in self._counted and self._stored_again.is_at_bound(ledger.ledger_id, bookie):
-                detail = f"copies were replaced there {TIMES_MAX} times, and are damaged again"
+                detail = f"copies were replaced there {STORED_AGAIN_MAX} times, and are damaged again"
                 self._found.failed_targets[bookie] = Answer(bookie, Status.IO_ERROR, detail)
         found = list(itertools.islice(shortfall.damaged_copies(), LEDGER_COPIES_MAX))
         known = self._reported | self._damage.copies(ledger.ledger_id) if found else frozenset()
@@ -441,7 +441,7 @@ class Execution:
         for corrupt in copies[:REPORTED_MAX]:
             self._events.copy_corrupt(ledger.ledger_id, corrupt)
 
-    async def _held_before(
+    async def _entries_already_held(
         self,
         ledger: Versioned,
         step: CopyPosition,

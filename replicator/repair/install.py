@@ -158,7 +158,7 @@ class Installer:
         seen = registrations.look_at(names, look.nodes[len(judged) :])
         replaced = [copy.step.old for copy in complete if _replaces(copy)]
         bookies, _ = await with_draining(self._ports, seen.bookies, replaced)
-        refusals.extend(_gone_targets(complete, bookies))
+        refusals.extend(_unwritable_targets(complete, bookies))
         refusals.extend(_dead_disks(complete, seen))
         again = _registered_again(complete, seen, registered_at)
         valid = [copy for copy in complete if copy.step.target not in again and _is_still_wanted(copy, bookies, seen)]
@@ -176,7 +176,7 @@ class Installer:
             checks += [seen.latest[target].check for target in named if target in seen.latest]
             write = _Write(ledger, metadata, reserved, checks)
             if completing is not None and is_verdict_valid and len(done) == len(copied):
-                ledger, is_completed = await self._complete_with(write, completing.checks)
+                ledger, is_completed = await self._write_and_complete(write, completing.checks)
             else:
                 ledger, is_completed = await self._write(write), False
         else:
@@ -198,7 +198,7 @@ class Installer:
                 raise
             raise self._lease.lost() from error
 
-    async def _complete_with(self, write: _Write, completing: Sequence[Operation]) -> tuple[Versioned, bool]:
+    async def _write_and_complete(self, write: _Write, completing: Sequence[Operation]) -> tuple[Versioned, bool]:
         """Write the metadata and delete the task, its lock and reservation; if refused, only write the metadata."""
         self._lease.ensure_session()
         ledger, reserved = write.ledger, write.reserved
@@ -222,7 +222,7 @@ class Installer:
         if isinstance(copy.step, SwapMember):
             return None
         if copy.overwritten:
-            refusal = await self._copier.not_served(ledger, copy.step.target, copy.overwritten)
+            refusal = await self._copier.first_bad_answer(ledger, copy.step.target, copy.overwritten)
             if refusal is not None:
                 return refusal
         return await self._holdings.missing_on_target(ledger, copy.step)
@@ -287,7 +287,7 @@ def _replaces(copy: CopiedStep) -> bool:
     return copy.step.is_of_lost_bookie
 
 
-def _gone_targets(copied: Iterable[CopiedStep], bookies: Bookies) -> Iterable[Answer]:
+def _unwritable_targets(copied: Iterable[CopiedStep], bookies: Bookies) -> Iterable[Answer]:
     return (
         Answer(copy.step.target, Status.UNRESOLVED, "not registered as writable any more")
         for copy in copied

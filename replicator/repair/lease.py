@@ -4,7 +4,7 @@ The lock ends with the store's session (S14), whether or not this process has no
 lock: every change is a compare-and-set (S16). In addition, this module stops work soon after it has become useless or
 unwanted, and a new session never continues the work of an old one.
 
-The first reads of a turn (``OtherNodes``) are part of the request that reads the task under the lock.
+The first reads of a turn (``NodesReadWithTask``) are part of the request that reads the task under the lock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LeaseLostError(ConflictError):
 
 
 @dataclass(frozen=True, slots=True)
-class OtherNodes:
+class NodesReadWithTask:
     """Nodes that are read in the same request as the task, under its lock."""
 
     metadata: Node | None
@@ -49,7 +49,7 @@ class OtherNodes:
 
 
 def other_node_paths(ports: RepairPorts, ledger_id: LedgerId) -> list[str]:
-    """Return the paths of the nodes in ``OtherNodes``, in the order of its fields."""
+    """Return the paths of the nodes in ``NodesReadWithTask``, in the order of its fields."""
     own = (ports.reservations, ports.parked, ports.failures)
     return [ports.ledgers.path(ledger_id), *(records.path(ledger_id) for records in own)]
 
@@ -61,7 +61,7 @@ class Lease:
         """Take over a lock that was taken in the session numbered ``epoch``."""
         self._ports = ports
         self.held = held
-        self.other_nodes = OtherNodes(*held.other_nodes) if held.other_nodes else None
+        self.other_nodes = NodesReadWithTask(*held.other_nodes) if held.other_nodes else None
         """None if no other nodes were read with the lock."""
         self._epoch = epoch
         self._is_given_back = False
@@ -82,7 +82,7 @@ class Lease:
         """
         if not await self.wait_connected():
             return False
-        if (known := self._ports.recent.kept_switch()) is not None:  # a cached answer needs no retries
+        if (known := self._ports.recent.cached_is_disabled()) is not None:  # a cached answer needs no retries
             return not known
         is_disabled = self._ports.recent.is_disabled
         return not await retry_transient(is_disabled, _PATIENCE, self._ports.clock, self._ports.rng)

@@ -58,7 +58,7 @@ from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
 from bookie.runtime.waiting import run_cooperatively
-from replicator.knowledge.absence import awaiting, unnamed_absent
+from replicator.knowledge.absence import absent_members_not_in_task, awaiting
 from replicator.knowledge.draining import with_draining
 from replicator.knowledge.holdings import Holdings, Shortfall, lacking_count
 from replicator.knowledge.moving import why_not_moved
@@ -147,7 +147,7 @@ class LedgerRepair:
             await self._forget_failures()
             return result
         finally:
-            await self._reservation.release_quietly()
+            await self._reservation.release_best_effort()
 
     async def _rounds(self) -> TaskResult:
         pauses = STORE_PAUSES.delays(self._ports.rng)
@@ -215,7 +215,7 @@ class LedgerRepair:
         members, named = ledger.metadata.members(), set(self._task.missing)
         listed = await self._ports.recent.bookies(expected=members - named)
         bookies, drain_checks = await with_draining(self._ports, listed, members & named)
-        absent = unnamed_absent(ledger.metadata, self._task.missing, bookies)
+        absent = absent_members_not_in_task(ledger.metadata, self._task.missing, bookies)
         bookies = awaiting(bookies, absent, await self._context.absences.lost(bookies, absent))
         conditions = await verdict_conditions(self._ports, ledger, self._task, bookies)
         conditions = replace(conditions, checks=(*conditions.checks, *drain_checks))

@@ -53,7 +53,7 @@ class _Fragment(NamedTuple):
     def of(copy: Reservation) -> _Fragment:
         return _Fragment(copy.first_entry_id, copy.target, copy.incarnation)
 
-    def copy_of(self, position: int) -> Reservation:
+    def reservation_at(self, position: int) -> Reservation:
         return Reservation(self.first_entry_id, position, self.target, self.incarnation)
 
 
@@ -111,7 +111,7 @@ class ReservationHolder:
     def recorded(self, first_entry_id: EntryId, position: int) -> tuple[Reservation, EntryId] | None:
         """Return the most advanced copy of a position, with its exclusive end, or None. Call ``begun`` before."""
         mine = [
-            (on.copy_of(position), ends[position])
+            (on.reservation_at(position), ends[position])
             for on, ends in self._progress.items()
             if on.first_entry_id == first_entry_id and position in ends
         ]
@@ -251,13 +251,13 @@ class ReservationHolder:
 
     async def _release(self, *, is_progress_kept: bool) -> None:
         reserved = self.current or await self._existing()
-        if is_progress_kept and reserved is not None and await self._is_kept(reserved):
+        if is_progress_kept and reserved is not None and await self._try_keep_reservation(reserved):
             return
         if reserved is not None:
             await self._ports.reservations.release(reserved)
         self.current, self._is_clear = None, True
 
-    async def release_quietly(self) -> None:
+    async def release_best_effort(self) -> None:
         """Remove the reservation like ``release``, but keep one with progress, so that its copies can be continued.
 
         Best effort: the next holder of the lock replaces or removes a remaining reservation.
@@ -277,7 +277,7 @@ class ReservationHolder:
             else:
                 return
 
-    async def _is_kept(self, reserved: LedgerReservations) -> bool:
+    async def _try_keep_reservation(self, reserved: LedgerReservations) -> bool:
         """Keep a reservation with progress and record the latest progress in one request; return whether it is kept."""
         wanted = self._with_progress(reserved.reservations) if reserved is self.current else reserved.reservations
         is_recorded = any(each.has_progress for each in reserved.reservations)

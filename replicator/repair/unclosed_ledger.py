@@ -37,7 +37,7 @@ from replicator.repair.turn_findings import TurnFindings
 
 _log = logging.getLogger(__name__)
 
-_NEVER_KNOWS: Final = frozenset({Status.LIMBO, Status.CORRUPT, Status.UNAUTHORIZED})
+_LASTING_UNKNOWN_STATUSES: Final = frozenset({Status.LIMBO, Status.CORRUPT, Status.UNAUTHORIZED})
 """Answers that stay the same if the request is repeated."""
 
 
@@ -123,7 +123,7 @@ class UnclosedLedgerRepair:
             recovered = await recover_ledger(self._client(trust), self._ledger_id)
         except RecoveryNotPossibleError as error:
             self._grace_periods.record_failed_recovery(self._ledger_id, bookies)
-            self._fail(f"{error}{self._hint}", is_hopeless=not _may_work_later(ledger, bookies, error))
+            self._fail(f"{error}{self._hint}", is_hopeless=not _can_recover_if_all_answer(ledger, bookies, error))
         except WrongPasswordError as error:
             self._fail(str(error), is_hopeless=True)
         else:
@@ -173,16 +173,20 @@ class UnclosedLedgerRepair:
         return replace(ports, transport=transport)
 
 
-def _may_work_later(ledger: Versioned, bookies: Bookies, error: RecoveryNotPossibleError) -> bool:
+def _can_recover_if_all_answer(ledger: Versioned, bookies: Bookies, error: RecoveryNotPossibleError) -> bool:
     """Return whether the registered bookies could determine and store the ledger's end if all of them answered."""
     if isinstance(error, ConfirmedEntryUnreadableError):  # one copy is enough, perhaps on a member of an older fragment
-        left = {bookie for bookie, status in error.evidence.items() if not (status in _NEVER_KNOWS or status.is_absent)}
+        left = {
+            bookie
+            for bookie, status in error.evidence.items()
+            if not (status in _LASTING_UNKNOWN_STATUSES or status.is_absent)
+        }
         return not left.isdisjoint(bookies.registered)
     metadata, evidence = ledger.metadata, error.evidence
     stripe, ack_quorum = metadata.stripe, metadata.ack_quorum
     members = metadata.last_fragment.members
     registered = [position for position, member in enumerate(members) if member in bookies.registered]
-    able = [position for position in registered if evidence.get(members[position]) not in _NEVER_KNOWS]
+    able = [position for position in registered if evidence.get(members[position]) not in _LASTING_UNKNOWN_STATUSES]
     writable = [position for position, member in enumerate(members) if member in bookies.writable]
     has_room = bool(bookies.writable - set(members)) or all(
         len(set(stripe.write_set(start)) & set(writable)) >= ack_quorum for start in range(stripe.ensemble_size)

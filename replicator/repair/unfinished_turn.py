@@ -20,7 +20,7 @@ from bookie.model.ids import BookieId
 from bookie.runtime.human import counted
 from bookie.wire.port import Status
 from replicator.knowledge.evidence import SHOWN_MAX
-from replicator.knowledge.refusals import fenced, lasting_refusals
+from replicator.knowledge.refusals import fenced, refusals_in_effect
 from replicator.plan.planner import Blocked
 from replicator.ports import RepairPorts
 from replicator.queue.parking import ATTEMPTS_MAX
@@ -38,9 +38,13 @@ _WORST_FIRST: Final = (
     ParkReason.OPEN_LEDGER,
     ParkReason.MISPLACED,
 )
-_ANY_BOOKIE_HELPS: Final = (ParkReason.NEEDS_RECOVERY, ParkReason.UNREACHABLE_BOOKIES, ParkReason.UNREADABLE_ENTRIES)
+_REASONS_ENDED_BY_ANY_BOOKIE: Final = (
+    ParkReason.NEEDS_RECOVERY,
+    ParkReason.UNREACHABLE_BOOKIES,
+    ParkReason.UNREADABLE_ENTRIES,
+)
 """Park reasons that a newly registered bookie may remove, writable or not (R93)."""
-_WANTS_A_TARGET: Final = (ParkReason.NO_CANDIDATE_BOOKIE, ParkReason.OPEN_LEDGER, ParkReason.MISPLACED)
+_REASONS_ENDED_BY_TARGET: Final = (ParkReason.NO_CANDIDATE_BOOKIE, ParkReason.OPEN_LEDGER, ParkReason.MISPLACED)
 """Park reasons that a bookie which accepts copies may remove."""
 _LASTING: Final = frozenset({Status.BAD_REQUEST, Status.CORRUPT})
 """Refusals that do not end soon. CORRUPT means that a bookie served wrong bytes again after good ones were stored
@@ -66,7 +70,7 @@ class UnfinishedTurn:
         """Read the recorded refusals, so that the plans of this turn avoid bookies that would refuse copies again."""
         if self._refusals is None:
             is_parked = self._turn.is_parked
-            self._refusals = await lasting_refusals(self._ports, self._task.ledger_id) if is_parked else {}
+            self._refusals = await refusals_in_effect(self._ports, self._task.ledger_id) if is_parked else {}
             self._found.failed_targets |= {bookie: fenced(bookie) for bookie in self._refusals}
 
     async def end_blocked(self, blocked: Sequence[Blocked], bookies: Bookies) -> TaskResult:
@@ -80,7 +84,7 @@ class UnfinishedTurn:
             if not self._found.is_recovery_hopeless:
                 return self._found.result(self._task, Ending.FAILED, detail=detail)
         failed = self._found.failed_targets
-        if failed and any(block.reason in _WANTS_A_TARGET for block in blocked):
+        if failed and any(block.reason in _REASONS_ENDED_BY_TARGET for block in blocked):
             detail += f"; refusals: {', '.join(map(str, failed.values()))}"
             if self._refusals and failed.keys() <= self._refusals.keys():  # no other bookie refused in this turn
                 return await self.park(ParkReason.TARGETS_REFUSE, detail, bookies)
@@ -110,7 +114,7 @@ class UnfinishedTurn:
         before = await self._ports.parked.get(self._task.ledger_id)
         is_same = before is not None and before.reason is reason
         since_ms = before.since_ms if before is not None and is_same else self._ports.clock.epoch_ms()
-        known = bookies.registered if reason in _ANY_BOOKIE_HELPS else bookies.writable
+        known = bookies.registered if reason in _REASONS_ENDED_BY_ANY_BOOKIE else bookies.writable
         attempts = 0 if before is None else before.attempts + 1
         topology = "" if self._task.missing else self._ports.placement.judge().fingerprint
         record = ParkedTask(

@@ -173,7 +173,7 @@ class MetricsEvents(EventSink):
         self._unreachable = metrics.gauge(UNREACHABLE_BOOKIES)
         self._throttle = metrics.gauge(THROTTLE)
         self._copied_entries, self._copied_bytes, self._pulled_bytes, self._throttled_s = (
-            _Total(metrics.counter(name)) for name in (COPIED_ENTRIES, COPIED_BYTES, PULLED_BYTES, THROTTLED)
+            _TotalFollower(metrics.counter(name)) for name in (COPIED_ENTRIES, COPIED_BYTES, PULLED_BYTES, THROTTLED)
         )
         self._progress = metrics.gauge(LAST_PROGRESS)
 
@@ -225,7 +225,7 @@ class MetricsEvents(EventSink):
         self._progress.set(self._clock.epoch_ms() / 1000)
 
 
-class _Total:
+class _TotalFollower:
     """A counter that follows a total which is counted elsewhere."""
 
     def __init__(self, counter: Counter) -> None:

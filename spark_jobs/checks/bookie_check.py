@@ -20,9 +20,9 @@ from spark_jobs.checks.sql_text import in_list
 # A ledger's fragments are judged within its row, so no grouping and no shuffle is needed afterwards. Each step passes
 # its results for a fragment to the next step in a struct.
 _POSITIONS: Final = "sequence(0, ensemble_size - 1)"
-_IS_DRAINED_ONLY: Final = "judged.dead = 0"
+_IS_ONLY_DRAINING: Final = "judged.dead = 0"
 _VALUES: Final = {
-    "kind": f"IF({_IS_DRAINED_ONLY}, {FindingKind.DRAINED_BOOKIE.value!r}, {FindingKind.MISSING_BOOKIE.value!r})",
+    "kind": f"IF({_IS_ONLY_DRAINING}, {FindingKind.DRAINED_BOOKIE.value!r}, {FindingKind.MISSING_BOOKIE.value!r})",
     "fragment_index": "judged.number",
     "fragment_first_entry_id": "judged.first",
     "fragment_last_entry_id": "judged.last",
@@ -44,7 +44,7 @@ _VALUES: Final = {
     "detail": "CAST(NULL AS string)",
 }
 _RANK: Final = f"""
-    CASE WHEN {_IS_DRAINED_ONLY} THEN {Severity.DRAIN.value}
+    CASE WHEN {_IS_ONLY_DRAINING} THEN {Severity.DRAIN.value}
          WHEN judged.copies_min >= write_quorum THEN {Severity.METADATA_ONLY.value}
          WHEN judged.copies_min = 0 THEN {Severity.NO_LIVE_COPY.value}
          WHEN judged.copies_min = 1 THEN {Severity.CRITICAL.value}
@@ -129,13 +129,13 @@ def _judged(live: Sequence[str], draining: AbstractSet[str]) -> str:
                             ELSE try_add(fragment.last - fragment.first, 1L) END,
             'copies_min',
                 CASE WHEN fragment.last < fragment.first THEN write_quorum
-                     WHEN {has_duplicates} THEN {_fewest(holders)}
+                     WHEN {has_duplicates} THEN {_fewest_copies_sql(holders)}
                      WHEN write_quorum = ensemble_size THEN ensemble_size - {dead}
-                     ELSE {_fewest(copies)} END))
+                     ELSE {_fewest_copies_sql(copies)} END))
     """
 
 
-def _fewest(copies: str) -> str:
+def _fewest_copies_sql(copies: str) -> str:
     """Return the SQL for the smallest count over all write sets; ``copies`` is the SQL for one of them."""
     return f"""
         array_min(transform(

@@ -79,7 +79,7 @@ def _fault_if(condition: str, fault: MetadataFault, detail: str, index: str = "N
     return f"IF({condition}, {_fault(fault, detail, index)}, NULL)"
 
 
-_REFUSED: Final = " ".join(
+_DECODING_FAULT_CASES: Final = " ".join(
     f"WHEN error RLIKE {literal(pattern)} THEN {literal(fault.label)}" for fault, pattern in REASONS
 )
 _OF_LEDGER: Final = ", ".join(
@@ -104,7 +104,7 @@ _OF_LEDGER: Final = ", ".join(
         ),
     )
 )
-_TWICE: Final = f"""
+_DUPLICATE_MEMBER_FAULTS: Final = f"""
     transform(
         filter(transform(fragments, (fragment, number) -> named_struct('number', number, 'members', fragment.members)),
                each -> size(array_distinct(each.members)) < size(each.members)),
@@ -118,8 +118,9 @@ _TWICE: Final = f"""
 })
 """
 _FAULTS: Final = f"""
-    CASE WHEN error IS NULL THEN array_compact(concat({_TWICE}, array({_OF_LEDGER})))
-         ELSE filter(array(named_struct('kind', CASE {_REFUSED} END, 'number', CAST(NULL AS int), 'detail', error)),
+    CASE WHEN error IS NULL THEN array_compact(concat({_DUPLICATE_MEMBER_FAULTS}, array({_OF_LEDGER})))
+         ELSE filter(array(named_struct('kind', CASE {_DECODING_FAULT_CASES} END,
+                                        'number', CAST(NULL AS int), 'detail', error)),
                      each -> each.kind IS NOT NULL) END
 """
 _FAULT_VALUES: Final = {

@@ -21,7 +21,7 @@ from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
 from spark_jobs.checks.rack_matrix import cells_of
 from spark_jobs.checks.sql_text import in_list, literal
-from spark_jobs.group_rows import wish_in
+from spark_jobs.group_rows import parse_groups_text
 
 VERDICT_DDL: Final = """
     members array<string>, write_quorum int, groups_text string,
@@ -71,7 +71,7 @@ _FRAGMENT: Final = (
             * (CAST(least(fragment.last_entry_id, ledger_last) AS double) - fragment.first_entry_id + 1)
             ELSE 0D END AS payload_bytes""",
 )
-_JUDGED: Final = ("members", "write_quorum", "groups_text")
+_VERDICT_COLUMNS: Final = ("members", "write_quorum", "groups_text")
 """The columns that determine a verdict."""
 _FAULTY: Final = (Spread.MISPLACED, Spread.UNKNOWN, Spread.UNREADABLE_GROUPS)
 _IS_MISPLACED: Final = f"spread = {literal(Spread.MISPLACED.value)}"
@@ -107,12 +107,12 @@ def placed_fragments(ledgers: DataFrame, *, has_groups: bool = True) -> DataFram
 
 def ensemble_verdicts(fragments: DataFrame, rules: PlacementRules) -> DataFrame:
     """Return one verdict, with counts, per distinct ensemble, write quorum and requested groups."""
-    ensembles = fragments.groupBy(*_JUDGED).agg(
+    ensembles = fragments.groupBy(*_VERDICT_COLUMNS).agg(
         F.count("*").alias("fragments"),
         F.sum(F.col("is_alone").cast("bigint")).alias("ledgers_alone"),
         F.sum("payload_bytes").alias("payload_bytes"),
     )
-    return ensembles.mapInArrow(_judging(rules), VERDICT_DDL)
+    return ensembles.mapInArrow(_batch_judge(rules), VERDICT_DDL)
 
 
 def placement_check(fragments: DataFrame, verdicts: DataFrame) -> DataFrame:
@@ -123,17 +123,17 @@ def placement_check(fragments: DataFrame, verdicts: DataFrame) -> DataFrame:
         verdicts: ``ensemble_verdicts`` of the same fragments.
     """
     faults = verdicts.where(in_list("spread", [spread.value for spread in _FAULTY]))
-    faults = faults.select(*_JUDGED, "spread", "detail", "is_fixable")
-    return fragments.join(faults, list(_JUDGED)).selectExpr(*_FINDING, "is_fixable")
+    faults = faults.select(*_VERDICT_COLUMNS, "spread", "detail", "is_fixable")
+    return fragments.join(faults, list(_VERDICT_COLUMNS)).selectExpr(*_FINDING, "is_fixable")
 
 
-def _judging(rules: PlacementRules) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _batch_judge(rules: PlacementRules) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def judge(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = []
             for row in batch.to_pylist():
                 members = [BookieId(member) for member in row["members"]]
-                verdict = rules.judge(members, row["write_quorum"], *wish_in(row["groups_text"]))
+                verdict = rules.judge(members, row["write_quorum"], *parse_groups_text(row["groups_text"]))
                 judged = {
                     "spread": verdict.spread.value,
                     "detail": verdict.detail,

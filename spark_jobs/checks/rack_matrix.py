@@ -75,12 +75,12 @@ def rack_cells(ledgers: DataFrame, verdicts: DataFrame, topology: Topology) -> D
     )
     held = ledgers.where("error IS NULL AND size(fragments) > 1").selectExpr(f"array_distinct({_HELD}) AS ensembles")
     several = held.where("size(ensembles) > 0").groupBy("ensembles").agg(F.count("*").alias("ledgers"))
-    of_ledgers = several.mapInArrow(_looking_up(topology), _CELL_DDL)
+    of_ledgers = several.mapInArrow(_batch_location_lookup(topology), _CELL_DDL)
     cells = of_fragments.unionByName(of_ledgers).groupBy("racks", "first", "second")
     return cells.agg(*[F.sum(name).alias(name) for name in ("ledgers", "fragments", "payload_bytes")])
 
 
-def _looking_up(topology: Topology) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _batch_location_lookup(topology: Topology) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     sendable = Topology(dict(topology.locations))  # a read-only view of a mapping cannot be sent to executors
 
     def look_up(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

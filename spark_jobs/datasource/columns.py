@@ -21,7 +21,7 @@ from bookie.model.metadata import DigestType, LedgerMetadata, LedgerState
 from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.ledger_schema import FRAGMENT_TYPE, LEDGER_FIELDS, SUMMARY_FIELD
 from spark_jobs.datasource.owner_columns import OwnerColumns
-from spark_jobs.datasource.usual_metadata import HealthyMetadata, usual_message
+from spark_jobs.datasource.usual_metadata import HealthyMetadataRecognizer, usual_message
 from spark_jobs.image.part import ImagePart
 
 _KNOWN_MEMBERS_MAX: Final = 100_000
@@ -59,7 +59,7 @@ class MetadataColumns(abc.ABC):
         self.counts = ScanCounts()
         self.is_summarized = is_summarized
         self._live = None if live_bookies is None else frozenset(filter(is_bookie_id, live_bookies))
-        self._healthy = None if self._live is None else HealthyMetadata(self._live)
+        self._healthy = None if self._live is None else HealthyMetadataRecognizer(self._live)
         self._fields = fields
         self._schema = pa.schema([*fields, SUMMARY_FIELD] if is_summarized else fields)
         self._known_members: set[str] = set()
@@ -99,7 +99,7 @@ class MetadataColumns(abc.ABC):
             return
         message = usual_message(data)
         if message is None or not self._add_usual(ledger_id, message):
-            self._add_by_reference(ledger_id, data)
+            self._add_with_reference_decoder(ledger_id, data)
 
     def add_unreadable(self, ledger_id: int, reason: str) -> None:
         """Add one ledger with unavailable metadata, as a row with an error."""
@@ -146,7 +146,7 @@ class MetadataColumns(abc.ABC):
             self._keep_usual(ledger_id, message, starts, ensembles)
         return True
 
-    def _add_by_reference(self, ledger_id: int, data: bytes) -> None:
+    def _add_with_reference_decoder(self, ledger_id: int, data: bytes) -> None:
         try:
             metadata = decode(data)
         except UnreadableMetadataError as error:

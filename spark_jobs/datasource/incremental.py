@@ -133,13 +133,13 @@ class _Reading:
     async def _of(self, work: LeafWork) -> Sequence[LedgerId]:
         parent, record = work.parent, work.record
         # In a thread, because a store may be slow and must not block the connection to ZooKeeper.
-        rows = None if record is None else await asyncio.to_thread(self._of_image, record)
+        rows = None if record is None else await asyncio.to_thread(self._read_image_rows, record)
         if record is None or rows is None or parent.stat is None:
             (ids,) = await self._tree.ids_under_many([parent.path])
             return self._whole(parent, ids)
         carried, again = divided(rows, self._live)
         if record.is_same(parent.stat):
-            self._carry(parent, parent.stat, record, carried, listed=len(rows))
+            self._carry_over_leaf(parent, parent.stat, record, carried, listed=len(rows))
             return sorted(map(LedgerId, again))
         ids, creates = await self._tree.listing(parent.path)
         known = frozenset(rows["ledger_id"].to_pylist())
@@ -147,10 +147,10 @@ class _Reading:
         if not record.are_all_new(len(new), creates):
             return self._whole(parent, ids)
         there = frozenset(ids)
-        self._carry(parent, parent.stat, record, without(carried, known - there), listed=len(ids))
+        self._carry_over_leaf(parent, parent.stat, record, without(carried, known - there), listed=len(ids))
         return sorted([*new, *map(LedgerId, again & there)])
 
-    def _of_image(self, record: LeafRecord) -> pa.Table | None:
+    def _read_image_rows(self, record: LeafRecord) -> pa.Table | None:
         try:
             return self._rows.of(record)
         except ImageError as error:
@@ -163,7 +163,9 @@ class _Reading:
             self._listed(parent.path, parent.stat, len(ids))
         return ids
 
-    def _carry(self, parent: LeafParent, stat: LeafStat, record: LeafRecord, carried: pa.Table, *, listed: int) -> None:
+    def _carry_over_leaf(
+        self, parent: LeafParent, stat: LeafStat, record: LeafRecord, carried: pa.Table, *, listed: int
+    ) -> None:
         self._counts.parents.append((parent.path, parent.planned, listed))
         self._counts.carry(tally(carried))
         self._listed(parent.path, stat, listed, record.read_from_ms)

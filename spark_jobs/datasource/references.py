@@ -135,7 +135,7 @@ class ReferenceReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return groups with about equally many topics."""
-        planned = asyncio.run(_planned(self._options))
+        planned = asyncio.run(_plan_shares(self._options))
         parents = [LeafParent(str(number), size) for number, (_, size) in enumerate(planned)]
         count = partition_count(parents, os.cpu_count() or 1)
         count = min(count, self._options.partitions_max or count)
@@ -154,7 +154,7 @@ class ReferenceReader(DataSourceReader):
         return in_event_loop(_read(self._options, part))
 
 
-async def _planned(options: ReferenceOptions) -> list[tuple[TopicShare, int]]:
+async def _plan_shares(options: ReferenceOptions) -> list[tuple[TopicShare, int]]:
     planned = []
     opening = connected_at_pace(
         options.uri, options.connect_timeout_s, options.access, options.budget, looks_itself=True

@@ -43,7 +43,7 @@ _DENIED: Final = "access denied: the node's ACL does not let this session read i
 
 Listed = AsyncGenerator[Sequence[LedgerId], None]
 """The ids to read, in chunks."""
-_PathsOf = Callable[[Cluster, Sequence[LedgerId]], list[str]]
+_LedgerPaths = Callable[[Cluster, Sequence[LedgerId]], list[str]]
 _Chunk = tuple[Sequence[LedgerId], Sequence[bytes | str | None]]
 """The ids, and for each one the bytes of its node; None: the node was deleted; a text: the reason why the node may not
 be read."""
@@ -59,7 +59,7 @@ async def reread(
     """
     columns = LedgerColumns(options.live_bookies, is_summarized=options.is_summarized)
     wanted = _given(store, cluster, ids)
-    async with aclosing(_batches(store, cluster, wanted, columns, _each_path)) as batches:
+    async with aclosing(_batches(store, cluster, wanted, columns, _ledger_paths)) as batches:
         async for batch in batches:
             yield batch
 
@@ -110,7 +110,7 @@ async def read_listed(
 
 
 async def _batches(
-    store: MetadataStore, cluster: Cluster, listed: Listed, columns: MetadataColumns, paths: _PathsOf
+    store: MetadataStore, cluster: Cluster, listed: Listed, columns: MetadataColumns, paths: _LedgerPaths
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     async with aclosing(_read_ahead(store, cluster, listed, paths)) as chunks:
         async for ids, found in chunks:
@@ -180,7 +180,7 @@ async def paced(ids: Sequence[LedgerId], store: PacedStore) -> AsyncGenerator[Se
 
 
 async def _read_ahead(
-    store: MetadataStore, cluster: Cluster, listed: Listed, paths: _PathsOf
+    store: MetadataStore, cluster: Cluster, listed: Listed, paths: _LedgerPaths
 ) -> AsyncGenerator[_Chunk, None]:
     ahead: deque[tuple[Sequence[LedgerId], asyncio.Task[Sequence[bytes | str | None]]]] = deque()
     try:
@@ -210,7 +210,7 @@ async def read_metadata(
         StoreUnavailableError: no answer.
     """
     await store.sync(cluster.root)
-    return await _read(store, _each_path(cluster, ids))
+    return await _read(store, _ledger_paths(cluster, ids))
 
 
 async def _read(store: MetadataStore, paths: Sequence[str]) -> Sequence[bytes | str | None]:
@@ -224,12 +224,12 @@ def _paths(cluster: Cluster, ids: Sequence[LedgerId]) -> list[str]:
     """Return the paths of ledgers with the same parent. Only the first path is computed in full."""
     first = ledger_path(cluster.kind, cluster.root, ids[0])
     if cluster.kind is LayoutKind.FLAT:
-        return _each_path(cluster, ids)
+        return _ledger_paths(cluster, ids)
     prefix = first[:-_LEAF_DIGITS]
     return [f"{prefix}{ledger_id % 10_000:04d}" for ledger_id in ids]
 
 
-def _each_path(cluster: Cluster, ids: Sequence[LedgerId]) -> list[str]:
+def _ledger_paths(cluster: Cluster, ids: Sequence[LedgerId]) -> list[str]:
     return [ledger_path(cluster.kind, cluster.root, ledger_id) for ledger_id in ids]
 
 

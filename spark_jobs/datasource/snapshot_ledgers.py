@@ -23,7 +23,7 @@ from bookie.model.metadata import LedgerState
 from spark_jobs.datasource.columns import LedgerColumns
 from spark_jobs.datasource.counts import ScanCounts
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL, LEDGER_FIELDS, SUMMARY_DDL, SUMMARY_FIELD
-from spark_jobs.datasource.usual_metadata import HealthyMetadata, usual_message
+from spark_jobs.datasource.usual_metadata import HealthyMetadataRecognizer, usual_message
 from spark_jobs.snapshot.errors import SnapshotError
 from spark_jobs.snapshot.files import opened
 from spark_jobs.snapshot.format import SnapshotStream
@@ -57,7 +57,7 @@ class SnapshotTasks:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run one Spark task."""
-        sieve = LedgerSieve(self.live)
+        sieve = SettledLedgerFilter(self.live)
         settled = LedgerColumns() if self.keeps_all else None
         for batch in batches:
             for number in batch.column(0).to_pylist():
@@ -68,12 +68,12 @@ class SnapshotTasks:
                         if settled is None:
                             yield named
                         else:  # a part has at most 10,000 ledgers
-                            yield _widened(named)
+                            yield _with_settled_columns(named)
                             yield _settled(settled.take_batch())
-        yield _counted(sieve.counts) if settled is None else _widened(_counted(sieve.counts))
+        yield _counted(sieve.counts) if settled is None else _with_settled_columns(_counted(sieve.counts))
 
     def _part(
-        self, stream: SnapshotStream, part: SnapshotPart, sieve: LedgerSieve, settled: LedgerColumns | None
+        self, stream: SnapshotStream, part: SnapshotPart, sieve: SettledLedgerFilter, settled: LedgerColumns | None
     ) -> list[int]:
         """Return the ids of a part that must be read again; the other ledgers are added to ``settled``."""
         ids = _PartIds(self.kind, self.root, part.parent)
@@ -101,14 +101,14 @@ class SnapshotTasks:
         return named
 
 
-class LedgerSieve:
+class SettledLedgerFilter:
     """Counts the settled ledgers. Not shared between threads."""
 
     def __init__(self, live: frozenset[str]) -> None:
         """Prepare; ``live`` are the registered bookies that are not draining."""
         self.counts = ScanCounts()
         self._live = frozenset(filter(is_bookie_id, live))
-        self._healthy = HealthyMetadata(self._live)
+        self._healthy = HealthyMetadataRecognizer(self._live)
 
     def is_settled(self, data: bytes) -> bool:
         """Return whether the ledger is settled, and count it if it is."""
@@ -134,7 +134,7 @@ class LedgerSieve:
         return all(self._live.issuperset(segment.ensembleMember) for segment in message.segment)
 
 
-def groups_of(parts: Sequence[SnapshotPart], count: int) -> list[list[SnapshotPart]]:
+def divide_parts(parts: Sequence[SnapshotPart], count: int) -> list[list[SnapshotPart]]:
     """Divide parts, in the order of the file, into at most ``count`` groups with about equally many ledgers.
 
     Raises:
@@ -182,7 +182,7 @@ def _counted(counts: ScanCounts) -> pa.RecordBatch:
     return pa.record_batch([pa.nulls(1, pa.int64()), summary], schema=_NAMED_SCHEMA)
 
 
-def _widened(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _with_settled_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return rows without a ledger, in the columns of ``SETTLED_DDL``."""
     nulls = [pa.nulls(batch.num_rows, field.type) for field in LEDGER_FIELDS]
     return pa.RecordBatch.from_arrays([*batch.columns, *nulls], schema=_SETTLED_SCHEMA)

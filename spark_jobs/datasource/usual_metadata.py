@@ -37,7 +37,7 @@ _TOKEN: Final = re.compile(rb"\x60" + _LONG)
 _MEMBER, _FIRST_ENTRY_0, _CUSTOM, _KEY, _VALUE = 0x0A, b"\x10\x00", 0x5A, 0x0A, 0x12
 
 
-class HealthyMetadata:
+class HealthyMetadataRecognizer:
     """Recognizes valid ledgers of one fragment on live bookies, with a cache of fragments.
 
     Not shared between threads.
@@ -64,7 +64,7 @@ class HealthyMetadata:
         start = head.end()
         end = start + data[start - 1]
         fragment = data[start:end]
-        members = self._members[fragment] if fragment in self._members else self._learn(fragment)
+        members = self._members[fragment] if fragment in self._members else self._cache_members(fragment)
         if members is None:
             return None
         tail = _TAIL.fullmatch(data, end)
@@ -81,7 +81,7 @@ class HealthyMetadata:
         )
         return (state[0], write_quorum[0], ack_quorum[0], members) if is_sound else None
 
-    def _learn(self, fragment: bytes) -> tuple[str, ...] | None:
+    def _cache_members(self, fragment: bytes) -> tuple[str, ...] | None:
         members = self._usual_members(fragment) or self._parsed(fragment)
         if len(self._members) < _KNOWN_MAX:
             self._members[fragment] = members

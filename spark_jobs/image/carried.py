@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_jobs.image.columns import LEDGERS_SCHEMA
-from spark_jobs.image.folder import ImageFolder, each_of
+from spark_jobs.image.folder import ImageFolder, map_concurrently
 from spark_jobs.image.leaves import LEAF_IDS, LEAVES_SCHEMA, LeafRecord, LeafSlice, leaf_records
 from spark_jobs.image.manifest import ImageError, Manifest
 from spark_jobs.image.part import ImageFile, opened_parquet
@@ -60,12 +60,12 @@ class ImageRows:
         Raises:
             ImageError: a file is missing or damaged, or has other rows than the manifest lists.
         """
-        parts = [part for piece in record.slices for part in self._of_file(piece)]
+        parts = [part for piece in record.slices for part in self._read_slice(piece)]
         table = pa.concat_tables([LEDGERS_SCHEMA.empty_table(), *parts])
         _check(table, record)
         return table
 
-    def _of_file(self, piece: LeafSlice) -> list[pa.Table]:
+    def _read_slice(self, piece: LeafSlice) -> list[pa.Table]:
         if piece.file in self._failed:  # otherwise each leaf would wait for an unresponsive store
             raise ImageError(self._failed[piece.file])
         try:
@@ -110,7 +110,9 @@ def leaves_of(folder: ImageFolder, manifest: Manifest) -> list[LeafRecord]:
         ImageError: a file is missing, damaged, or not such a file.
     """
     names = {file.name for file in manifest.files}
-    records = (record for some in each_of(lambda file: _leaves(folder, file), manifest.leaves) for record in some)
+    records = (
+        record for some in map_concurrently(lambda file: _leaves(folder, file), manifest.leaves) for record in some
+    )
     return [record for record in records if all(piece.file in names for piece in record.slices)]
 
 

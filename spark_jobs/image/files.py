@@ -32,17 +32,17 @@ import pyarrow as pa
 
 from bookie.metadata.cluster import Cluster
 from bookie.model.run import RunKind, is_misdated, started_ms
-from spark_jobs.image.folder import ImageFolder, each_of
-from spark_jobs.image.manifest import ImageError, Manifest, Part, manifest_of, part_of
+from spark_jobs.image.folder import ImageFolder, map_concurrently
+from spark_jobs.image.manifest import ImageError, Manifest, Part, manifest_of, parse_part
 from spark_jobs.image.part import PART, ImageFile
 
 MANIFEST: Final = "manifest.json"
-GENERATIONS: Final = 2
+GENERATIONS_KEPT: Final = 2
 """Number of generations that are kept, so that a process can still read the previous one."""
-UNFINISHED: Final = 3
+UNFINISHED_GENERATIONS_KEPT: Final = 3
 """Number of generations of runs that ended early which are kept until one becomes whole."""
-BEGINNING: Final = "beginning.json"
-_WRITING: Final = ".writing-"
+BEGINNING_FILE: Final = "beginning.json"
+_UNFINISHED_PREFIX: Final = ".writing-"
 _GENERATION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _MANIFEST_BYTES_MAX: Final = 64 << 20
 _REMOVED_MAX: Final = 8
@@ -86,14 +86,14 @@ def note_beginning(writing: ImageFolder, manifest: Manifest) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    writing.start_write(BEGINNING, _content(manifest)).result()
+    writing.start_write(BEGINNING_FILE, _content(manifest)).result()
 
 
 def commit(writing: ImageFolder, manifest: Manifest) -> None:
     """Make a generation whole and current, and remove older ones.
 
-    The newest ``GENERATIONS`` stay. The unfinished generations of earlier runs of the same kind are removed. So is a
-    generation dated a day or more after this one: it was written with a wrong clock, and would stay the newest.
+    The newest ``GENERATIONS_KEPT`` stay. The unfinished generations of earlier runs of the same kind are removed. So is
+    a generation dated a day or more after this one: it was written with a wrong clock, and would stay the newest.
 
 
     Args:
@@ -115,7 +115,7 @@ def commit(writing: ImageFolder, manifest: Manifest) -> None:
     run_ms = started_ms(manifest.run_id)
     misdated = [each for each in found if run_ms is not None and is_misdated(each.name, run_ms)]
     _remove(misdated)
-    _remove([each for each in found if each not in misdated][:-GENERATIONS])
+    _remove([each for each in found if each not in misdated][:-GENERATIONS_KEPT])
     _remove(unfinished(writing.parent, _kind_of(writing)))
 
 
@@ -147,13 +147,13 @@ def begun(writing: ImageFolder) -> Manifest:
     Raises:
         ImageError: it is damaged or of a newer release.
     """
-    manifest = _manifest(writing, BEGINNING)
+    manifest = _manifest(writing, BEGINNING_FILE)
     try:
         names = sorted(name for name in writing.files() if name.startswith(f"{PART}-") and name.endswith(".json"))
     except OSError as error:
         raise ImageError(f"its files cannot be listed: {error}") from error
     found: list[ImageFile] = []
-    for part in each_of(lambda name: _part(writing, name), names):
+    for part in map_concurrently(lambda name: _part(writing, name), names):
         if part is not None and part.read_from_ms == manifest.read_from_ms:
             found += part.files
     return replace(manifest, files=tuple(found))
@@ -189,7 +189,7 @@ def _unfinished(parent: ImageFolder, kind: RunKind) -> list[ImageFolder]:
     found = (
         parent.child(name)
         for name, files in sorted(parent.folders().items())
-        if (name.startswith(_WRITING) if parent.has_rename else MANIFEST not in files)
+        if (name.startswith(_UNFINISHED_PREFIX) if parent.has_rename else MANIFEST not in files)
     )
     return [folder for folder in found if _kind_of(folder) is kind]
 
@@ -201,7 +201,7 @@ def _name(parent: ImageFolder, kind: RunKind, run_id: str) -> str:
 
 
 def _prefix(kind: RunKind) -> str:
-    return _WRITING if kind is RunKind.BOOKIES else f"{_WRITING}{kind.value}-"
+    return _UNFINISHED_PREFIX if kind is RunKind.BOOKIES else f"{_UNFINISHED_PREFIX}{kind.value}-"
 
 
 def _kind_of(writing: ImageFolder) -> RunKind:
@@ -217,7 +217,7 @@ def _kind_of(writing: ImageFolder) -> RunKind:
 def _remove(folders: Sequence[ImageFolder]) -> None:
     """Remove generations. If this fails, the rest counts neither as a whole generation nor as an unfinished one."""
     for folder in folders[:_REMOVED_MAX]:
-        folder.remove((BEGINNING, MANIFEST))
+        folder.remove((BEGINNING_FILE, MANIFEST))
 
 
 def _content(manifest: Manifest) -> pa.Buffer:
@@ -233,7 +233,7 @@ def _manifest(folder: ImageFolder, name: str) -> Manifest:
 
 def _part(writing: ImageFolder, name: str) -> Part | None:
     with contextlib.suppress(OSError, ImageError):
-        return part_of(_text(writing, name))
+        return parse_part(_text(writing, name))
     return None
 
 

@@ -354,7 +354,7 @@ def image_folder(text: str) -> ImageFolder:
     return LocalImageFolder(Path(address.path or "/")) if address.scheme == "file" else StoreImageFolder(address)
 
 
-def each_of(function: Callable[[U], T], some: Iterable[U]) -> Iterator[T]:
+def map_concurrently(function: Callable[[U], T], some: Iterable[U]) -> Iterator[T]:
     """Call a function for each item, a few at a time, and yield the results in order. The first error ends this."""
     with ThreadPoolExecutor(_AT_A_TIME) as threads:
         try:

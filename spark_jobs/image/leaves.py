@@ -140,7 +140,7 @@ def leaf_records(table: pa.Table) -> Iterator[LeafRecord]:
         yield LeafRecord(leaf, LeafStat(czxid, zxid, version, children), listed, read_from_ms, tuple(slices))
 
 
-def newest_of_each(records: Iterable[LeafRecord]) -> Mapping[int, LeafRecord]:
+def newest_record_per_leaf(records: Iterable[LeafRecord]) -> Mapping[int, LeafRecord]:
     """Return the records by number of the leaf; if there are several for one leaf, the one that was read last."""
     found: dict[int, LeafRecord] = {}
     for record in records:

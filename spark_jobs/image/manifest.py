@@ -112,7 +112,7 @@ class Part:
     """When the reading of all partitions began, epoch milliseconds."""
 
 
-def part_of(text: str) -> Part:
+def parse_part(text: str) -> Part:
     """Read the list of a complete part (``part.ImagePart``).
 
     Raises:

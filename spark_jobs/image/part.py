@@ -135,10 +135,10 @@ class ImagePart:
         while self._writings and not self._problem:
             self._end_oldest()
         if self._leaves:
-            self._note_complete()
+            self._write_file_list()
         return {"files": [asdict(file) for file in self._files], "problem": self._problem}
 
-    def _note_complete(self) -> None:
+    def _write_file_list(self) -> None:
         """Write a list of the files of this part, so that a later run can use them if this one does not finish."""
         if self._problem:
             return

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
 from spark_jobs.image.columns import INDEX_SCHEMA
-from spark_jobs.image.folder import ImageFolder, each_of
+from spark_jobs.image.folder import ImageFolder, map_concurrently
 from spark_jobs.image.manifest import ImageError, Manifest
 from spark_jobs.image.part import ImageFile, opened_parquet
 
-_ENDANGERED: Final = 1
+_CRITICAL_COPIES: Final = 1
 """Number of copies of a critical ledger."""
 
 
@@ -66,7 +66,7 @@ def suspects(
     read = total = 0
     tables = [INDEX_SCHEMA.empty_table()]
     names = sorted(lost)
-    for table, groups, of_file in each_of(lambda file: _rows(folder, file, names), manifest.index):
+    for table, groups, of_file in map_concurrently(lambda file: _rows(folder, file, names), manifest.index):
         tables.append(table)
         read, total = read + groups, total + of_file
     rows = pa.concat_tables(tables)
@@ -84,7 +84,7 @@ def suspects(
         [("write_quorum", "min"), ("write_quorum", "count"), ("is_due", "any"), ("is_critical", "any")]
     )
     copies = pc.max_element_wise(pc.subtract(ledgers["write_quorum_min"], ledgers["write_quorum_count"]), 0)
-    is_endangered = pc.less_equal(copies, _ENDANGERED)
+    is_endangered = pc.less_equal(copies, _CRITICAL_COPIES)
     is_wanted = pc.or_(ledgers["is_due_any"], pc.and_(ledgers["is_critical_any"], is_endangered))
     wanted = pa.table({"copies": copies, "ledger_id": ledgers["ledger_id"]}).filter(is_wanted)
     ordered = wanted.sort_by([("copies", "ascending"), ("ledger_id", "ascending")])

@@ -22,7 +22,7 @@ from spark_jobs.report.console import table
 from spark_jobs.runs.port import Phase, Progress, ProgressEvent
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.session import SessionSettings
-from spark_jobs.settings import FROM_SNAPSHOT, SNAPSHOT_HELP, AuditSettings, FailOn
+from spark_jobs.settings import SNAPSHOT_HELP, SNAPSHOT_READING_KINDS, AuditSettings, FailOn
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,9 @@ def run_command(argv: Sequence[str] | None = None) -> int:
     """Run one audit with these arguments, and return the exit code."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    if (arguments.snapshot is not None or arguments.snapshot_url) and RunKind(arguments.kind) not in FROM_SNAPSHOT:
+    if (arguments.snapshot is not None or arguments.snapshot_url) and RunKind(
+        arguments.kind
+    ) not in SNAPSHOT_READING_KINDS:
         parser.error(f"a run of kind {arguments.kind} has no --snapshot")
     return guarded_run(lambda: _run(arguments))
 

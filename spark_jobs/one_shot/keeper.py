@@ -28,7 +28,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.runs.gate import RunGate, Stop
 from spark_jobs.runs.life_cycle import RunLifeCycle, RunOutcome, described
-from spark_jobs.runs.needs import check_needs
+from spark_jobs.runs.needs import check_run_prerequisites
 from spark_jobs.runs.port import Phase, Progress, ProgressEvent
 from spark_jobs.settings import AuditSettings
 
@@ -38,12 +38,12 @@ RUNS_KEPT: Final = 200
 WAIT_S_MAX: Final = 7 * 86_400.0
 """Longest wait for the previous run: every wait has a deadline."""
 _LOOK_S: Final = 0.5
-_END_LOOK_S: Final = 0.1
+_END_CHECK_INTERVAL_S: Final = 0.1
 """Interval at which the end of the run is checked."""
 _END_DEADLINE_S: Final = 30.0
 
 
-def chosen_options(settings: AuditSettings) -> dict[str, bool | int | float]:
+def non_default_options(settings: AuditSettings) -> dict[str, bool | int | float]:
     """Return the switches and numbers that differ from their defaults, by name. Pure."""
     names = (each.name for each in fields(settings) if each.name != "is_dry_run" and each.default is not MISSING)
     values = {name: getattr(settings, name) for name in names}
@@ -115,7 +115,7 @@ class RunKeeper:
             self._outcome.set_result(outcome)
         self._thread.join(_END_DEADLINE_S)
         record = self._record if self._life is None else self._life.record
-        return replace(record, finished_ms=record.finished_ms or self._clock.epoch_ms(), **outcome.of_record())
+        return replace(record, finished_ms=record.finished_ms or self._clock.epoch_ms(), **outcome.record_fields())
 
     def _run(self) -> None:
         try:
@@ -138,7 +138,7 @@ class RunKeeper:
             cluster = await open_cluster(store, uri)
             root = cluster.root
             if self._record.cause is RunCause.COMMAND:
-                await check_needs(self._record.kind, self._settings, store, cluster)
+                await check_run_prerequisites(self._record.kind, self._settings, store, cluster)
             if not self._settings.is_dry_run:
                 await claim_state_root(store, root)
             runs = Runs(store, root)
@@ -190,7 +190,7 @@ class RunKeeper:
             StoreUnavailableError: the start cannot be recorded, so the run must not begin.
         """
         by = f"{self._record.owner}@{socket.gethostname()}"
-        what = described(self._record, chosen_options(self._settings))
+        what = described(self._record, non_default_options(self._settings))
         try:
             await changes.record(by, "command", "run start", what, claims_root=not self._settings.is_dry_run)
         except WriteOutcomeUnknownError as error:
@@ -201,7 +201,7 @@ class RunKeeper:
         following = guarded(f"record of run {self._record.run_id}", life.follow())
         try:
             while not self._outcome.done():
-                await self._clock.sleep(_END_LOOK_S)
+                await self._clock.sleep(_END_CHECK_INTERVAL_S)
         finally:
             await cancel(following)
         await life.end(self._outcome.result())

@@ -12,7 +12,7 @@ from typing import Final
 
 LATENCY_FACTOR: Final = 2.0
 """Default latency above which tasks read less, as a multiple of the latency of an idle ZooKeeper."""
-LEAST_NODES_PER_S: Final = 40_000.0
+FEEDBACK_NODES_PER_S_MIN: Final = 40_000.0
 """Lowest rate that feedback sets, of all tasks together: overload by other clients must not stop audits."""
 NICE: Final = 5
 """Default nice value of Spark's processes: on a busy machine, a ZooKeeper and the threads of sessions get the processor
@@ -112,7 +112,7 @@ class Budget:
             nodes_per_s=self.nodes_per_s,
             bytes_per_s=self.bytes_per_s,
             latency_factor=self.latency_factor,
-            least_nodes_per_s=LEAST_NODES_PER_S,
+            least_nodes_per_s=FEEDBACK_NODES_PER_S_MIN,
             observers=self.observers,
             instance_id=self.instance_id,
             run_id=self.run_id,

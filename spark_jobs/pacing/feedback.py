@@ -37,7 +37,7 @@ requests of others wait no longer than that."""
 _RATE_MAX: Final = 120_000
 """A rate that no task can decode. It determines how many nodes must be in flight with a distant ZooKeeper."""
 _WINDOW_MIN: Final = 1.0
-_RECENT: Final = 5
+_RECENT_MEASUREMENTS: Final = 5
 """Number of consecutive measurements that must all be above the aim: a queue delays each of them, a scheduler only
 some."""
 _FASTER: Final = 0.25
@@ -61,7 +61,7 @@ class Feedback:
         self.least_nodes_per_s = least_nodes_per_s
         """The rate that the task may always use."""
         self._idle_s = float("inf")
-        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._recent: deque[float] = deque(maxlen=_RECENT_MEASUREMENTS)
         self._latency_s = 0.0
         self._window = float(NODES_PER_REQUEST_MIN)
         self._is_ramping = True
@@ -81,7 +81,7 @@ class Feedback:
             share = 1.0 if self._is_ramping else _FASTER * (self.aim_s - latency_s) / room_s
             self._window = min(self.window_max, self._window * (1 + share) + _STEP_NODES)
             self._is_ramping = self._is_ramping and self._window < self.window_max
-        elif len(self._recent) == _RECENT and self._latency_s > self.aim_s:
+        elif len(self._recent) == _RECENT_MEASUREMENTS and self._latency_s > self.aim_s:
             share = min(1.0, (self._latency_s - self.aim_s) / (self.limit_s - self.aim_s))
             self._window = max(_WINDOW_MIN, self._window * (1 - _SLOWER * share))
             self._is_ramping = False
@@ -108,7 +108,7 @@ class Feedback:
         return self._window
 
     @property
-    def look_after_s(self) -> float:
+    def next_measurement_s(self) -> float:
         """Time until the next measurement."""
         is_late = bool(self._recent) and self._recent[-1] > self.aim_s
         return SOON_S if self._is_ramping or is_late else LOOK_S

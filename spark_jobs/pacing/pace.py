@@ -141,7 +141,7 @@ class Pace:
                 feedback.begin(await self._seconds(look))
         else:
             feedback.seen(await self._seconds(look))
-        return feedback.look_after_s
+        return feedback.next_measurement_s
 
     async def _seconds(self, look: Look) -> float:
         started_s = self._clock.monotonic_s()

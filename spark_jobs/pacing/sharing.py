@@ -28,12 +28,12 @@ UNKNOWN: Final = 2
 """Number of runs that is assumed while they cannot be counted: a run must not assume that it is the only one."""
 _JOIN_LOOKS: Final = 2
 """The first look joins, and the second one counts."""
-_FAILURES: Final = (ConflictError, PermanentError, OutcomeUnknownError)
+_TOLERATED_ERRORS: Final = (ConflictError, PermanentError, OutcomeUnknownError)
 _NEVER: Final = (-1, -1)
 """A state that no node can have."""
 
 
-def readers_of(runs: Collection[str], own: str) -> int:
+def readers_sharing_limits(runs: Collection[str], own: str) -> int:
     """Return the number of runs that share the limits: the listed ones, and always this one."""
     return len({*runs, own})
 
@@ -77,10 +77,10 @@ class Sharing:
         try:
             runs = await self._readers.runs()
             if runs is not None:
-                self.count = readers_of(runs, self._run_id)
+                self.count = readers_sharing_limits(runs, self._run_id)
             if runs is None or self._run_id not in runs:
                 await self._readers.join()
-        except _FAILURES as error:
+        except _TOLERATED_ERRORS as error:
             if isinstance(error, OutcomeUnknownError):
                 self._seen = _NEVER  # the next look tries again
             _log.warning(

@@ -76,7 +76,7 @@ def decode_summary(document: Mapping[str, Any]) -> RunSummary:
 
 
 def _summary(document: Mapping[str, Any]) -> RunSummary:
-    published = _published(document["published"])
+    published = _decode_publish_result(document["published"])
     return RunSummary(
         run_id=_text(document["run_id"]),
         cluster=_made(ClusterName, document["cluster"]),
@@ -117,13 +117,13 @@ def _image(item: Mapping[str, Any]) -> ImageCounts:
     return _made(
         ImageCounts,
         item,
-        read_from_ms=_known_ms(item["read_from"]),
-        first_mark_ms=_known_ms(item["first_mark"]),
-        last_mark_ms=_known_ms(item["last_mark"]),
-        written_from_ms=_known_ms(item["written_from"]),
+        read_from_ms=_epoch_ms_or_zero(item["read_from"]),
+        first_mark_ms=_epoch_ms_or_zero(item["first_mark"]),
+        last_mark_ms=_epoch_ms_or_zero(item["last_mark"]),
+        written_from_ms=_epoch_ms_or_zero(item["written_from"]),
         problem=_text(item["problem"] or ""),
         write_problem=_text(item["write_problem"] or ""),
-        carried_from_ms=_known_ms(item.get("carried_from")),
+        carried_from_ms=_epoch_ms_or_zero(item.get("carried_from")),
         carried_problem=_text(item.get("carried_problem") or ""),
     )
 
@@ -132,13 +132,13 @@ def _driver_marks(item: Mapping[str, Any]) -> DriverMarksCounts:
     return _made(
         DriverMarksCounts,
         item,
-        first_mark_ms=_known_ms(item["first_mark"]),
-        last_mark_ms=_known_ms(item["last_mark"]),
+        first_mark_ms=_epoch_ms_or_zero(item["first_mark"]),
+        last_mark_ms=_epoch_ms_or_zero(item["last_mark"]),
         problem=_text(item["problem"] or ""),
     )
 
 
-def _known_ms(text: str | None) -> int:
+def _epoch_ms_or_zero(text: str | None) -> int:
     return 0 if text is None else _epoch_ms(text)
 
 
@@ -154,7 +154,7 @@ def _waiting(item: Mapping[str, Any]) -> WaitingBookie:
     )
 
 
-def _published(item: Mapping[str, Any]) -> PublishResult:
+def _decode_publish_result(item: Mapping[str, Any]) -> PublishResult:
     """Decode a result of publishing. Older reports have no reasons, only the number of waiting ledgers."""
     held = item.get("held_back")
     if held is None:

@@ -129,12 +129,12 @@ def _caveats(old: RunSummary, new: RunSummary) -> Sequence[str]:
             caveats.append(f"the brake held the {name} run, so only bookies are compared")
         elif not summary.is_complete:
             caveats.append(f"the {name} run did not see every ledger, so its numbers may be too low")
-    if old.replicas and new.replicas and _asked_for(old.replicas) != _asked_for(new.replicas):
+    if old.replicas and new.replicas and _sampling_parameters(old.replicas) != _sampling_parameters(new.replicas):
         caveats.append("the runs checked different ledgers: another range or sample")
     return caveats
 
 
-def _asked_for(counts: ReplicaCounts) -> object:
+def _sampling_parameters(counts: ReplicaCounts) -> object:
     return counts.ledger_min, counts.ledger_max, counts.sample, counts.sample < 1 and counts.sample_seed
 
 

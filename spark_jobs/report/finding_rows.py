@@ -68,7 +68,7 @@ def read_findings(
         )
         for batch in batches:
             if wanted.bookie is not None:
-                batch = batch.filter(_misses(batch, wanted.bookie))
+                batch = batch.filter(_lists_as_missing(batch, wanted.bookie))
             if not batch.num_rows:
                 continue
             found = _placed(batch, after)
@@ -122,7 +122,7 @@ def _placed(batch: pa.RecordBatch, after: Cursor | None) -> pa.Table:
     return found.filter(pa.array([Cursor(*place) > after for place in places], pa.bool_()))
 
 
-def _misses(batch: pa.RecordBatch, bookie: str) -> pa.Array:
+def _lists_as_missing(batch: pa.RecordBatch, bookie: str) -> pa.Array:
     """Return whether each row's list of missing bookies contains ``bookie``."""
     lists = batch.column("missing")
     rows = pc.list_parent_indices(lists).filter(pc.equal(pc.list_flatten(lists), bookie))

@@ -102,7 +102,7 @@ def find(report_dir: Path, name: str) -> RunSummary:
     return decode_summary(chosen or (exact or found)[0])
 
 
-def earlier_than(runs: Iterable[RunSummary], summary: RunSummary) -> RunSummary | None:
+def earlier_run_to_compare(runs: Iterable[RunSummary], summary: RunSummary) -> RunSummary | None:
     """Return the run to compare with: the newest complete earlier run of the same check and cluster."""
     for earlier in runs:
         is_alike = earlier.kind is summary.kind and earlier.cluster.instance_id == summary.cluster.instance_id
@@ -122,7 +122,7 @@ def is_whole(summary: RunSummary) -> bool:
     return summary.is_complete and summary.held_because is None
 
 
-def to_prune(runs: Iterable[RunSummary], kept_max: int) -> list[str]:
+def run_ids_to_prune(runs: Iterable[RunSummary], kept_max: int) -> list[str]:
     """Return the ids of runs to remove, the oldest first. Pure.
 
     The newest complete run of each check and cluster always stays, because the next run is compared with it.
@@ -152,7 +152,7 @@ def prune(report_dir: Path, kept_max: int) -> list[str]:
         Ids of the removed runs.
     """
     pruned = []
-    for run_id in to_prune(reports(report_dir), kept_max):
+    for run_id in run_ids_to_prune(reports(report_dir), kept_max):
         directory = report_dir / run_id
         if directory.is_symlink():
             continue

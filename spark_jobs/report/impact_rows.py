@@ -3,7 +3,8 @@
 The table is read in batches, which Arrow groups. A million findings take a second, and need the memory of one batch and
 of a bounded number of groups. The findings of one ledger follow each other in the table.
 
-Findings of an accepted loss are left out, as in all counts by severity, and so are the other kinds in ``_LEFT_OUT``.
+Findings of an accepted loss are left out, as in all counts by severity, and so are the other kinds in
+``_EXCLUDED_FINDING_KINDS``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 _BATCH_ROWS: Final = 65_536
 _ROWS_MAX: Final = 200_000
 """Largest number of rows of topics in memory: about 200 MB. The impact of a run with more rows is marked as cut."""
-_LEFT_OUT: Final = pa.array(
+_EXCLUDED_FINDING_KINDS: Final = pa.array(
     [
         kind.value
         for kind in (
@@ -133,7 +134,7 @@ def _read(report_dir: Path, run_id: str) -> tuple[list[ImpactRow], int, bool]:
                 if not set(OWNER_COLUMNS) <= set(file.schema_arrow.names):
                     return [], 0, False
                 for batch in file.iter_batches(_BATCH_ROWS, columns=list(_COLUMNS)):
-                    found = batch.filter(pc.invert(pc.is_in(batch["kind"], _LEFT_OUT)))
+                    found = batch.filter(pc.invert(pc.is_in(batch["kind"], _EXCLUDED_FINDING_KINDS)))
                     if found.num_rows:
                         groups.add(pa.Table.from_batches([found]))
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:

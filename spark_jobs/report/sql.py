@@ -114,14 +114,14 @@ def _answer(
 ) -> Answer:
     is_late, is_done = threading.Event(), threading.Event()
 
-    def stop_when_late() -> None:
+    def interrupt_after_timeout() -> None:
         wait_s = timeout_s
         while not is_done.wait(wait_s):
             is_late.set()
             connection.interrupt()  # repeated, because it has no effect between steps
             wait_s = _INTERRUPT_S
 
-    watch = threading.Thread(target=stop_when_late, name="deadline of a query", daemon=True)
+    watch = threading.Thread(target=interrupt_after_timeout, name="deadline of a query", daemon=True)
     watch.start()
     try:
         statements = connection.extract_statements(question)
@@ -201,9 +201,12 @@ def _view(
     connection: duckdb.DuckDBPyConnection, report_dir: Path, table: TableSchema, left_out: list[str]
 ) -> tuple[str, list[str]]:
     found = table_files(report_dir, table.name)
-    partitioned, flat = _sound(found.partitioned, left_out), _sound(found.flat, left_out)
+    partitioned, flat = (
+        _readable_parquet_files(found.partitioned, left_out),
+        _readable_parquet_files(found.flat, left_out),
+    )
     if table is FINDINGS:
-        flat = _sound(_findings_of_earlier_releases(connection, report_dir), left_out)
+        flat = _readable_parquet_files(_findings_of_earlier_releases(connection, report_dir), left_out)
     typed = ", ".join(f"CAST(NULL AS {column.type}) AS {_quoted(column.name)}" for column in table.columns)
     parts = [f"SELECT {typed} WHERE false"]
     if partitioned:
@@ -247,7 +250,7 @@ def _findings_of_earlier_releases(connection: duckdb.DuckDBPyConnection, report_
     return [path for (run_id,) in earlier for path in findings_of(report_dir, run_id)]
 
 
-def _sound(paths: Sequence[Path], left_out: list[str]) -> list[str]:
+def _readable_parquet_files(paths: Sequence[Path], left_out: list[str]) -> list[str]:
     sound = []
     for path in paths:
         try:

@@ -46,7 +46,7 @@ RUNS_FETCHED: Final = 50
 """Largest number of runs fetched at a time, the newest first."""
 _PROBLEMS_MAX: Final = 3
 """Number of failed reports after which fetching ends, because the store itself may have failed."""
-_ROOM_BYTES: Final = 256 << 20
+_FREE_BYTES_MIN: Final = 256 << 20
 """Space that is kept free for the reports of this machine, bytes."""
 _ROWS_MAX: Final = 10_000_000
 _KNOWN_S: Final = 60.0
@@ -131,7 +131,7 @@ def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
     try:
         report_dir.mkdir(parents=True, exist_ok=True)
         size, free = sum(file.size for file in files), shutil.disk_usage(report_dir).free
-        if size > free - _ROOM_BYTES:
+        if size > free - _FREE_BYTES_MIN:
             raise ReportDirError(f"no room in {report_dir} for the report {run_id} of {size} bytes: {free} are free")
         with tempfile.TemporaryDirectory(prefix=_FETCHED, dir=report_dir) as folder:
             whole = Path(folder) / run_id

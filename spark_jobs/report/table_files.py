@@ -34,7 +34,7 @@ JOURNAL: Final = "_compaction.json"
 _KIND: Final = "ReportTables"
 _API_VERSION: Final = "bkheal/v1"
 _DAY: Final = re.compile(r"day=\d{4}-\d{2}-\d{2}")
-_LOOKS_MAX: Final = 8
+_LISTING_ATTEMPTS_MAX: Final = 8
 """Number of attempts to list a directory that changes. A change takes milliseconds, and happens once for each run."""
 _MAGIC: Final = b"PAR1"
 
@@ -123,7 +123,7 @@ def day_files(directory: Path) -> tuple[str, ...]:
     Raises:
         ReportDirError: see ``table_files``.
     """
-    for _ in range(_LOOKS_MAX):
+    for _ in range(_LISTING_ATTEMPTS_MAX):
         names = _tables(directory)
         replaced = read_journal(directory)
         # The journal exists as long as both the old and the new files do. If the listings before and after it was read

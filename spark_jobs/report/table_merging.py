@@ -36,13 +36,13 @@ def write_merged(sources: Sequence[Path], target: Path) -> None:
     )
     with target.open("wb") as file:
         with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            for table in _grouped(sources, schema):
+            for table in _merged_tables(sources, schema):
                 writer.write_table(table)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _grouped(sources: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
+def _merged_tables(sources: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield the rows in tables of about ``_ROWS``."""
     waiting: list[pa.Table] = []
     count = 0

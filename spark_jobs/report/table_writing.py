@@ -20,7 +20,7 @@ from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.table_files import NewerTablesError, check_version, day_dir, day_of, write_version
 from spark_jobs.report.table_merging import merge
 from spark_jobs.report.tables import bookies_table, runs_table
-from spark_jobs.report.unhealthy import continue_state
+from spark_jobs.report.unhealthy import write_next_state
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def add_run(report_dir: Path, summary: RunSummary) -> None:
     write_version(report_dir, summary.run_id)
     day = day_of(summary.finished_ms)
     findings = _add_findings(report_dir, summary.run_id, day)
-    continue_state(report_dir, summary, findings)
+    write_next_state(report_dir, summary, findings)
     tasks = report_dir / summary.run_id / TASKS
     if tasks.is_file():
         _link(tasks, _made(report_dir, "tasks", day) / f"{summary.run_id}.parquet")

@@ -114,11 +114,15 @@ def trend(report_dir: Path, summary: RunSummary, count_max: int) -> tuple[TrendP
         if number >= _FILES_READ_MAX or (len(points) >= count_max and day != last):
             break
         last = day
-        points += [_point(row) for row in _rows(path) if row["run_id"] < summary.run_id and _is_of(row, summary)]
+        points += [
+            _point(row)
+            for row in _rows(path)
+            if row["run_id"] < summary.run_id and _is_same_cluster_and_kind(row, summary)
+        ]
     return tuple(sorted(points, key=lambda point: point.run_id)[-count_max:])
 
 
-def _is_of(row: Mapping[str, Any], summary: RunSummary) -> bool:
+def _is_same_cluster_and_kind(row: Mapping[str, Any], summary: RunSummary) -> bool:
     kind = row.get("run_kind") or RunKind.BOOKIES.value  # older rows have no kind
     return bool(row["instance_id"] == summary.cluster.instance_id and kind == summary.kind.value)
 

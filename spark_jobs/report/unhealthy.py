@@ -75,7 +75,7 @@ _NO_STATE: Final = (
 )
 
 
-def continue_state(report_dir: Path, summary: RunSummary, findings: Sequence[Path]) -> None:
+def write_next_state(report_dir: Path, summary: RunSummary, findings: Sequence[Path]) -> None:
     """Write the state after a run. A failure of DuckDB is logged, and the next run continues the previous state.
 
     Args:
@@ -159,7 +159,7 @@ def state_prefix(kind: RunKind, instance_id: str) -> str:
     return f"{kind.value}-{hashlib.sha256(instance_id.encode()).hexdigest()[:16]}-"
 
 
-def saw_every_ledger(summary: RunSummary) -> bool:
+def has_seen_every_ledger(summary: RunSummary) -> bool:
     """Return whether a ledger without a finding counts as healthy after the run. Pure."""
     asked = summary.replicas
     is_known = asked is None or not asked.unknown
@@ -170,7 +170,7 @@ def _state(summary: RunSummary, findings: Sequence[Path], before: Sequence[Path]
     """Return the SQL for the state of the ledgers that the condition ``ids`` selects."""
     current = _CURRENT.format(findings=_read(findings) if findings else _NOTHING, ids=ids)
     known = f"(SELECT * FROM {_read(before)} WHERE {ids})" if before else _NO_STATE  # noqa: S608 - texts are quoted
-    ends = "now.ledger_id IS NOT NULL" if saw_every_ledger(summary) else "true"
+    ends = "now.ledger_id IS NOT NULL" if has_seen_every_ledger(summary) else "true"
     finished = f"make_timestamptz({summary.finished_ms * 1000})"
     run_id = sql_text(summary.run_id)
     labels = " ".join(f"WHEN {level.value} THEN {sql_text(level.label)}" for level in Severity)

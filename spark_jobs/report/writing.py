@@ -36,7 +36,7 @@ from spark_jobs.report.files import (
     ReportDirError,
     write_file,
 )
-from spark_jobs.report.history import earlier_than, is_whole, prune, reports, summaries
+from spark_jobs.report.history import earlier_run_to_compare, is_whole, prune, reports, summaries
 from spark_jobs.report.page.render import render_index, render_report
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.table_upkeep import tidy
@@ -161,7 +161,7 @@ def earlier_ledgers(report_dir: Path, instance_id: str) -> int | None:
 
 
 def _page(report_dir: Path, summary: RunSummary, topology: Topology | None) -> bytes:
-    previous = earlier_than(reports(report_dir), summary)
+    previous = earlier_run_to_compare(reports(report_dir), summary)
     return render_report(summary, previous, trend(report_dir, summary, TREND_RUNS), topology)
 
 

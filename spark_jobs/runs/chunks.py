@@ -32,7 +32,7 @@ def chunks(plan: Sequence[LeafParent], ledgers_max: int) -> Iterator[tuple[LeafP
     yield tuple(group)
 
 
-def in_range(plan: Sequence[LeafParent], cluster: Cluster, first: int, last: int) -> tuple[LeafParent, ...]:
+def nodes_in_range(plan: Sequence[LeafParent], cluster: Cluster, first: int, last: int) -> tuple[LeafParent, ...]:
     """Return the nodes of ``plan`` whose ids can be in the range from ``first`` to ``last``, both inclusive."""
     return tuple(parent for parent in plan if _may_hold(parent, cluster, first, last))
 

@@ -40,7 +40,7 @@ from spark_jobs.datasource.ledgers import leaf_parents
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.datasource.scan import read_metadata
 from spark_jobs.pacing.budget import Budget
-from spark_jobs.runs.marking.noted_damage import mark_noted
+from spark_jobs.runs.marking.noted_damage import mark_recorded_damage
 from spark_jobs.runs.marking.publish import Marking, Publisher
 from spark_jobs.runs.marking.withdrawal import Withdrawal, WithdrawalStep
 from spark_jobs.settings import CONNECT_TIMEOUT_S
@@ -159,12 +159,12 @@ class ClusterView:
         return self._runner.run(self._withdrawal.step(after, count_max, found))
 
     def mark_noted_damage(self) -> Sequence[Marking]:
-        """Mark the closed ledgers of which a worker recorded damage, and return them; see ``mark_noted``.
+        """Mark the closed ledgers of which a worker recorded damage, and return them; see ``mark_recorded_damage``.
 
         Raises:
             StoreUnavailableError: the metadata is being migrated away from ZooKeeper (R88).
         """
-        return self._runner.run(mark_noted(self._damage_notes, self._ledgers, self._mark))
+        return self._runner.run(mark_recorded_damage(self._damage_notes, self._ledgers, self._mark))
 
     def marking_policy(self, rules: MarkingRules, losses: Losses, now_ms: int, *, is_noted: bool) -> MarkingPolicy:
         """Return the current rules for the ledgers of lost bookies; note held-back ones for workers if ``is_noted``.

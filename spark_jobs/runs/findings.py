@@ -15,7 +15,7 @@ from bookie.model.severity import Severity
 from bookie.model.times import rfc3339
 from spark_jobs.checks.sql_text import in_list, literal
 from spark_jobs.report.counts import FindingSums, SeverityCount, WorstLedger
-from spark_jobs.runs.marking.held_back import FoundLedger, HeldBookies
+from spark_jobs.runs.marking.held_back import HeldBookies, LedgerWithFindings
 
 _LEDGER: Final = (
     "ledger_id",
@@ -35,7 +35,7 @@ _LIMITED: Final = "not marked by this run, which reached its limit (limit), unle
 _PACKED: Final = "packed binary"
 
 
-def _fact(severity_rank: str, bookie_id: str, ledgers: int, fragments: int, size: str) -> str:
+def _sum_row_sql(severity_rank: str, bookie_id: str, ledgers: int, fragments: int, size: str) -> str:
     return (
         f"named_struct('severity_rank', CAST({severity_rank} AS int), 'bookie_id', CAST({bookie_id} AS string), "
         f"'ledgers', {ledgers}L, 'fragments', {fragments}L, 'bytes', CAST({size} AS double))"
@@ -46,10 +46,10 @@ def _fact(severity_rank: str, bookie_id: str, ledgers: int, fragments: int, size
 # each of its missing bookies.
 _FACTS: Final = f"""
     inline(concat(
-        array({_fact("severity_rank", "NULL", 1, 0, "0")}),
-        transform(found, f -> {_fact("f.severity_rank", "NULL", 0, 1, "coalesce(f.bytes_estimate, 0)")}),
-        transform(missing, bookie -> {_fact("NULL", "bookie", 1, 0, "0")}),
-        transform(flatten(found.missing), bookie -> {_fact("NULL", "bookie", 0, 1, "0")})))
+        array({_sum_row_sql("severity_rank", "NULL", 1, 0, "0")}),
+        transform(found, f -> {_sum_row_sql("f.severity_rank", "NULL", 0, 1, "coalesce(f.bytes_estimate, 0)")}),
+        transform(missing, bookie -> {_sum_row_sql("NULL", "bookie", 1, 0, "0")}),
+        transform(flatten(found.missing), bookie -> {_sum_row_sql("NULL", "bookie", 0, 1, "0")})))
 """
 
 
@@ -70,7 +70,7 @@ def write_findings(
             f"{_CRITICAL_MISSING} AS critical_missing", "severity_rank AS ledger_rank", "inline(found)"
         )
         if held.limit_from is not None:
-            found = found.withColumn("detail", F.expr(_limited(ledgers, held.limit_from)))
+            found = found.withColumn("detail", F.expr(_limited_detail_sql(ledgers, held.limit_from)))
         if held.times:
             found = found.withColumn("detail", F.expr(_held_back(held)))
         found = found.drop("critical_missing", "ledger_rank")
@@ -80,7 +80,7 @@ def write_findings(
     named.write.mode("append").parquet(folder)
 
 
-def _limited(ledgers: DataFrame, first: LedgerId) -> str:
+def _limited_detail_sql(ledgers: DataFrame, first: LedgerId) -> str:
     """Return the SQL of the detail. All findings from ``first`` on, in the order of ``to_mark``, get the reason."""
     ranks = [row["severity_rank"] for row in ledgers.where(f"ledger_id = {first}").select("severity_rank").collect()]
     if not ranks:
@@ -159,7 +159,7 @@ def worst_ledgers(ledgers: DataFrame, count: int) -> tuple[WorstLedger, ...]:
     )
 
 
-def to_mark(ledgers: DataFrame) -> Iterator[FoundLedger]:
+def to_mark(ledgers: DataFrame) -> Iterator[LedgerWithFindings]:
     """Stream ``ledgers_found`` to the driver, the most severe first, with two partitions in memory at a time.
 
     Rows are sent as Arrow batches. If the driver unpickled them one by one, this would cost as much as marking does.
@@ -179,12 +179,12 @@ def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([pa.array([sink.getvalue().to_pybytes()], pa.binary())], names=["packed"])
 
 
-def _unpacked(packed: bytes) -> Iterator[FoundLedger]:
+def _unpacked(packed: bytes) -> Iterator[LedgerWithFindings]:
     for batch in pa.ipc.open_stream(packed):
         ledger_ids, missing, critical, sizes = batch.columns
         rows = zip(ledger_ids.to_pylist(), _bookies(missing), _bookies(critical), sizes.to_pylist(), strict=True)
         for ledger_id, of_ledger, of_critical, size in rows:
-            yield FoundLedger(LedgerId(ledger_id), of_ledger, of_critical, int(size))
+            yield LedgerWithFindings(LedgerId(ledger_id), of_ledger, of_critical, int(size))
 
 
 def _bookies(column: pa.Array) -> Iterator[tuple[BookieId, ...]]:

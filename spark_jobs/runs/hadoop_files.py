@@ -15,7 +15,7 @@ _HIDDEN: Final = ("_", ".")
 """A file whose name begins with one of these has no rows."""
 
 
-def move_here(spark: SparkSession, folder: str, target: Path) -> None:
+def move_to_local_folder(spark: SparkSession, folder: str, target: Path) -> None:
     """Move the files of a folder into ``target``, each whole or not at all, and delete the folder.
 
     The settings of the file system limit the duration, as they do for every other request from Spark.

@@ -75,7 +75,7 @@ class RunOutcome:
     """This field and the next one are as in ``RunRecord``."""
     contained_done: tuple[RunKind, ...] = ()
 
-    def of_record(self) -> dict[str, Any]:
+    def record_fields(self) -> dict[str, Any]:
         """Return the fields of the run's record."""
         return {
             "state": self.state,
@@ -124,13 +124,13 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "", *, na
         withdrawn=dict(summary.published.withdrawn),
         image=_image(summary),
         namespaces=summary.impact.by_namespace(namespaces_max),
-        also_done=_also_done(summary, has_report=not why_no_report) if is_success else (),
+        also_done=_other_kinds_done(summary, has_report=not why_no_report) if is_success else (),
         is_every_ledger=summary.is_every_ledger,
         contained_done=tuple(kind for kind in summary.kinds_done if kind is not summary.kind),
     )
 
 
-def _also_done(summary: RunSummary, *, has_report: bool) -> tuple[RunKind, ...]:
+def _other_kinds_done(summary: RunSummary, *, has_report: bool) -> tuple[RunKind, ...]:
     others = (kind for kind in summary.kinds_done if kind is not summary.kind)
     return tuple(kind for kind in others if has_report or not is_for_report(kind, is_dry_run=False))
 
@@ -268,7 +268,7 @@ class RunLifeCycle:
         logged.
         """
         self._take_progress()
-        self._update(finished_ms=self._clock.epoch_ms(), pause_ends_ms=0, **outcome.of_record())
+        self._update(finished_ms=self._clock.epoch_ms(), pause_ends_ms=0, **outcome.record_fields())
         record = self._record
         fields = {"run_id": record.run_id, "state": record.state.value, "verdict": record.verdict}
         _log.info("run ended", extra=fields | {"detail": record.detail})

@@ -27,7 +27,9 @@ class NoPulsarError(PermanentError):
     """A root has no managed ledgers of Pulsar below it, so no comparison is possible."""
 
 
-async def check_needs(kind: RunKind, settings: AuditSettings, store: MetadataStore, cluster: Cluster) -> None:
+async def check_run_prerequisites(
+    kind: RunKind, settings: AuditSettings, store: MetadataStore, cluster: Cluster
+) -> None:
     """Refuse a run that could only fail.
 
     Raises:
@@ -38,13 +40,13 @@ async def check_needs(kind: RunKind, settings: AuditSettings, store: MetadataSto
     if kind is RunKind.PLACEMENT:
         text = topology_text(settings.topology_file)
         stored = TopologyStore(store, cluster)
-        need_locations((await stored.read()).topology if text is None else parse_topology(text))
+        require_locations((await stored.read()).topology if text is None else parse_topology(text))
     elif kind is RunKind.REFERENCES:
         roots = roots_in(settings.pulsar_roots, cluster.root)
-        need_pulsar([root for root in roots if not await PulsarTree(store, root).exists()])
+        require_pulsar([root for root in roots if not await PulsarTree(store, root).exists()])
 
 
-def need_locations(topology: Topology) -> None:
+def require_locations(topology: Topology) -> None:
     """Refuse a topology that names no bookie.
 
     Raises:
@@ -57,7 +59,7 @@ def need_locations(topology: Topology) -> None:
         )
 
 
-def need_pulsar(missing: Sequence[str]) -> None:
+def require_pulsar(missing: Sequence[str]) -> None:
     """Refuse roots without managed ledgers of Pulsar.
 
     Raises:

@@ -165,7 +165,7 @@ def _bookies(
     )
 
 
-_OUTCOMES: Final = (
+_OUTCOMES_BY_PRECEDENCE: Final = (
     PublishOutcome.INTERRUPTED,
     PublishOutcome.DISABLED,
     PublishOutcome.DRY_RUN,
@@ -190,9 +190,9 @@ class FindingTotals:
     ) -> None:
         """Add a chunk. Each ledger must be in only one chunk."""
         self.totals = self.totals.plus(totals)
-        self.sums = added_sums(self.sums, sums)
+        self.sums = add_sums(self.sums, sums)
         self.worst = worst_of((*self.worst, *worst), self.worst_max)
-        self.published = added_published(self.published, published)
+        self.published = combine_published(self.published, published)
 
 
 def worst_of(ledgers: Iterable[WorstLedger], count_max: int) -> tuple[WorstLedger, ...]:
@@ -200,7 +200,7 @@ def worst_of(ledgers: Iterable[WorstLedger], count_max: int) -> tuple[WorstLedge
     return tuple(sorted(ledgers, key=lambda each: (each.severity, -each.bytes_estimate, each.ledger_id))[:count_max])
 
 
-def added_sums(one: FindingSums, other: FindingSums) -> FindingSums:
+def add_sums(one: FindingSums, other: FindingSums) -> FindingSums:
     """Add two sums. A ledger in both of them counts twice."""
     counts: dict[Severity, SeverityCount] = {}
     for count in (*one.severities, *other.severities):
@@ -218,9 +218,9 @@ def added_sums(one: FindingSums, other: FindingSums) -> FindingSums:
     return FindingSums(tuple(counts[severity] for severity in sorted(counts)), by_bookie)
 
 
-def added_published(one: PublishResult, other: PublishResult) -> PublishResult:
+def combine_published(one: PublishResult, other: PublishResult) -> PublishResult:
     """Combine two results of publishing."""
-    outcome = next(each for each in _OUTCOMES if each in (one.outcome, other.outcome))
+    outcome = next(each for each in _OUTCOMES_BY_PRECEDENCE if each in (one.outcome, other.outcome))
     held_back = dict(Counter(one.held_back) + Counter(other.held_back))
     withdrawn = dict(Counter(one.withdrawn) + Counter(other.withdrawn))
     ledgers, tasks_changed = one.ledgers + other.ledgers, one.tasks_changed + other.tasks_changed

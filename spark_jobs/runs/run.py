@@ -52,7 +52,7 @@ from spark_jobs.runs.kinds.replica_run import ReplicaRun
 from spark_jobs.runs.outcome import Outcome, RunName, assemble, is_for_report
 from spark_jobs.runs.port import Gate, OpenGate, Phase, Progress, ProgressEvent
 from spark_jobs.runs.run_report import RunReport
-from spark_jobs.settings import FROM_SNAPSHOT, AuditSettings, FailOn
+from spark_jobs.settings import SNAPSHOT_READING_KINDS, AuditSettings, FailOn
 from spark_jobs.snapshot.errors import SnapshotError
 
 _log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ def run_check(
         ScanFailedError: Spark failed.
         SnapshotError: the snapshot cannot be used, or a run of this kind reads no snapshot.
     """
-    if settings.is_from_snapshot and kind not in FROM_SNAPSHOT:
+    if settings.is_from_snapshot and kind not in SNAPSHOT_READING_KINDS:
         raise SnapshotError(f"a run of kind {kind.value} reads no snapshot; those of bookies and of everything do")
     clock, rng = clock or SystemClock(), rng or random.SystemRandom()
     progress, gate = progress or _silent, gate or OpenGate()
@@ -202,31 +202,31 @@ def _check_and_completion(context: RunContext, rng: random.Random) -> tuple[_Exe
             run = BookieRun(context)
             if context.settings.is_from_snapshot:
                 return run.execute, lambda summary: None
-            return run.execute, lambda summary: _losses_audited(cluster, run, summary.finished_ms)
+            return run.execute, lambda summary: _record_losses_audited(cluster, run, summary.finished_ms)
         case RunKind.PLACEMENT:
             return (
                 PlacementRun(context).execute,
                 lambda summary: cluster.write_check_time(CheckKind.PLACEMENT, summary.finished_ms),
             )
         case RunKind.REPLICAS:
-            return ReplicaRun(context, rng).execute, lambda summary: _replicas_completed(context, summary)
+            return ReplicaRun(context, rng).execute, lambda summary: _record_replicas_completed(context, summary)
         case RunKind.REFERENCES:
             return ReferenceRun(context).execute, lambda summary: None
         case RunKind.EVERYTHING:
             everything = BookieRun(context, AllFurtherChecks(context))
-            return everything.execute, lambda summary: _everything_completed(context, everything, summary)
+            return everything.execute, lambda summary: _record_everything_completed(context, everything, summary)
 
 
-def _everything_completed(context: RunContext, run: BookieRun, summary: RunSummary) -> None:
+def _record_everything_completed(context: RunContext, run: BookieRun, summary: RunSummary) -> None:
     """Record each complete check as if it were a run of its own. The placement check counts only with its report."""
     if context.settings.is_from_snapshot:
         return
-    _losses_audited(context.cluster, run, summary.finished_ms)
+    _record_losses_audited(context.cluster, run, summary.finished_ms)
     if RunKind.PLACEMENT in summary.kinds_done and context.report.problem is None:
         context.cluster.write_check_time(CheckKind.PLACEMENT, summary.finished_ms)
 
 
-def _losses_audited(cluster: ClusterView, run: BookieRun, finished_ms: int) -> None:
+def _record_losses_audited(cluster: ClusterView, run: BookieRun, finished_ms: int) -> None:
     cluster.note_audited(run.audited, finished_ms)
     cluster.note_critical_audited(run.critical_audited, finished_ms)
 
@@ -240,7 +240,7 @@ def _topology(cluster: ClusterView, settings: AuditSettings) -> Topology | None:
         return None
 
 
-def _replicas_completed(context: RunContext, summary: RunSummary) -> None:
+def _record_replicas_completed(context: RunContext, summary: RunSummary) -> None:
     if summary.is_every_ledger:
         context.cluster.write_check_time(CheckKind.REPLICAS, summary.finished_ms)
 

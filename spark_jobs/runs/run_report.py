@@ -33,7 +33,7 @@ from spark_jobs.report.store import ReportStore
 from spark_jobs.report.store_runs import send_run
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.findings import write_findings
-from spark_jobs.runs.hadoop_files import move_here
+from spark_jobs.runs.hadoop_files import move_to_local_folder
 from spark_jobs.runs.mark_log import MarkLog
 from spark_jobs.runs.marking.held_back import HeldBookies
 from spark_jobs.runs.marking.publish import Marking
@@ -104,7 +104,7 @@ class RunReport:
         folder = f"{self._findings_dir.rstrip('/')}/{run_id}"
         write_findings(ledgers, others, folder, run_id, held)
         try:
-            move_here(ledgers.sparkSession, folder, here)
+            move_to_local_folder(ledgers.sparkSession, folder, here)
         except OSError as error:
             self._give_up(ReportDirError(f"cannot write the findings to {here}: {error.strerror}"))
 
@@ -114,7 +114,7 @@ class RunReport:
         If they cannot be written, the report fails.
         """
         if self.problem is None:
-            with self._whole_marks():
+            with self._give_up_marks_on_error():
                 self._marks.add(marks, now_ms)
 
     def impact(self) -> Impact:
@@ -132,7 +132,7 @@ class RunReport:
         """Write all of the report except the findings, unless it has already failed; return the path of the summary."""
         path = self.directory / writing.SUMMARY
         if self.problem is None:
-            with self._whole_marks():
+            with self._give_up_marks_on_error():
                 self._marks.finish()
         if self.problem is not None:
             return path
@@ -159,7 +159,7 @@ class RunReport:
             self._marks.discard()
 
     @contextlib.contextmanager
-    def _whole_marks(self) -> Iterator[None]:
+    def _give_up_marks_on_error(self) -> Iterator[None]:
         try:
             yield
         except (OSError, pa.ArrowException) as error:

@@ -18,12 +18,12 @@ READ_AGAIN: Final = "bkheal: metadata was read again"
 """The error of an action on ``LedgerScan.suspects`` contains this text if the rows are not those of the scan."""
 
 _GUIDE: Final = "docs/spark-clusters.md describes how executors get the code"
-_NO_MODULE: Final = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
-_NO_NAME: Final = re.compile(
+_MISSING_MODULE_PATTERN: Final = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
+_MISSING_ATTRIBUTE_PATTERN: Final = re.compile(
     r"^AttributeError: Can't get attribute '(\w+)' on <module '(?:bookie|spark_jobs)\b", re.MULTILINE
 )
-_NO_PROGRAM: Final = re.compile(r'Cannot run program "([^"\n]+)"')
-_OTHER_PYTHON: Final = "PYTHON_VERSION_MISMATCH"
+_MISSING_PROGRAM_PATTERN: Final = re.compile(r'Cannot run program "([^"\n]+)"')
+_PYTHON_MISMATCH_ERROR: Final = "PYTHON_VERSION_MISMATCH"
 _OWN: Final = frozenset({"auditor", "bookie", "spark_jobs"})
 
 
@@ -65,14 +65,14 @@ def environment_problem(text: str) -> str | None:
     """Return why an executor cannot run this package's code, by the text of an error; None: another cause."""
     if problem := version_problem(text):
         return problem
-    if own := _NO_NAME.findall(text):
+    if own := _MISSING_ATTRIBUTE_PATTERN.findall(text):
         return f"an executor has another version of the package bkheal than the driver (it lacks {own[-1]})"
-    if modules := _NO_MODULE.findall(text):
+    if modules := _MISSING_MODULE_PATTERN.findall(text):
         module = modules[-1]
         name = "the package bkheal" if module.partition(".")[0] in _OWN else f"the package {module}"
         return f"an executor lacks {name} (No module named '{module}')"
-    if _OTHER_PYTHON in text:
+    if _PYTHON_MISMATCH_ERROR in text:
         return "an executor has another version of Python than the driver"
-    if programs := _NO_PROGRAM.findall(text):
+    if programs := _MISSING_PROGRAM_PATTERN.findall(text):
         return f"an executor has no Python at {programs[-1]} (PYSPARK_PYTHON)"
     return None

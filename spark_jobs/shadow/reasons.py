@@ -81,7 +81,7 @@ class Reason(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterLook:
+class ClusterAtSecondLook:
     """The cluster at the second look. The bookies were listed after the metadata was read, and before the tasks."""
 
     bookies: Bookies
@@ -124,7 +124,7 @@ class Difference:
     """Time of the last mark, epoch milliseconds, if the task has one."""
 
 
-def present_difference(first: Outcome, second: LedgerAtSecondLook, around: ClusterLook) -> Difference | None:
+def present_difference(first: Outcome, second: LedgerAtSecondLook, around: ClusterAtSecondLook) -> Difference | None:
     """Return the current difference; None: there is no difference any more.
 
     Args:
@@ -140,15 +140,15 @@ def present_difference(first: Outcome, second: LedgerAtSecondLook, around: Clust
         return _there(second, reason)
     members = ledger.metadata.members()
     gone = members - around.bookies.registered
-    lost = _not_accepted(ledger.metadata, gone, around.accepted.get(second.ledger_id, frozenset()))
+    lost = _bookies_of_unaccepted_losses(ledger.metadata, gone, around.accepted.get(second.ledger_id, frozenset()))
     drained = members & around.bookies.draining
     if task is None:
-        return _undone(second, Outcome.ONLY_HERE, lost, drained, frozenset(), around)
+        return _unfinished_repair_difference(second, Outcome.ONLY_HERE, lost, drained, frozenset(), around)
     if isinstance(task, UnreadableTask):
         return _there(second, Reason.UNREADABLE_TASK, lost)
     named = frozenset(task.missing)
     if lost - named or (drained and not lost and not drained & named and first is not Outcome.ONLY_THERE):
-        return _undone(second, Outcome.DIFFER, lost, drained, named, around)
+        return _unfinished_repair_difference(second, Outcome.DIFFER, lost, drained, named, around)
     if lost:
         is_overlooked = first is Outcome.ONLY_THERE and bool(lost & around.lost_in_run)
         return _there(second, Reason.OVERLOOKED) if is_overlooked else None
@@ -159,7 +159,9 @@ def present_difference(first: Outcome, second: LedgerAtSecondLook, around: Clust
     return _there(second, _why_marked(task, members, around))
 
 
-def _not_accepted(metadata: LedgerMetadata, gone: AbstractSet[BookieId], accepted: Copies) -> AbstractSet[BookieId]:
+def _bookies_of_unaccepted_losses(
+    metadata: LedgerMetadata, gone: AbstractSet[BookieId], accepted: Copies
+) -> AbstractSet[BookieId]:
     """Return the lost bookies of fragments that have a lost copy whose loss is not accepted, as a run does (R45)."""
     if not accepted:
         return gone
@@ -171,13 +173,13 @@ def _not_accepted(metadata: LedgerMetadata, gone: AbstractSet[BookieId], accepte
     return lost
 
 
-def _undone(
+def _unfinished_repair_difference(
     second: LedgerAtSecondLook,
     outcome: Outcome,
     lost: AbstractSet[BookieId],
     drained: AbstractSet[BookieId],
     named: AbstractSet[BookieId],
-    around: ClusterLook,
+    around: ClusterAtSecondLook,
 ) -> Difference | None:
     """Return the difference for a ledger with lost or draining bookies; None: there are none."""
     undone = lost - named
@@ -198,7 +200,7 @@ def _undone(
     return _difference(second, outcome, reason, lost or drained)
 
 
-def _why_marked(task: Task, members: AbstractSet[BookieId], around: ClusterLook) -> Reason:
+def _why_marked(task: Task, members: AbstractSet[BookieId], around: ClusterAtSecondLook) -> Reason:
     """Return why a task exists although all bookies of its ledger are registered and none in the task is draining."""
     if not task.missing:
         return Reason.PLACEMENT_MARK

@@ -31,7 +31,7 @@ from spark_jobs.connect import Connection, connected
 from spark_jobs.report.history import is_whole
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.marking.lost_bookies import LostBookies
-from spark_jobs.shadow.reasons import ClusterLook, LedgerAtSecondLook
+from spark_jobs.shadow.reasons import ClusterAtSecondLook, LedgerAtSecondLook
 
 REPORTS_MAX: Final = 100
 """Number of earlier reports that are searched for the time when a bookie went down."""
@@ -103,9 +103,9 @@ class SecondLook:
         self._down = FirstSeenDown(store, cluster.root)
         self._policies = MarkingPolicies(store, cluster, self._tasks, rules)
 
-    def around(self) -> ClusterLook:
+    def around(self) -> ClusterAtSecondLook:
         """Return the current state of the cluster."""
-        return self._runner.run(self._around())
+        return self._runner.run(self._read_cluster_state())
 
     def check(self) -> None:
         """Read the tree of tasks once before Spark does, because Spark's workers report a refusal less clearly.
@@ -123,7 +123,7 @@ class SecondLook:
         """
         return self._runner.run(self._tasks.switches.lost_bookie_delay_s())
 
-    def look(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[LedgerAtSecondLook], ClusterLook]:
+    def look(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[LedgerAtSecondLook], ClusterAtSecondLook]:
         """Return the ledgers and the cluster. Registrations are read after the metadata, and tasks last."""
         return self._runner.run(self._look(ledger_ids))
 
@@ -131,18 +131,18 @@ class SecondLook:
         with contextlib.suppress(NoNodeError):
             await self._store.children(tasks_path(self._root))
 
-    async def _look(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[LedgerAtSecondLook], ClusterLook]:
+    async def _look(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[LedgerAtSecondLook], ClusterAtSecondLook]:
         await self._store.sync(self._root)
         ledgers = await self._ledgers.read_many(ledger_ids)
-        around = await self._around()
+        around = await self._read_cluster_state()
         await self._store.sync(tasks_path(self._root))
         tasks = await self._tasks.read_many(ledger_ids)
         return [LedgerAtSecondLook(*each) for each in zip(ledger_ids, ledgers, tasks, strict=True)], around
 
-    async def _around(self) -> ClusterLook:
+    async def _read_cluster_state(self) -> ClusterAtSecondLook:
         known = await self._registrations.known()
         bookies = (await self._registrations.list()).with_draining((await self._drains.draining()).bookies)
-        return ClusterLook(
+        return ClusterAtSecondLook(
             bookies=bookies,
             registered_ms=await self._registered_ms(bookies),
             waiting=await self._waiting(known, bookies.registered),
@@ -205,7 +205,7 @@ def opened_look(
         uri: the metadata URI of the cluster.
         clock: measures delays.
         known: see ``losses``.
-        lost_in_run: see ``ClusterLook``.
+        lost_in_run: see ``ClusterAtSecondLook``.
         settle_s: how long after a loss the other auditor may need to mark, seconds.
         connect_timeout_s: how long to try.
         rules: the marking rules of our auditor; None: the default.

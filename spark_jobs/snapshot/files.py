@@ -81,7 +81,7 @@ def source_of(stream: Readable, name: str, *, is_seekable: bool) -> Source:
     if start.startswith(_GZIP):
         return _Packed(name, gzip.GzipFile(fileobj=cast("BinaryIO", whole), mode="rb"))
     if start == _SNAPPY:
-        return _Packed(name, _Unsnapped(whole))
+        return _Packed(name, _SnappyBlockStream(whole))
     if is_seekable:
         return _Plain(name, cast("BinaryIO", stream))
     return _Packed(name, whole)
@@ -150,7 +150,7 @@ class _Packed:
             pass
 
 
-class _Unsnapped:
+class _SnappyBlockStream:
     """The stream of blocks that Java's ``SnappyOutputStream`` writes: a header, then lengths and Snappy blocks."""
 
     def __init__(self, stream: Readable) -> None:

@@ -91,7 +91,7 @@ def index_source(
     """Index bytes that are, or will be, in ``file``, as ``index_snapshot`` does; ``name`` is for messages."""
     stream = SnapshotStream(source, name, on_block)
     stream.begin()
-    gathered = _Gathered(stream, cluster)
+    gathered = _PartCollector(stream, cluster)
     gathered.read()
     stream.finish()
     _check_cluster(name, cluster, gathered.instance_id)
@@ -111,7 +111,7 @@ def check_layout(cluster: Cluster) -> None:
         )
 
 
-class _Gathered:
+class _PartCollector:
     def __init__(self, stream: SnapshotStream, cluster: Cluster) -> None:
         self._stream = stream
         self._cluster = cluster

@@ -29,10 +29,10 @@ from spark_jobs.snapshot.index import SnapshotIndex, check_layout, index_source
 
 _COMMANDS: Final = "/commands"
 _CONNECT_S: Final = 15.0
-_SILENCE_S: Final = 600.0
+_FIRST_BYTE_TIMEOUT_S: Final = 600.0
 """Longest wait for the next byte. The server writes the snapshot to its own disk before it sends the first byte."""
 BYTES_PER_S_MIN: Final = 100_000
-"""Lowest average rate of a transfer, after a first time of ``_SILENCE_S``. A slower transfer ends the run."""
+"""Lowest average rate of a transfer after its first ``_FIRST_BYTE_TIMEOUT_S``. A slower transfer ends the run."""
 _CONNECTED: Final = ("connection.connect_tcp.complete", "connection.start_tls.complete")
 TRANSFER: Final = "snapshot transfer"
 """Name of the thread of a transfer."""
@@ -122,12 +122,12 @@ def stream_snapshot(
     try:
         threading.Thread(target=transfer.run, name=TRANSFER, daemon=True).start()
         while not futures.wait((transfer.result,), _LOOK_S).done:
-            allowed_s = _SILENCE_S + transfer.size / BYTES_PER_S_MIN
+            allowed_s = _FIRST_BYTE_TIMEOUT_S + transfer.size / BYTES_PER_S_MIN
             if clock.monotonic_s() - began_s > allowed_s:
                 raise StoreUnavailableError(
                     f"the snapshot {name} arrives too slowly: {transfer.size} bytes in {allowed_s:.0f} s, and at least "
-                    f"{BYTES_PER_S_MIN} bytes per second are needed after the first {_SILENCE_S:.0f} s; nothing was "
-                    "marked"
+                    f"{BYTES_PER_S_MIN} bytes per second are needed after the first {_FIRST_BYTE_TIMEOUT_S:.0f} s; "
+                    "nothing was marked"
                 )
             may_go_on()
     finally:
@@ -187,7 +187,7 @@ class _Transfer:
 
         server, name = self._server, f"from {self._server.url}"
         # No proxies and redirections, which would send the authorization to another host.
-        timeout = httpx.Timeout(_CONNECT_S, read=_SILENCE_S)
+        timeout = httpx.Timeout(_CONNECT_S, read=_FIRST_BYTE_TIMEOUT_S)
         headers = {"Accept-Encoding": "identity"} | (
             {"Authorization": server.authorization} if server.authorization else {}
         )

@@ -14,9 +14,9 @@ from spark_jobs.ui.port import TabState
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_FAILURE_MAX: Final = 300
+_FAILURE_CHARS_MAX: Final = 300
 """Number of characters of an error's text that are shown."""
-_LOOKS: Final = 2
+_VIEW_REQUESTS_MAX: Final = 2
 """Number of requests for one view. The first may have been sent before the last action, and then one more is needed."""
 
 
@@ -77,15 +77,15 @@ class Snapshots:
         """Return the newest state (None: there was never one), and why it is not fresh (empty: it is)."""
         deadline_s = time.monotonic() + self._deadline_s  # real time, because it bounds a wait of this thread
         try:
-            for _ in range(_LOOKS):
+            for _ in range(_VIEW_REQUESTS_MAX):
                 if self._is_fresh():
                     break
                 self._calls.join(self._refresh).result(max(0.0, deadline_s - time.monotonic()))
         except TimeoutError:
             return self._state, "The auditor has not answered yet; this is the last known state."
         except Exception as error:  # noqa: BLE001  as above: shown on the page, never raised into Spark
-            _log.warning("the state for the tab could not be read", extra={"reason": repr(error)[:_FAILURE_MAX]})
-            return self._state, f"The state of the auditor is unknown: {str(error)[:_FAILURE_MAX]}"
+            _log.warning("the state for the tab could not be read", extra={"reason": repr(error)[:_FAILURE_CHARS_MAX]})
+            return self._state, f"The state of the auditor is unknown: {str(error)[:_FAILURE_CHARS_MAX]}"
         return self._state, ""
 
     def expire(self) -> None:

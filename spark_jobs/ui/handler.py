@@ -17,7 +17,7 @@ from bookie.runtime.clock import Clock
 from spark_jobs.ui.bounded import ActionRate, OneCall, Snapshots
 from spark_jobs.ui.page import render_notice, render_page
 from spark_jobs.ui.port import ActionOutcome, ActionResult, TabActions
-from spark_jobs.ui.request import Answer, StrangeCallError, TabRequest, decode_request, encode_answer, json_answer
+from spark_jobs.ui.request import Answer, InvalidCallError, TabRequest, decode_request, encode_answer, json_answer
 from spark_jobs.ui.routes import (
     STATUS_PATH,
     TAB_PATH,
@@ -77,7 +77,7 @@ class TabHandler:
         """Return the content of the page."""
         try:
             return self._page(decode_request(facts, self._key))
-        except StrangeCallError as error:
+        except InvalidCallError as error:
             _log.warning("unexpected call to the tab", extra={"reason": str(error)[:_LOGGED_MAX]})
         except Exception:  # noqa: BLE001  the boundary to the JVM
             _log.exception("page of the tab failed")
@@ -87,7 +87,7 @@ class TabHandler:
         """Return the answer of the servlet for actions and programs."""
         try:
             return encode_answer(self._api(decode_request(facts, self._key)))
-        except StrangeCallError as error:
+        except InvalidCallError as error:
             _log.warning("unexpected call to the tab", extra={"reason": str(error)[:_LOGGED_MAX]})
             return encode_answer(Answer(403, "Forbidden.\n", "text/plain; charset=utf-8"))
         except Exception:  # noqa: BLE001  the boundary to the JVM

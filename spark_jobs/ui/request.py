@@ -19,7 +19,7 @@ HTML: Final = "text/html; charset=utf-8"
 JSON: Final = "application/json"
 
 
-class StrangeCallError(Exception):
+class InvalidCallError(Exception):
     """A call that did not come from our own Java side, or that is malformed."""
 
 
@@ -69,13 +69,13 @@ def decode_request(text: str, key: str) -> TabRequest:
     """Decode a request from the Java side.
 
     Raises:
-        StrangeCallError: the request lacks our key, or cannot be read. Every local user can connect to the bridge's
+        InvalidCallError: the request lacks our key, or cannot be read. Every local user can connect to the bridge's
             port.
     """
     try:
         fields = dict(parse_qsl(text, keep_blank_values=True, strict_parsing=True, max_num_fields=_FIELDS_MAX))
         if not hmac.compare_digest(fields.get("key", "").encode(), key.encode()):
-            raise StrangeCallError("the call does not carry this tab's key")
+            raise InvalidCallError("the call does not carry this tab's key")
         return TabRequest(
             method=fields["method"],
             path=fields.get("path", ""),
@@ -89,7 +89,7 @@ def decode_request(text: str, key: str) -> TabRequest:
             body=fields.get("body", ""),
         )
     except (ValueError, KeyError) as error:
-        raise StrangeCallError(f"the call cannot be read: {error!r}") from error
+        raise InvalidCallError(f"the call cannot be read: {error!r}") from error
 
 
 def encode_answer(answer: Answer) -> str:

@@ -16,7 +16,7 @@ API_PATH: Final = "/auditor/api"
 STATUS_PATH: Final = "/v1/status"
 TOKEN_PATH: Final = "/v1/token"  # noqa: S105  a path
 RUNS_PATH: Final = "/v1/runs"
-_ON_RUN: Final = re.compile(r"/v1/runs/([0-9A-Za-z][0-9A-Za-z-]{0,63})/(cancel|pause|resume)")
+_RUN_ACTION_PATH: Final = re.compile(r"/v1/runs/([0-9A-Za-z][0-9A-Za-z-]{0,63})/(cancel|pause|resume)")
 
 Verb: TypeAlias = Literal["run", "cancel", "pause", "resume"]
 
@@ -36,7 +36,7 @@ class BadActionError(Exception):
 
 def is_action_path(path: str) -> bool:
     """Return whether a path is that of an action, for which every method except POST is refused."""
-    return path == RUNS_PATH or _ON_RUN.fullmatch(path) is not None
+    return path == RUNS_PATH or _RUN_ACTION_PATH.fullmatch(path) is not None
 
 
 def parse_action(request: TabRequest) -> Action:
@@ -45,7 +45,7 @@ def parse_action(request: TabRequest) -> Action:
     Raises:
         BadActionError: the kind does not exist, or the body is malformed.
     """
-    match = _ON_RUN.fullmatch(request.path)
+    match = _RUN_ACTION_PATH.fullmatch(request.path)
     if match is not None:
         verbs: dict[str, Verb] = {"cancel": "cancel", "pause": "pause", "resume": "resume"}
         return Action(verbs[match[2]], match[1])

@@ -30,7 +30,7 @@ _PACKAGE: Final = "bkheal.ui"
 _REASON_MAX: Final = 500
 
 
-class _NoTabError(Exception):
+class _TabUnavailableError(Exception):
     """The tab is unavailable; the text has the reason."""
 
 
@@ -96,7 +96,7 @@ def attach_tab(
     handler = TabHandler(actions, settings, clock or SystemClock(), key=key, token=token)
     try:
         tab = _attach(spark, handler, key, settings)
-    except (_NoTabError, Py4JError, OSError) as error:
+    except (_TabUnavailableError, Py4JError, OSError) as error:
         reason = _reason(error)
         _log.warning("no auditor tab in the Spark UI", extra={"reason": reason})
         return AttachedTab(why_not=reason)
@@ -111,10 +111,10 @@ def _attach(spark: SparkSession, handler: TabHandler, key: str, settings: TabSet
     try:
         context = spark.sparkContext
     except (PySparkException, AttributeError) as error:
-        raise _NoTabError("the session is one of Spark Connect, whose UI belongs to the server") from error
+        raise _TabUnavailableError("the session is one of Spark Connect, whose UI belongs to the server") from error
     ui = context._jsc.sc().ui()
     if not ui.isDefined():
-        raise _NoTabError("the Spark UI is off (spark.ui.enabled=false)")
+        raise _TabUnavailableError("the Spark UI is off (spark.ui.enabled=false)")
     gateway = context._gateway
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]  # pyspark has no types for it
     java = _compile(gateway)
@@ -131,7 +131,7 @@ def _compile(gateway: Any) -> Any:
         compiler = jvm.org.codehaus.janino.SimpleCompiler()
         loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
     except TypeError as error:  # the bridge treats a missing class as a package, which cannot be called
-        raise _NoTabError("this installation of Spark has no Janino compiler") from error
+        raise _TabUnavailableError("this installation of Spark has no Janino compiler") from error
     compiler.setParentClassLoader(loader)
     # py4j caches the methods of a class by its name. With a second class of this name, it would call the methods of the
     # first.

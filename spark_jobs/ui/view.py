@@ -15,7 +15,7 @@ from spark_jobs.ui.rules import safe_link
 from spark_jobs.ui.settings import TabSettings
 
 _DETAIL_MAX: Final = 240
-_ASKS: Final = {
+_CHECK_DESCRIPTIONS: Final = {
     RunKind.BOOKIES.value: "all ledger metadata against the registered bookies",
     RunKind.PLACEMENT.value: "all ensembles against the rack, zone and region policy",
     RunKind.REPLICAS.value: "every entry, asked of each bookie that should hold it",
@@ -151,7 +151,7 @@ def _kind_line(row: KindRow, now_ms: int) -> KindLine:
         kind=row.kind,
         is_startable=row.is_startable,
         why_not=row.why_not or "not now",
-        asks=_ASKS.get(row.kind, ""),
+        asks=_CHECK_DESCRIPTIONS.get(row.kind, ""),
         last_success=f"{utc_text(last_ms)} ({duration(now_ms - last_ms)} ago)" if last_ms else "never",
         next=f"{utc_text(next_ms)} (in {duration(next_ms - now_ms)})" if next_ms else row.why_no_next,
     )

@@ -23,7 +23,7 @@ from auditor.api.http.server import HttpApi
 from auditor.api.settings import ServerTls
 from auditor.cli.audit.remote import Remote, RemoteSettings, RemoteUnavailableError
 from auditor.service.leader_ports import LeaderPort
-from auditor.service.peer_reports import OtherAuditors
+from auditor.service.peer_reports import ElectionPeerReports
 from bookie.wire.tls import TlsFilesError
 from tests.certificates import make_ca, make_certificate, openssl
 from tests.deadlines import STATE_S
@@ -291,7 +291,7 @@ async def test_a_report_is_fetched_only_from_an_auditor_with_the_same_certificat
             return [f"127.0.0.1:{first.api.port}"]
 
         tls = server_tls(folder)
-        peers = OtherAuditors(candidates, "127.0.0.9:8080", first.api.port, tls.cert)
+        peers = ElectionPeerReports(candidates, "127.0.0.9:8080", first.api.port, tls.cert)
         async with running(tmp_path / "second", connector=connector(folder, None), tls=tls, peers=peers) as second:
             reply = await second.ask("GET", f"/reports/{RUN}/summary.json")
             assert (reply.status == 200) is is_found

@@ -15,7 +15,7 @@ from bookie.metadata.tasks import damage_notes as notes_module
 from bookie.metadata.tasks.damage_notes import DamageNote, DamageNotes
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerState
-from spark_jobs.runs.marking.noted_damage import mark_noted
+from spark_jobs.runs.marking.noted_damage import mark_recorded_damage
 from tests.worlds.ledgers import make_metadata, names
 
 CLOSED = make_metadata((0, "a b c"), quorum=(3, 2), last=9)
@@ -52,9 +52,9 @@ async def test_ledgers_are_marked_after_they_are_closed(notes: DamageNotes, ledg
     opened = await ledgers.create(L1, OPEN)
     await notes.add(L1, names("a"))
     await notes.add(L1, names("b z"))
-    assert not await mark_noted(notes, ledgers, marks.mark)
+    assert not await mark_recorded_damage(notes, ledgers, marks.mark)
     await ledgers.write(L1, CLOSED, opened.version)
-    assert await mark_noted(notes, ledgers, marks.mark) == marks.marked
+    assert await mark_recorded_damage(notes, ledgers, marks.mark) == marks.marked
     assert marks.marked == [(L1, names("a b"))], "z is marked, but is not a member"
     assert await notes.all() == []
 
@@ -64,9 +64,9 @@ async def test_no_record_is_removed_while_recovery_is_disabled(notes: DamageNote
     marks.is_disabled = True
     await ledgers.create(L1, CLOSED)
     await notes.add(L1, names("a"))
-    assert not await mark_noted(notes, ledgers, marks.mark)
+    assert not await mark_recorded_damage(notes, ledgers, marks.mark)
     marks.is_disabled = False
-    assert [ledger_id for ledger_id, _ in await mark_noted(notes, ledgers, marks.mark)] == [L1]
+    assert [ledger_id for ledger_id, _ in await mark_recorded_damage(notes, ledgers, marks.mark)] == [L1]
 
 
 @pytest.mark.parametrize("error", [StoreUnavailableError("no answer"), AccessDeniedError("not allowed")])
@@ -82,8 +82,8 @@ async def test_marks_whose_records_cannot_be_deleted_are_returned(
 
     with monkeypatch.context() as patched:
         patched.setattr(notes, "remove", failing)
-        assert await mark_noted(notes, ledgers, marks.mark) == marks.marked == [(L1, names("a"))]
-    assert [ledger_id for ledger_id, _ in await mark_noted(notes, ledgers, marks.mark)] == [L1]
+        assert await mark_recorded_damage(notes, ledgers, marks.mark) == marks.marked == [(L1, names("a"))]
+    assert [ledger_id for ledger_id, _ in await mark_recorded_damage(notes, ledgers, marks.mark)] == [L1]
     assert await notes.all() == []
 
 
@@ -94,7 +94,7 @@ async def test_records_of_deleted_ledgers_and_of_replaced_members_are_deleted(
     await ledgers.create(L2, CLOSED)
     await notes.add(L1, names("a"))
     await notes.add(L2, names("z"))
-    assert (await mark_noted(notes, ledgers, marks.mark), marks.marked) == ([], [])
+    assert (await mark_recorded_damage(notes, ledgers, marks.mark), marks.marked) == ([], [])
     assert await notes.all() == []
 
 
@@ -105,7 +105,7 @@ async def test_a_damaged_record_counts_for_all_members_and_is_not_replaced(
     await ledgers.create(L1, CLOSED)
     await create_with_parents(store, notes.path(L1), b"damaged", "/")
     assert await notes.add(L1, names("a"))
-    await mark_noted(notes, ledgers, marks.mark)
+    await mark_recorded_damage(notes, ledgers, marks.mark)
     assert marks.marked == [(L1, names("a b c"))]
     assert await notes.all() == []
 

@@ -25,7 +25,7 @@ from spark_jobs.image import part as part_module
 from spark_jobs.image.carried import ImageRows, leaves_of
 from spark_jobs.image.folder import ImageFolder, ImageFolderError, LocalImageFolder, StoreImageFolder, image_folder
 from spark_jobs.image.leaves import LeafRecord, LeafSlice, LeafStat
-from spark_jobs.image.manifest import ImageError, Manifest, check_usable, manifest_of, part_of
+from spark_jobs.image.manifest import ImageError, Manifest, check_usable, manifest_of, parse_part
 from spark_jobs.image.part import ImageFile, ImagePart, document_crc32
 from spark_jobs.image.suspects import suspects
 from spark_jobs.remote_files import SLOW_S, RemoteFiles
@@ -265,9 +265,9 @@ def test_a_part_whose_file_list_was_changed_is_refused(image: ImageFolder) -> No
     part_of_a_run(writing, NOW_MS)
     (name,) = (name for name in writing.files() if name.endswith(".json"))
     text = writing.read(name, 1 << 20).decode()
-    assert part_of(text).read_from_ms == NOW_MS
+    assert parse_part(text).read_from_ms == NOW_MS
     with pytest.raises(ImageError, match="damaged"):
-        part_of(text.replace(str(NOW_MS), str(NOW_MS + 1)))
+        parse_part(text.replace(str(NOW_MS), str(NOW_MS + 1)))
 
 
 def test_only_a_file_in_the_folder_with_the_recorded_size_is_opened(image: ImageFolder) -> None:

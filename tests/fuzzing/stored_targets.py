@@ -44,7 +44,7 @@ from spark_jobs.image.carried import leaves_of
 from spark_jobs.image.columns import INDEX_SCHEMA
 from spark_jobs.image.folder import LocalImageFolder
 from spark_jobs.image.leaves import LEAVES, LeafRecord, LeafSlice, LeafStat, leaf_table
-from spark_jobs.image.manifest import Manifest, manifest_of, part_of
+from spark_jobs.image.manifest import Manifest, manifest_of, parse_part
 from spark_jobs.image.part import INDEX, ImageFile, document_crc32, footer_crc32
 from spark_jobs.image.suspects import suspects
 from spark_jobs.report.decoding import decode_summary
@@ -257,7 +257,7 @@ STORED_TARGETS: Final[Mapping[str, Target]] = {
     "snapshot": Target(_snapshot, _snapshots()),
     "image-manifest": Target(lambda data: manifest_of(_sealed(data)), [_MANIFEST.to_text().encode()]),
     "image-part": Target(
-        lambda data: part_of(_sealed(data)),
+        lambda data: parse_part(_sealed(data)),
         [_sealed(b'{"files": [{"name": "a", "rows": 1, "bytes": 2, "footer_crc32": 3}], "read_from_ms": 4}').encode()],
     ),
     "image-leaves": Target(lambda data: _image_file(_FILES[0].name, data, _LEAVES), [_LEAVES], gate_inputs=100),

@@ -32,7 +32,7 @@ from bookie.wire.apache import v2
 from bookie.wire.apache.framing import HEAD_BYTES
 from bookie.wire.apache.sasl import parse_challenge
 from bookie.wire.apache.too_long import decode_answer_ids
-from spark_jobs.datasource.usual_metadata import HealthyMetadata
+from spark_jobs.datasource.usual_metadata import HealthyMetadataRecognizer
 from tests.fuzzing.message_targets import MESSAGE_TARGETS
 from tests.fuzzing.stored_targets import STORED_TARGETS
 from tests.fuzzing.target import Target
@@ -110,7 +110,7 @@ def _managed_ledger() -> bytes:
 
 def _usual_metadata(data: bytes) -> object:
     """Check that the reference decoder accepts all metadata that the fast parser accepts."""
-    found = HealthyMetadata(frozenset(_MEMBERS)).look(data)
+    found = HealthyMetadataRecognizer(frozenset(_MEMBERS)).look(data)
     if found is not None:
         decode(data)
     return found

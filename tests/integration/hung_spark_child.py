@@ -15,7 +15,7 @@ from pyspark import SparkContext
 from auditor.service import main as auditor_main
 from auditor.service.main import SparkWatch
 from auditor.service.runs import spark_holder
-from auditor.service.runs.spark_holder import Spark, SparkHolder, in_thread
+from auditor.service.runs.spark_holder import Spark, SparkHolder, run_in_daemon_thread
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.session import SessionSettings
@@ -40,7 +40,7 @@ async def main() -> None:
     os.kill(process.pid, signal.SIGSTOP)
     spark_holder.ANSWER_DEADLINE_S = ANSWER_DEADLINE_S  # type: ignore[misc]
     auditor_main.SPARK_LOOK_INTERVAL_S = LOOK_INTERVAL_S  # type: ignore[misc]
-    run = guarded("run", in_thread("run", lambda: spark.range(3).count()))
+    run = guarded("run", run_in_daemon_thread("run", lambda: spark.range(3).count()))
     watch = SparkWatch(holder, stop)
     watching = guarded("watch", watch.run(SystemClock()))
     await stop.wait()

@@ -324,9 +324,9 @@ def _of(look: Callable[[], T]) -> Callable[[], Awaitable[T]]:
 async def test_a_bookie_that_becomes_read_only_and_writable_again_is_not_lost(
     pulsar_world: PulsarWorld, client: ConnectedBookKeeper
 ) -> None:
-    from auditor.service.watch.changing import ChangingBookies
+    from auditor.service.watch.changing import RegistrationChanges
 
-    bookie, changing, clock = pulsar_world.cluster.bookies[0].bookie_id, ChangingBookies(), SystemClock()
+    bookie, changing, clock = pulsar_world.cluster.bookies[0].bookie_id, RegistrationChanges(), SystemClock()
     lost: list[set[BookieId]] = []
     known = await client.ports.registrations.known()
     assert bookie in known

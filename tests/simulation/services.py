@@ -32,7 +32,7 @@ from replicator.ports import RepairPorts
 from replicator.telemetry.events import Outlook, TaskResult
 from replicator.worker import Worker
 from spark_jobs.runs.marking.brake import held_because
-from spark_jobs.runs.marking.noted_damage import mark_noted
+from spark_jobs.runs.marking.noted_damage import mark_recorded_damage
 from spark_jobs.runs.marking.publish import Publisher
 from tests.simulation.nodes import SimClient
 from tests.simulation.world import SimWorld
@@ -67,7 +67,9 @@ async def audit(world: SimWorld, client: SimClient) -> int:
         (ledger.ledger_id, missing) for ledger in ledgers if (missing := wanted(ledger, bookies.registered, drained))
     ]
     if world.cell.stat(own_path("damage", world.cluster.root)) is not None:  # without damage, no request is needed
-        await mark_noted(DamageNotes(client.store, world.cluster.root), ports.ledgers, Publisher(ports.tasks).mark)
+        await mark_recorded_damage(
+            DamageNotes(client.store, world.cluster.root), ports.ledgers, Publisher(ports.tasks).mark
+        )
     if world.marks_misplaced:
         await _mark_misplaced(world, client, ledgers, bookies)
     if not markings:

@@ -21,7 +21,7 @@ from spark_jobs.checks.placement_check import ensemble_verdicts, placed_fragment
 from spark_jobs.checks.placement_rules import PlacementRules, Spread
 from spark_jobs.checks.rack_matrix import cells_of, rack_cells
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL
-from spark_jobs.group_rows import groups_text, wish_in
+from spark_jobs.group_rows import groups_text, parse_groups_text
 from spark_jobs.runs.kinds.rack_matrix import RackMatrix
 
 pytestmark = pytest.mark.spark
@@ -130,7 +130,7 @@ def test_the_verdict_in_spark_is_that_of_the_pure_function(spark: SparkSession) 
     found, verdicts = judged(spark, rows)
     expected = {}
     for ledger_id, each in enumerate(rows):
-        verdict = RULES.judge(each[10][0][2], each[3], *wish_in(each[-1] or ""))
+        verdict = RULES.judge(each[10][0][2], each[3], *parse_groups_text(each[-1] or ""))
         if verdict.spread in (Spread.MISPLACED, Spread.UNKNOWN, Spread.UNREADABLE_GROUPS):
             expected[ledger_id] = (verdict.spread is Spread.MISPLACED, verdict.detail, verdict.is_fixable)
     assert {each["ledger_id"]: (each["kind"] == "MISPLACED", each["detail"], each["is_fixable"]) for each in found} == (

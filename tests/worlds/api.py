@@ -39,9 +39,9 @@ from auditor.api.peer_port import PeerReports
 from auditor.api.settings import ApiSettings
 from auditor.api.upkeep_port import Work
 from auditor.operating.client import ClusterClient, Document, RefusedError
-from auditor.service.upkeep import LongWork, ProgressLook
+from auditor.service.upkeep import CachedRepairProgress, SharedLongWork
 from auditor.service.watch.cluster_status import cluster_status
-from auditor.service.watch.progress import progress_document, watch_of
+from auditor.service.watch.progress import make_repair_watch, progress_document
 from bookie.metadata.bookies.maintenance import Window
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.notes import KindPause
@@ -276,7 +276,7 @@ class TwinUpkeep:
         self.cluster = CommandCluster()
         self.cluster.clock = ManualClock()
         self.is_filled = False
-        self.long = LongWork(ManualClock())
+        self.long = SharedLongWork(ManualClock())
 
     async def ask(self, work: Work[T]) -> T:
         await self.fill()
@@ -300,10 +300,12 @@ class TwinUpkeep:
         return await self.ask(self._status)
 
     async def _progressed(self, client: ClusterClient) -> Document:
-        return progress_document(*await ProgressLook(watch_of(client), ManualClock()).look())
+        return progress_document(*await CachedRepairProgress(make_repair_watch(client), ManualClock()).look())
 
     async def _status(self, client: ClusterClient) -> Document:
-        return await cluster_status(client, *await ProgressLook(watch_of(client), ManualClock()).look())
+        return await cluster_status(
+            client, *await CachedRepairProgress(make_repair_watch(client), ManualClock()).look()
+        )
 
     async def fill(self) -> None:
         """Create the cluster, once."""

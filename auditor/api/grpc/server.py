@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from auditor.api import control_pb2_grpc as rpc
 from auditor.api.control import Control
 from auditor.api.grpc.servicer import ControlServicer
-from auditor.api.idempotency import Intents
+from auditor.api.idempotency import IdempotentRuns
 from auditor.api.settings import ApiSettings, ServerTls, check_settings
 from bookie.runtime.access.access import Access
 from bookie.runtime.clock import Clock
@@ -78,7 +78,7 @@ class GrpcApi:
             options=_options(self._settings),
             maximum_concurrent_rpcs=_REQUESTS_AT_ONCE + self._settings.watchers_max + WATCHES_MAX,
         )
-        servicer = ControlServicer(self._control, self._access, Intents(self._clock), self._settings)
+        servicer = ControlServicer(self._control, self._access, IdempotentRuns(self._clock), self._settings)
         rpc.add_AuditorServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.port = self._bind(self._server)

@@ -16,7 +16,7 @@ from auditor.api.control import Control
 from auditor.api.grpc.messages import kind_of, options_of, run_message, status_message
 from auditor.api.http.queries import StartRequest, run_options
 from auditor.api.http.run_routes import RUNS_MAX
-from auditor.api.idempotency import Intents
+from auditor.api.idempotency import IdempotentRuns
 from auditor.api.problems import InvalidRequestError, OverloadedError, Problem, problem_of
 from auditor.api.settings import ApiSettings
 from bookie.model.run import RunCause, RunRecord
@@ -55,7 +55,7 @@ _CODES: Final = {
 class ControlServicer(rpc.AuditorServiceServicer):
     """The service of ``control.proto``."""
 
-    def __init__(self, control: Control, access: Access, intents: Intents, settings: ApiSettings) -> None:
+    def __init__(self, control: Control, access: Access, intents: IdempotentRuns, settings: ApiSettings) -> None:
         self._control = control
         self._access = access
         self._intents = intents

@@ -13,7 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from auditor.api.control import Control, RunBusyError
-from auditor.api.http.queries import TRUTH_PATTERN, delay_request, truth, whole_number
+from auditor.api.http.queries import BOOLEAN_PATTERN, delay_request, truth, whole_number
 from auditor.api.http.routes import JSON, TEXT, Answer, Call, Handler, Parameter, Route
 from auditor.api.http.schemas import LEDGER_ID
 from auditor.api.operations_port import BookieState, MarkFilter, Operations
@@ -28,7 +28,7 @@ _AUTORECOVERY: Final = "/api/v1/autorecovery"
 _BOOKIE: Final = "/api/v1/bookie"
 LISTED_MAX: Final = 10_000
 """Marked ledgers in one answer. The bound is needed because the answer is built on the event loop of the leader."""
-_FLAG: Final = {"type": "string", "pattern": TRUTH_PATTERN}
+_FLAG: Final = {"type": "string", "pattern": BOOLEAN_PATTERN}
 _TYPES: Final = {"rw": BookieState.WRITABLE, "ro": BookieState.READ_ONLY}
 
 

@@ -39,7 +39,7 @@ _HEADERS: Final = {
 }
 _POLICY: Final = "default-src 'none'; frame-ancestors 'none'"
 _HSTS: Final = "max-age=31536000"
-_TOO_MANY: Final = 429
+_TOO_MANY_REQUESTS_STATUS: Final = 429
 """The status that is not written to the audit log, because otherwise a client could flood the log."""
 _SAME_SITE: Final = ("same-origin", "none")
 """``none``: a person entered the address, or the request is not from a page."""
@@ -63,7 +63,7 @@ class Guard:
             if route.role is None:
                 return await self._answer(route, Call(request, Principal(ANONYMOUS, trail.address), trail))
             response = await self._admitted(route, request, trail)
-            if route.is_changing and response.status != _TOO_MANY:
+            if route.is_changing and response.status != _TOO_MANY_REQUESTS_STATUS:
                 trail.record(str(response.status), is_refused=response.status >= 400)
             return response
 

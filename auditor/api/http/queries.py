@@ -38,7 +38,7 @@ def whole_number(text: str, name: str, lowest: int, highest: int) -> int:
     return int(text)
 
 
-TRUTH_PATTERN: Final = "^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee])$"
+BOOLEAN_PATTERN: Final = "^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee])$"
 """The texts that ``truth`` accepts."""
 
 
@@ -104,7 +104,7 @@ def run_request(body: bytes) -> StartRequest:
     """
     fields = json_object(body)
     refuse_unknown(fields, ("kind", "dry_run", *RUN_OPTIONS), "field")
-    kind, is_dry_run = run_kind(fields.get("kind")), json_truth(fields.get("dry_run", False), "dry_run")
+    kind, is_dry_run = run_kind(fields.get("kind")), json_boolean(fields.get("dry_run", False), "dry_run")
     return StartRequest(kind, is_dry_run, run_options(kind, fields))
 
 
@@ -142,7 +142,7 @@ def json_integer(value: object, name: str, lowest: int, highest: int) -> int:
 
 def _run_option(name: str, value: object) -> bool | int | float:
     if name == "mark_misplaced":
-        return json_truth(value, name)
+        return json_boolean(value, name)
     if name != "sample":
         return json_integer(value, name, 0, LEDGER_ID_MAX)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -152,7 +152,7 @@ def _run_option(name: str, value: object) -> bool | int | float:
     return value
 
 
-def json_truth(value: object, name: str) -> bool:
+def json_boolean(value: object, name: str) -> bool:
     """Read a JSON true or false.
 
     Raises:

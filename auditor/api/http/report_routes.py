@@ -25,7 +25,7 @@ from aiohttp import web
 from auditor.api.http.documents import document
 from auditor.api.http.queries import refuse_unknown, run_kind, whole_number
 from auditor.api.http.routes import HTML, JSON, RUN_ID, Answer, Call, Parameter, Route, segment
-from auditor.api.peer_port import ASKED_BY_AUDITOR, PeerAnswer, PeerReports
+from auditor.api.peer_port import ASKED_BY_AUDITOR_HEADER, PeerAnswer, PeerReports
 from auditor.api.problems import InvalidRequestError, NotFoundError
 from bookie.model.errors import TransientError
 from bookie.model.run import RunKind
@@ -135,18 +135,20 @@ class ReportRoutes:
         kind = run_kind(call.request.query["kind"]) if "kind" in call.request.query else None
         run_id = await asyncio.to_thread(latest_report, self._report_dir, kind)
         if run_id is None:
-            run_id = await self._latest_elsewhere(call)
+            run_id = await self._latest_peer_report(call)
         # The location is relative, because a proxy may serve this API under another path.
         return web.Response(status=302, headers={"Location": f"../{run_id}/", "Cache-Control": "no-store"})
 
     async def _page(self, call: Call) -> web.StreamResponse:
         run_id = call.request.match_info["run_id"]
-        return await self._of_run(call, [f"{run_id}/{page}" for page in _PAGES])
+        return await self._first_existing_file(call, [f"{run_id}/{page}" for page in _PAGES])
 
     async def _file(self, call: Call) -> web.StreamResponse:
-        return await self._of_run(call, [f"{call.request.match_info['run_id']}/{call.request.match_info['path']}"])
+        return await self._first_existing_file(
+            call, [f"{call.request.match_info['run_id']}/{call.request.match_info['path']}"]
+        )
 
-    async def _of_run(self, call: Call, paths: Sequence[str]) -> web.StreamResponse:
+    async def _first_existing_file(self, call: Call, paths: Sequence[str]) -> web.StreamResponse:
         """Return the first of these files that exists here, or else the first one of another auditor."""
         found = await self._found(paths)
         if found is None and self._report_store and is_admitted(paths[0]):
@@ -189,7 +191,7 @@ class ReportRoutes:
                 return web.FileResponse(found, headers=_headers(path))
         return None
 
-    async def _latest_elsewhere(self, call: Call) -> str:
+    async def _latest_peer_report(self, call: Call) -> str:
         """Return the id of another auditor's newest report.
 
         Raises:
@@ -202,7 +204,7 @@ class ReportRoutes:
         return run_id
 
     async def _elsewhere(self, call: Call, path: str) -> PeerAnswer | None:
-        if self._peers is None or ASKED_BY_AUDITOR in call.request.headers:
+        if self._peers is None or ASKED_BY_AUDITOR_HEADER in call.request.headers:
             return None
         return await self._peers.get(path, call.request.headers.get("Authorization"))
 

@@ -11,7 +11,7 @@ from auditor.api.control import Control
 from auditor.api.http.documents import document, run_document, run_list, schedule_document
 from auditor.api.http.queries import StartRequest, refuse_unknown, run_kind, run_request, whole_number
 from auditor.api.http.routes import JSON, RUN_ID, Answer, Call, Parameter, Route, segment
-from auditor.api.idempotency import KEY_PATTERN, Intents
+from auditor.api.idempotency import KEY_PATTERN, IdempotentRuns
 from auditor.api.problems import InvalidRequestError
 from auditor.api.upkeep_port import Upkeep
 from auditor.operating.client import Actor
@@ -34,7 +34,7 @@ _SCHEDULE_TARGETS: Final = (RunState.PAUSED.value, RunState.RUNNING.value)
 class RunRoutes:
     """Handlers over ``Control``."""
 
-    def __init__(self, control: Control, intents: Intents, upkeep: Upkeep) -> None:
+    def __init__(self, control: Control, intents: IdempotentRuns, upkeep: Upkeep) -> None:
         self._control = control
         self._upkeep = upkeep
         self._intents = intents
@@ -62,8 +62,8 @@ class RunRoutes:
                   "As PUT, for clients that cannot send PUT.",
                   self._change, changed, role=Role.OPERATE, segments=target, is_changing=True),
             Route("PUT", SCHEDULES + "/{kind}/state/{state}", "change_schedule", "Pause or resume a schedule.",
-                  self._change_schedule, paused, role=Role.OPERATE, segments=schedule, parameters=(_SECONDS,),
-                  is_changing=True),
+                  self._change_schedule, paused, role=Role.OPERATE, segments=schedule,
+                  parameters=(_PAUSE_SECONDS_PARAMETER,), is_changing=True),
             Route("GET", SCHEDULES, "list_schedules", "The pauses of the schedules, with their ends.", self._schedules,
                   (Answer(200, "One for each kind of check.", JSON, "ScheduleList"),)),
         )  # fmt: skip
@@ -154,7 +154,7 @@ class RunRoutes:
 
 
 _KIND: Final = segment("kind", "The kind of check.", enum=[kind.value for kind in RunKind])
-_SECONDS: Final = Parameter(
+_PAUSE_SECONDS_PARAMETER: Final = Parameter(
     "seconds",
     "How long a pause lasts. Absent: the auditor's option `pause_s`.",
     {"type": "integer", "minimum": PAUSE_S_MIN, "maximum": SPAN_S_MAX},

@@ -24,7 +24,7 @@ from spark_jobs.report.history import BRIEF
 Schema = dict[str, Any]
 
 _TEXT: Final[Schema] = {"type": "string"}
-_TRUTH: Final[Schema] = {"type": "boolean"}
+_BOOLEAN_SCHEMA: Final[Schema] = {"type": "boolean"}
 _COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 _TIME: Final[Schema] = {"type": ["string", "null"], "format": "date-time"}
 
@@ -88,7 +88,7 @@ LIMITS: Final[Mapping[str, int]] = {
 
 _MARK_MISPLACED: Final[Mapping[str, Schema]] = {
     "mark_misplaced": {
-        **_TRUTH,
+        **_BOOLEAN_SCHEMA,
         "default": False,
         "description": "Mark the ledgers that a replacement would improve.",
     }
@@ -96,7 +96,7 @@ _MARK_MISPLACED: Final[Mapping[str, Schema]] = {
 
 
 def _run_request(kind: RunKind, options: Mapping[str, Schema]) -> Schema:
-    dry_run = {**_TRUTH, "default": False, "description": "Report only, and mark nothing."}
+    dry_run = {**_BOOLEAN_SCHEMA, "default": False, "description": "Report only, and mark nothing."}
     properties = {"kind": {"const": kind.value}, "dry_run": dry_run, **options}
     return {"type": "object", "properties": properties, "required": ["kind"], "additionalProperties": False}
 
@@ -110,7 +110,7 @@ _RUN: Final = _fields(
         "owner": _TEXT,
         "process": _TEXT,
         "state": _one_of([state.value for state in RunState]),
-        "dry_run": _TRUTH,
+        "dry_run": _BOOLEAN_SCHEMA,
         "phase": _TEXT,
         "done": _COUNT,
         "total": _nullable(_COUNT),
@@ -139,7 +139,7 @@ _RUN: Final = _fields(
     }
 )
 _PAUSE: Final = {
-    "paused": _TRUTH,
+    "paused": _BOOLEAN_SCHEMA,
     "paused_until": {**_TIME, "description": "When the pause of the schedule ends automatically."},
     "paused_by": _nullable(_TEXT),
 }
@@ -157,7 +157,7 @@ _WINDOW_FIELDS: Final = {
     "by": _TEXT,
     "since": _TIME,
     "until": {**_TIME, "description": "The window ends automatically at this time."},
-    "hold_critical": {**_TRUTH, "description": "Whether ledgers with one copy left wait as well."},
+    "hold_critical": {**_BOOLEAN_SCHEMA, "description": "Whether ledgers with one copy left wait as well."},
     "note": _nullable(_TEXT),
 }
 _WINDOW: Final = _fields(_WINDOW_FIELDS)
@@ -192,12 +192,12 @@ _STATUS: Final = _document(
     {
         "version": _TEXT,
         "process": _TEXT,
-        "is_leader": _TRUTH,
+        "is_leader": _BOOLEAN_SCHEMA,
         "leader": _nullable(_TEXT),
-        "store_connected": _TRUTH,
+        "store_connected": _BOOLEAN_SCHEMA,
         "metadata_uri": _TEXT,
         "instance_id": _TEXT,
-        "recovery_enabled": _TRUTH,
+        "recovery_enabled": _BOOLEAN_SCHEMA,
         "lost_bookie_delay_seconds": _COUNT,
         "held_because": _nullable(_TEXT),
         "maintenance": _list(_WINDOW),
@@ -270,17 +270,17 @@ _LOST_FRAGMENT: Final = _fields(
     }
 )
 _LIMIT_FIELDS: Final = {
-    "limited": {**_TRUTH, "description": "False: there are no limits."},
+    "limited": {**_BOOLEAN_SCHEMA, "description": "False: there are no limits."},
     **dict.fromkeys(LIMITS, _COUNT),
     "profile": _one_of([profile.value for profile in CopyProfile]),
     "by": _TEXT,
     "since": _TIME,
 }
-_DONE: Final = {"dry_run": _TRUTH}
+_DONE: Final = {"dry_run": _BOOLEAN_SCHEMA}
 _VERDICT: Final = {
-    "ok": _TRUTH,
+    "ok": _BOOLEAN_SCHEMA,
     "bookies": _list(_TEXT),
-    "strict": _TRUTH,
+    "strict": _BOOLEAN_SCHEMA,
     "ledgers": {**_COUNT, "description": "Ledgers that were examined."},
     "unreadable_ledgers": _COUNT,
     "ledgers_at_risk": _COUNT,
@@ -291,7 +291,7 @@ _VERDICT: Final = {
                 "fragment_first_entry_id": _COUNT,
                 "copies_left": _COUNT,
                 "copies_needed": _COUNT,
-                "growing": _TRUTH,
+                "growing": _BOOLEAN_SCHEMA,
                 "bookies": _list(_TEXT),
                 **_OWNER,
             }
@@ -332,7 +332,7 @@ _WHAT_IF: Final = {
         )
     ),
     "topics_total": _COUNT,
-    "topics_cut": _TRUTH,
+    "topics_cut": _BOOLEAN_SCHEMA,
     "unnamed_ledgers": {**_COUNT, "description": "Ledgers whose severity would be worse, and that name no topic."},
     "topics": _list(_fields({"topic": _TEXT, "severity": _TEXT, "ledgers": _COUNT})),
 }
@@ -350,7 +350,7 @@ _COPY: Final = _fields(
 _DECISION_REQUEST: Final[Mapping[str, Schema]] = {
     "ledgers": _LEDGERS,
     "confirm": {**_LEDGERS, "description": "The ids in `ledgers` again. Required unless `dry_run` is true."},
-    "dry_run": {**_TRUTH, "default": False, "description": "Report what would be done, and change nothing."},
+    "dry_run": {**_BOOLEAN_SCHEMA, "default": False, "description": "Report what would be done, and change nothing."},
 }
 _UPKEEP: Final[Mapping[str, Schema]] = {
     "FindingList": _document(
@@ -407,7 +407,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             ),
             "total": {**_COUNT, "description": "Rows that the parameters select."},
             "unnamed_ledgers": {**_COUNT, "description": "Ledgers of the run with findings that name no topic."},
-            "cut": {**_TRUTH, "description": "Whether there are so many topics that some are not counted."},
+            "cut": {**_BOOLEAN_SCHEMA, "description": "Whether there are so many topics that some are not counted."},
         },
     ),
     "DeadLetterList": _document(
@@ -510,7 +510,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
     ),
     "MaintenanceWindowList": _document("MaintenanceWindowList", {"items": _list(_WINDOW)}),
     "MaintenanceWindow": _document("MaintenanceWindow", {**_DONE, **_WINDOW_FIELDS}),
-    "MaintenanceEnd": _document("MaintenanceEnd", {**_DONE, "target": _TEXT, "was_open": _TRUTH}),
+    "MaintenanceEnd": _document("MaintenanceEnd", {**_DONE, "target": _TEXT, "was_open": _BOOLEAN_SCHEMA}),
     "MaintenanceRequest": _body(
         {
             "target": {
@@ -525,12 +525,16 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
                 "description": "How long the window is open.",
             },
             "hold_critical": {
-                **_TRUTH,
+                **_BOOLEAN_SCHEMA,
                 "default": False,
                 "description": "Also hold back ledgers with one copy left. Needs the role administer.",
             },
             "note": {"type": "string", "maxLength": NOTE_MAX, "description": "The reason, shown to other operators."},
-            "dry_run": {**_TRUTH, "default": False, "description": "Report what would be done, and change nothing."},
+            "dry_run": {
+                **_BOOLEAN_SCHEMA,
+                "default": False,
+                "description": "Report what would be done, and change nothing.",
+            },
         },
         "target",
         "seconds",
@@ -572,7 +576,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             "open_topics": {**_list(_TEXT), "description": "Some topics of Pulsar whose open ledgers are left."},
             "unreadable_ledgers": _COUNT,
             "ledgers_read": _COUNT,
-            "recovery_enabled": _TRUTH,
+            "recovery_enabled": _BOOLEAN_SCHEMA,
             "ledgers_per_second": {"type": ["number", "null"]},
             "eta_seconds": {"type": ["number", "null"]},
         },
@@ -580,11 +584,11 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
     "DrainStop": _document("DrainStop", {**_DONE, "stopped": _list(_TEXT)}),
     "StopVerdict": _document("StopVerdict", _VERDICT),
     "WhatIf": _document("WhatIf", _WHAT_IF),
-    "RecoveryStatus": _document("RecoveryStatus", {"enabled": _TRUTH, "lost_bookie_delay_seconds": _COUNT}),
+    "RecoveryStatus": _document("RecoveryStatus", {"enabled": _BOOLEAN_SCHEMA, "lost_bookie_delay_seconds": _COUNT}),
     "RecoveryRequest": {
         **_body(
             {
-                "enabled": _TRUTH,
+                "enabled": _BOOLEAN_SCHEMA,
                 "lost_bookie_delay_seconds": {"type": "integer", "minimum": 0, "maximum": DELAY_S_MAX},
             }
         ),
@@ -614,7 +618,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
                         "ledger_id": _COUNT,
                         "outcome": _one_of(["boosted", "not_boosted", "ended"]),
                         "until": _TIME,
-                        "parked": _TRUTH,
+                        "parked": _BOOLEAN_SCHEMA,
                     }
                 )
             ),
@@ -625,7 +629,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
         "RepairProgress",
         {
             "looked": _TIME,
-            "recovery_enabled": _TRUTH,
+            "recovery_enabled": _BOOLEAN_SCHEMA,
             "backlog": _fields(
                 {
                     "ledgers": _COUNT,
@@ -655,7 +659,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             "instance_id": _TEXT,
             "looked": {**_TIME, "description": "When the marks were read; the rest may be newer."},
             "auditor": _nullable(_TEXT),
-            "recovery_enabled": _TRUTH,
+            "recovery_enabled": _BOOLEAN_SCHEMA,
             "lost_bookie_delay_seconds": {**_nullable(_COUNT), "description": "Null: it cannot be read."},
             "held_because": {**_nullable(_TEXT), "description": "Why the mass-loss brake holds."},
             "bookies": _fields(
@@ -677,7 +681,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
                         "run_id": _TEXT,
                         "kind": _one_of([kind.value for kind in RunKind]),
                         "state": _one_of([state.value for state in RunState]),
-                        "dry_run": _TRUTH,
+                        "dry_run": _BOOLEAN_SCHEMA,
                         "phase": _TEXT,
                         "done": _COUNT,
                         "total": _nullable(_COUNT),
@@ -774,7 +778,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         },
     ),
     "Version": _document("Version", {"version": _TEXT, "component": _TEXT}),
-    "RecoverySwitch": _fields({"enabled": _TRUTH}),
+    "RecoverySwitch": _fields({"enabled": _BOOLEAN_SCHEMA}),
     "DelayRequest": {
         "type": "object",
         "properties": {"delay_seconds": {"type": "integer", "minimum": 0, "maximum": DELAY_S_MAX}},
@@ -786,10 +790,10 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     },
     "ClusterInfo": _fields(
         {
-            "auditorElected": _TRUTH,
+            "auditorElected": _BOOLEAN_SCHEMA,
             "auditorId": _TEXT,
-            "clusterUnderReplicated": _TRUTH,
-            "ledgerReplicationEnabled": _TRUTH,
+            "clusterUnderReplicated": _BOOLEAN_SCHEMA,
+            "ledgerReplicationEnabled": _BOOLEAN_SCHEMA,
             "totalBookiesCount": _COUNT,
             "writableBookiesCount": _COUNT,
             "readonlyBookiesCount": _COUNT,

@@ -25,7 +25,7 @@ from auditor.api.http.report_routes import ReportRoutes
 from auditor.api.http.routes import Route
 from auditor.api.http.run_routes import RunRoutes
 from auditor.api.http.upkeep_routes import UpkeepRoutes
-from auditor.api.idempotency import Intents
+from auditor.api.idempotency import IdempotentRuns
 from auditor.api.operations_port import Operations
 from auditor.api.peer_port import PeerReports
 from auditor.api.settings import ApiSettings, check_settings
@@ -118,7 +118,7 @@ class HttpApi:
         self._guard = Guard(settings, self._access)
         self._process = ProcessRoutes(control, metrics)
         self.routes: Sequence[Route] = (
-            *RunRoutes(control, Intents(clock), upkeep).routes(),
+            *RunRoutes(control, IdempotentRuns(clock), upkeep).routes(),
             *ClusterRoutes(control, operations).routes(),
             *FindingsRoutes(settings.report_dir).routes(),
             *UpkeepRoutes(upkeep).routes(),

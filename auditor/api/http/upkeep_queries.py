@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from auditor.api.http.queries import json_integer, json_object, json_truth, refuse_unknown
+from auditor.api.http.queries import json_boolean, json_integer, json_object, refuse_unknown
 from auditor.api.http.schemas import (
     BOOKIE_ID_PATTERN,
     DRAINS_MAX,
@@ -115,7 +115,7 @@ def decision_request(body: bytes, *, is_reason_required: bool) -> DecisionReques
         if "reason" in fields and given:
             raise ContradictionError("the reason contains only blanks: write one sentence")
         raise InvalidRequestError("reason is missing: write one sentence for those who read the record")
-    is_dry_run = json_truth(fields.get("dry_run", False), "dry_run")
+    is_dry_run = json_boolean(fields.get("dry_run", False), "dry_run")
     if not is_dry_run and set(confirmed) != set(ledgers):
         raise ContradictionError("confirm must repeat the ids in ledgers: this cannot be undone")
     return DecisionRequest(ledgers, reason, is_dry_run)
@@ -178,8 +178,8 @@ def window_request(body: bytes) -> WindowRequest:
     fields = json_object(body)
     refuse_unknown(fields, ("target", "seconds", "hold_critical", "note", "dry_run"), "field")
     span_s = json_integer(fields.get("seconds"), "seconds", 1, WINDOW_S_MAX)
-    is_critical_held = json_truth(fields.get("hold_critical", False), "hold_critical")
-    is_dry_run = json_truth(fields.get("dry_run", False), "dry_run")
+    is_critical_held = json_boolean(fields.get("hold_critical", False), "hold_critical")
+    is_dry_run = json_boolean(fields.get("dry_run", False), "dry_run")
     note = fields.get("note", "")
     if not isinstance(note, str) or len(note) > NOTE_MAX:
         raise InvalidRequestError(f"note must be a text of at most {NOTE_MAX} characters")

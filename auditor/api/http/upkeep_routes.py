@@ -16,7 +16,7 @@ from aiohttp import web
 
 from auditor.api.http import upkeep_queries as queries
 from auditor.api.http.documents import document
-from auditor.api.http.queries import json_integer, json_object, json_truth, refuse_unknown, truth, whole_number
+from auditor.api.http.queries import json_boolean, json_integer, json_object, refuse_unknown, truth, whole_number
 from auditor.api.http.routes import JSON, Answer, Call, Parameter, Route, segment
 from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGER_ID, WINDOW_TARGET_PATTERN
 from auditor.api.problems import InvalidRequestError, NotFoundError, NotOkToStopError
@@ -35,7 +35,7 @@ from bookie.runtime.access.tokens import Role
 _API: Final = "/api/v1"
 _PAGE_DEFAULT: Final = 100
 _PAGE_MAX: Final = 1_000
-_STOPPED_MAX: Final = 100
+_STOP_CHECK_BOOKIES_MAX: Final = 100
 """Bookies in one query."""
 _DRAIN: Final = "drain"
 """First part of the keys of work that begins drains; the second part is the tuple of the bookies."""
@@ -57,7 +57,7 @@ class UpkeepRoutes:
         letters, boosts = f"{_API}/dead-letters", f"{_API}/boosts"
         return (
             _read(letters, "list_dead_letters", "Tasks that workers have set aside, by ledger id.", self._letters,
-                  "DeadLetterList", _LETTER_PAGING),
+                  "DeadLetterList", _DEAD_LETTER_PARAMETERS),
             _change("POST", f"{letters}/retry", "retry_dead_letters", "Let workers try dead letters again.",
                     self._retry, "DeadLetterRetry", body="LedgersRequest"),
             _change("POST", f"{letters}/accept-loss", "accept_loss",
@@ -91,7 +91,7 @@ class UpkeepRoutes:
                     "MaintenanceEnd", parameters=(_TARGET,)),
             _read(f"{_API}/ok-to-stop", "get_ok_to_stop",
                   "Whether bookies may be stopped now: 200 yes, 409 no, 503 not known yet: repeat the request.",
-                  self._ok_to_stop, "StopVerdict", _STOPPING),
+                  self._ok_to_stop, "StopVerdict", _STOP_CHECK_PARAMETERS),
             _read(f"{_API}/what-if", "get_what_if",
                   "What would be lost if bookies or racks failed now. 503 while the metadata is read: repeat "
                   "the request.",
@@ -274,7 +274,7 @@ class UpkeepRoutes:
         refuse_unknown(query, ("bookie", "strict"), "parameter")
         bookies = _bookies(call)
         if not bookies:
-            raise InvalidRequestError(f"name 1 to {_STOPPED_MAX} bookies: ?bookie=ID, repeated for each")
+            raise InvalidRequestError(f"name 1 to {_STOP_CHECK_BOOKIES_MAX} bookies: ?bookie=ID, repeated for each")
         is_strict = truth(query.get("strict", "false"), "strict")
 
         async def registered(client: ClusterClient) -> Hashable:
@@ -293,8 +293,10 @@ class UpkeepRoutes:
         query = call.request.query
         refuse_unknown(query, ("target", "worst", "topics"), "parameter")
         named = query.getall("target", [])
-        if not 1 <= len(named) <= _STOPPED_MAX:
-            raise InvalidRequestError(f"name 1 to {_STOPPED_MAX} targets: ?target=BOOKIE or rack:RACK, repeated")
+        if not 1 <= len(named) <= _STOP_CHECK_BOOKIES_MAX:
+            raise InvalidRequestError(
+                f"name 1 to {_STOP_CHECK_BOOKIES_MAX} targets: ?target=BOOKIE or rack:RACK, repeated"
+            )
         targets = tuple(dict.fromkeys(map(queries.window_target_of, named)))
         worst = whole_number(query.get("worst", str(WORST_DEFAULT)), "worst", 0, _PAGE_MAX)
         topics = whole_number(query.get("topics", str(TOPICS_DEFAULT)), "topics", 0, _PAGE_MAX)
@@ -315,7 +317,7 @@ class UpkeepRoutes:
         refuse_unknown(fields, ("enabled", "lost_bookie_delay_seconds"), "field")
         if not fields:
             raise InvalidRequestError("name enabled, lost_bookie_delay_seconds, or both")
-        is_on = json_truth(fields["enabled"], "enabled") if "enabled" in fields else None
+        is_on = json_boolean(fields["enabled"], "enabled") if "enabled" in fields else None
         delay_s = None
         if "lost_bookie_delay_seconds" in fields:
             name = "lost_bookie_delay_seconds"
@@ -411,8 +413,8 @@ def _bookies(call: Call) -> tuple[BookieId, ...]:
         InvalidRequestError: a name is not an id, or there are too many.
     """
     named = call.request.query.getall("bookie", [])
-    if len(named) > _STOPPED_MAX:
-        raise InvalidRequestError(f"name 1 to {_STOPPED_MAX} bookies: ?bookie=ID, repeated for each")
+    if len(named) > _STOP_CHECK_BOOKIES_MAX:
+        raise InvalidRequestError(f"name 1 to {_STOP_CHECK_BOOKIES_MAX} bookies: ?bookie=ID, repeated for each")
     return tuple(dict.fromkeys(map(queries.bookie, named)))
 
 
@@ -467,7 +469,7 @@ _BOOKIES: Final = {
     "type": "array",
     "items": {"type": "string", "pattern": BOOKIE_ID_PATTERN},
     "minItems": 1,
-    "maxItems": _STOPPED_MAX,
+    "maxItems": _STOP_CHECK_BOOKIES_MAX,
 }
 _DRAINED: Final = Parameter("bookie", "Id of a bookie, repeated for each. Default: every drained one.", _BOOKIES)
 _TARGET: Final = Parameter(
@@ -483,7 +485,7 @@ _CHANGES_LIMIT: Final = Parameter(
     "limit", "Most rows to list.", {"type": "integer", "minimum": 1, "maximum": CHANGES_MAX, "default": _PAGE_DEFAULT}
 )
 _PAGING: Final = (_LIMIT, Parameter("after", "Begin after this ledger.", LEDGER_ID))
-_LETTER_PAGING: Final = (
+_DEAD_LETTER_PARAMETERS: Final = (
     *_PAGING,
     Parameter("reason", "Only those with this reason.", {"type": "string", "enum": [why.value for why in ParkReason]}),
 )
@@ -495,7 +497,7 @@ _WHAT_IF: Final = (
             "type": "array",
             "items": {"type": "string", "pattern": WINDOW_TARGET_PATTERN},
             "minItems": 1,
-            "maxItems": _STOPPED_MAX,
+            "maxItems": _STOP_CHECK_BOOKIES_MAX,
         },
         is_required=True,
     ),
@@ -504,7 +506,7 @@ _WHAT_IF: Final = (
         for name in ("worst", "topics")
     ),
 )
-_STOPPING: Final = (
+_STOP_CHECK_PARAMETERS: Final = (
     Parameter(
         "bookie",
         "Id of a bookie that is to be stopped, repeated for each.",

@@ -26,7 +26,7 @@ from bookie.model.run import RunKind, RunRecord
 from bookie.runtime.closed_pipes import discard_unread_output
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.user import user_name
-from spark_jobs.settings import FROM_SNAPSHOT, AuditSettings, FailOn
+from spark_jobs.settings import SNAPSHOT_READING_KINDS, AuditSettings, FailOn
 
 if TYPE_CHECKING:
     from spark_jobs.one_shot.run import OneShot
@@ -78,7 +78,7 @@ def audit(
         context.auto_envvar_prefix = None  # each subcommand has its own prefix, and its help does not show it
         _refuse_options(context)
         return
-    shot = _shot(
+    shot = _make_one_shot(
         RunKind.BOOKIES,
         _settings(metadata_uri(uri, config), options),
         master=master,
@@ -125,14 +125,14 @@ def run(
             remotes, kind, is_dry_run=options["dry_run"], options=sent, wait_s=patience_s, is_json=is_json
         )
         raise typer.Exit(code)
-    if (snapshot is not None or options["snapshot_url"]) and kind not in FROM_SNAPSHOT:
+    if (snapshot is not None or options["snapshot_url"]) and kind not in SNAPSHOT_READING_KINDS:
         raise typer.BadParameter(f"a run of kind {kind.value} has no --snapshot")
     settings = replace(_settings(metadata_uri(uri, config), options), snapshot=snapshot)
     if settings.export is not None and kind is not RunKind.REFERENCES:
         raise typer.BadParameter(f"a run of kind {kind.value} has no --export")
-    exported = _exporting(metrics_file, pushgateway, cluster_name)
-    with _scraped(kind, http_port, http_host) as on_progress:
-        shot = _shot(kind, settings, master=master, wait_s=patience_s, is_scheduled=scheduled)
+    exported = _metrics_exporter(metrics_file, pushgateway, cluster_name)
+    with _metrics_served(kind, http_port, http_host) as on_progress:
+        shot = _make_one_shot(kind, settings, master=master, wait_s=patience_s, is_scheduled=scheduled)
         _here(shot, fail_on, output, exported, on_progress)
 
 
@@ -149,7 +149,7 @@ _OF_THIS_SIDE: Final = frozenset(
     {"kind", "dry_run", "wait", "wait_s", "at", "token_file", "ca", "client_cert", "client_key", "output"}
 )
 """Options of ``run`` that keep their meaning with ``--at``, besides the options of the run itself."""
-_OF_A_RUN_HERE: Final = frozenset({"fail_on", "http_port", "metrics_file", "pushgateway"})
+_LOCAL_RUN_OPTIONS: Final = frozenset({"fail_on", "http_port", "metrics_file", "pushgateway"})
 """Options that only a run in this process can use. With --at they are refused, also from environment or file."""
 
 
@@ -166,8 +166,8 @@ def _sent_options(context: typer.Context, kind: RunKind) -> dict[str, bool | int
     by_source = {name: "" if source is None else source.name for name, source in sources.items()}
     given = {name for name, source in by_source.items() if source == "COMMANDLINE"}
     defaults = {str(parameter.name): parameter.default for parameter in context.command.params}
-    given -= _OF_A_RUN_HERE
-    given |= {name for name in _OF_A_RUN_HERE if context.params[name] != defaults[name]}
+    given -= _LOCAL_RUN_OPTIONS
+    given |= {name for name in _LOCAL_RUN_OPTIONS if context.params[name] != defaults[name]}
     if lost := sorted(given - _OF_THIS_SIDE - RUN_OPTIONS.keys()):
         named = (flags[name] + _origin(context, name, by_source[name]) for name in lost)
         raise typer.BadParameter(
@@ -195,7 +195,7 @@ def _settings(uri: str, given: Options) -> AuditSettings:
         raise typer.BadParameter("; ".join(error.problems)) from error
 
 
-def _shot(
+def _make_one_shot(
     kind: RunKind, settings: AuditSettings, *, master: str | None, wait_s: float, is_scheduled: bool = False
 ) -> OneShot:
     from spark_jobs.one_shot.run import OneShot
@@ -208,7 +208,7 @@ def _shot(
     return OneShot(kind, settings, session, user_name(), wait_s, is_scheduled)
 
 
-def _exporting(file: Path | None, gateway: str | None, cluster_name: str) -> Callable[[RunRecord], None]:
+def _metrics_exporter(file: Path | None, gateway: str | None, cluster_name: str) -> Callable[[RunRecord], None]:
     """Export the metrics of a run as requested; a failure is reported and does not change the run's result."""
 
     def export(record: RunRecord) -> None:
@@ -226,7 +226,7 @@ def _exporting(file: Path | None, gateway: str | None, cluster_name: str) -> Cal
 
 
 @contextlib.contextmanager
-def _scraped(kind: RunKind, port: int | None, host: str) -> Iterator[Callable[[ProgressEvent], None]]:
+def _metrics_served(kind: RunKind, port: int | None, host: str) -> Iterator[Callable[[ProgressEvent], None]]:
     """Serve metrics during the run, if a port is given; yields the receiver of progress."""
     from auditor.metrics.one_shot import OneShotMetrics, served
     from bookie.runtime.clock import SystemClock

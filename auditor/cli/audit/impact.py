@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 import typer
 
+from auditor.cli.audit.remote_reports import remote_run_id
 from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityName
-from auditor.cli.audit.report_there import run_there
 from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.paging import AT_ONCE_LISTED, print_page
+from auditor.cli.cluster.paging import PAGE_ROWS_MAX, print_page
 from auditor.cli.output import StreamFormat, print_note
 from auditor.cli.running import StreamOutputOption
 from bookie.model.severity import Severity
@@ -52,8 +52,8 @@ def impact(
     if service is None:
         page = _here(report_dir, run, named, namespace, topic, limit)
     else:
-        query = {"severity": named, "namespace": namespace, "topic": topic, "limit": min(limit, AT_ONCE_LISTED)}
-        run = run_there(service, run)
+        query = {"severity": named, "namespace": namespace, "topic": topic, "limit": min(limit, PAGE_ROWS_MAX)}
+        run = remote_run_id(service, run)
         page = service.ask("GET", f"/runs/{quote(run, safe='')}/impact", query)
     print_page(
         output,

@@ -179,7 +179,7 @@ class Remote:
         wanted = "" if kind is None else f"&kind={kind.value}"
         items = self._ask("GET", f"/api/v1/runs?limit={min(limit, RUNS_MAX)}{wanted}").get("items")
         if not isinstance(items, list):
-            raise self._stranger()
+            raise self._not_an_auditor_error()
         return [self._one({"run": item}) for item in items]
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
@@ -292,9 +292,9 @@ class Remote:
                 return RemoteRun(fields)
         except (KeyError, ValueError):
             pass
-        raise self._stranger()
+        raise self._not_an_auditor_error()
 
-    def _stranger(self) -> RemoteRefusedError:
+    def _not_an_auditor_error(self) -> RemoteRefusedError:
         return RemoteRefusedError(f"{self._settings.url} did not answer with a run: is it an auditor of bkheal?", 200)
 
     def _ask_leader(

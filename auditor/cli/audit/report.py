@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from auditor.cli.audit.remote_reports import remote_earlier_run, remote_reports, remote_run_id, remote_summary
 from auditor.cli.audit.report_findings import findings
 from auditor.cli.audit.report_options import ReportDirOption, RunArgument
 from auditor.cli.audit.report_sql import sql
-from auditor.cli.audit.report_there import earlier_there, reports_there, run_there, summary_there
 from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_line, print_note
@@ -45,7 +45,7 @@ def list_reports(
     service: Service | None = None,
 ) -> None:
     """List the runs with a report, the newest first. With --at, the runs with a report at that auditor."""
-    rows = reports_there(service, limit) if service else _listed(report_dir, limit)
+    rows = remote_reports(service, limit) if service else _listed(report_dir, limit)
     where = "with the service" if service else f"in {report_dir.absolute()}"
     print_page(
         output,
@@ -93,7 +93,7 @@ def show(
     from spark_jobs.report.history import find
     from spark_jobs.report.page.advice import environment, next_steps
 
-    summary = summary_there(service, run_there(service, run)) if service else find(report_dir, run)
+    summary = remote_summary(service, remote_run_id(service, run)) if service else find(report_dir, run)
     if output is OutputFormat.JSON:
         document = dict(summary.to_json())
         del document["apiVersion"]
@@ -129,7 +129,7 @@ def compare(
     from spark_jobs.report.diff import diff
     from spark_jobs.report.history import NoSuchReportError
 
-    earlier, later = _pair_there(service, old, new) if service else _pair(report_dir, old, new)
+    earlier, later = _remote_runs_to_compare(service, old, new) if service else _runs_to_compare(report_dir, old, new)
     if earlier is None:
         raise NoSuchReportError(
             f"there is no complete {later.kind.value} check of that cluster before {later.run_id} to compare it with"
@@ -141,16 +141,16 @@ def compare(
     _print_diff(changes)
 
 
-def _pair(report_dir: Path, old: str, new: str) -> tuple[RunSummary | None, RunSummary]:
-    from spark_jobs.report.history import earlier_than, find, reports
+def _runs_to_compare(report_dir: Path, old: str, new: str) -> tuple[RunSummary | None, RunSummary]:
+    from spark_jobs.report.history import earlier_run_to_compare, find, reports
 
     later = find(report_dir, new)
-    return find(report_dir, old) if old else earlier_than(reports(report_dir), later), later
+    return find(report_dir, old) if old else earlier_run_to_compare(reports(report_dir), later), later
 
 
-def _pair_there(service: Service, old: str, new: str) -> tuple[RunSummary | None, RunSummary]:
-    later = summary_there(service, run_there(service, new))
-    earlier = summary_there(service, run_there(service, old)) if old else earlier_there(service, later)
+def _remote_runs_to_compare(service: Service, old: str, new: str) -> tuple[RunSummary | None, RunSummary]:
+    later = remote_summary(service, remote_run_id(service, new))
+    earlier = remote_summary(service, remote_run_id(service, old)) if old else remote_earlier_run(service, later)
     return earlier, later
 
 
@@ -202,7 +202,7 @@ def open_page(
         print_line(str(page))
         address = page.as_uri()
     else:
-        run_id = summary_there(service, run_there(service, run)).run_id  # fails if there is no report
+        run_id = remote_summary(service, remote_run_id(service, run)).run_id  # fails if there is no report
         address = f"{service.base}/reports/{run_id}/"
         print_line(address)
     if not webbrowser.open(address):
@@ -228,7 +228,7 @@ def _print_diff(changes: ReportDiff) -> None:
     print_line(f"verdict     {old.verdict.value} -> {new.verdict.value}")
     for name, change in (("ledgers", changes.ledgers), ("unreadable", changes.unreadable)):
         if change is not None:
-            print_line(f"{name:<12}{_arrow(change)}")
+            print_line(f"{name:<12}{_change_text(change)}")
     for name, bookies in (
         ("lost", changes.bookies.lost),
         ("returned", changes.bookies.returned),
@@ -240,13 +240,13 @@ def _print_diff(changes: ReportDiff) -> None:
         for bookie in bookies:
             print_line(f"{name:<12}{printable(bookie)}")
     for severity, change in changes.severities.items():
-        print_line(f"{'findings':<12}{severity.label}: {_arrow(change, 'ledger')}")
+        print_line(f"{'findings':<12}{severity.label}: {_change_text(change, 'ledger')}")
     if changes.worst_appeared:
         print_line(f"{'new worst':<12}{' '.join(map(str, changes.worst_appeared))}")
     if changes.is_empty:
         print_line("nothing changed")
 
 
-def _arrow(change: Change, noun: str = "") -> str:
+def _change_text(change: Change, noun: str = "") -> str:
     now = counted(change.now, noun) if noun else str(change.now)
     return f"{change.before} -> {now} ({change.by:+})" if change.by else f"{now} (no change)"

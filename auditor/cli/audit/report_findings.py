@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 import typer
 
-from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityName, note_if_empty
-from auditor.cli.audit.report_there import rows_there, run_there
+from auditor.cli.audit.remote_reports import remote_report_rows, remote_run_id
+from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityName, print_note_if_no_runs
 from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.paging import AT_ONCE_LISTED, LIMIT_DEFAULT, LimitOption, print_page
+from auditor.cli.cluster.paging import LIMIT_DEFAULT, PAGE_ROWS_MAX, LimitOption, print_page
 from auditor.cli.cluster.spans import moment_ms
 from auditor.cli.output import StreamFormat, print_note
 from auditor.cli.running import StreamOutputOption
@@ -63,11 +63,11 @@ def findings(
         if service is None:
             page = _findings_since(report_dir, since_ms, wanted, limit, after)
         else:
-            page = _findings_since_there(service, since_ms, wanted, limit, after)
+            page = _remote_findings_since(service, since_ms, wanted, limit, after)
     elif service is None:
         page = _findings(report_dir, run, wanted, limit, after)
     else:
-        page = _findings_there(service, run, wanted, limit, after)
+        page = _remote_findings(service, run, wanted, limit, after)
     headings: tuple[str, ...] = ("LEDGER", "FRAGMENT FROM", "SEVERITY", "COPIES", "KIND", "MISSING", "DETAIL")
     cells, right = _finding_cells, (0, 1, 3)
     if since is not None:
@@ -78,7 +78,7 @@ def findings(
     for path in left_out:
         print_note(f"{printable(path)} is damaged, and its findings are left out")
     if since is not None and service is None:
-        note_if_empty(report_dir)
+        print_note_if_no_runs(report_dir)
 
 
 def _nothing(wanted: FindingFilter) -> str:
@@ -141,7 +141,7 @@ def _findings_since(
         raise typer.BadParameter(str(error), param_hint="--after") from error
 
 
-def _findings_since_there(
+def _remote_findings_since(
     service: Service,
     since_ms: int,
     wanted: FindingFilter,
@@ -154,7 +154,7 @@ def _findings_since_there(
     first, slash, within = (after or "").partition("/")
     if after is not None and not slash:
         raise typer.BadParameter("it must be the last value of the previous page", param_hint="--after")
-    ended = {each["run_id"]: each["modified"] for each in rows_there(service) if each["modified"] is not None}
+    ended = {each["run_id"]: each["modified"] for each in remote_report_rows(service) if each["modified"] is not None}
     runs = sorted((run for run, modified in ended.items() if epoch_ms(modified) >= since_ms), reverse=True)
     rows: list[dict[str, Any]] = []
     for run in runs:
@@ -163,29 +163,29 @@ def _findings_since_there(
         start = within if run == first else None
         if len(rows) == limit:
             # The page is full. The next page begins with this run, if the run has any finding.
-            if _findings_there(service, run, wanted, 1, start)["items"]:
+            if _remote_findings(service, run, wanted, 1, start)["items"]:
                 return {"items": rows, "next_after": f"{rows[-1]['run_id']}/{cursor_of(rows[-1])}"}
             continue
-        page = _findings_there(service, run, wanted, limit - len(rows), start)
+        page = _remote_findings(service, run, wanted, limit - len(rows), start)
         rows += [{"run_id": run, **row} for row in page["items"]]
         if page["next_after"] is not None:
             return {"items": rows, "next_after": f"{run}/{page['next_after']}"}
     return {"items": rows, "next_after": None}
 
 
-def _findings_there(
+def _remote_findings(
     service: Service,
     run: str,
     wanted: FindingFilter,
     limit: int,
     after: str | None,
 ) -> dict[str, Any]:
-    run = run_there(service, run)
+    run = remote_run_id(service, run)
     severity = None if wanted.severity is None else wanted.severity.label
     rows: list[dict[str, Any]] = []
     while True:
         query = {"severity": severity, "bookie": wanted.bookie, "ledger": wanted.ledger_id, "after": after}
-        size = min(limit - len(rows), AT_ONCE_LISTED)
+        size = min(limit - len(rows), PAGE_ROWS_MAX)
         page = service.ask("GET", f"/runs/{quote(run, safe='')}/findings", {**query, "limit": size})
         rows += page["items"]
         after = page["next_after"]

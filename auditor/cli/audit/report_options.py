@@ -27,7 +27,7 @@ ReportDirOption = Annotated[
 RunArgument = Annotated[str, typer.Argument(help="Id of a run, or how it begins, or `latest`.")]
 
 
-def note_if_empty(report_dir: Path) -> None:
+def print_note_if_no_runs(report_dir: Path) -> None:
     """Print a note if the tables of a directory contain no run, because an empty answer then has no meaning."""
     from spark_jobs.report.table_files import table_files
     from spark_jobs.report.table_schemas import RUNS

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from auditor.cli.audit.report_options import ReportDirOption, note_if_empty
+from auditor.cli.audit.report_options import ReportDirOption, print_note_if_no_runs
 from auditor.cli.output import print_error, print_json, print_line, print_note, print_table
 from bookie.model.exit_codes import ExitCode
 from bookie.runtime.human import printable
@@ -67,7 +67,7 @@ def sql(
         print_error(str(error))
         raise typer.Exit(ExitCode.USAGE) from None
     _print(answer, output)
-    note_if_empty(report_dir)
+    print_note_if_no_runs(report_dir)
     if answer.is_cut:
         print_note(f"there are more rows than {limit}; --limit lists more")
     for path in answer.left_out:

@@ -156,7 +156,7 @@ def pause(
     never paused. A schedule can be paused without --at: the auditors read the pause from ZooKeeper.
     """
     remotes = services(at, token_file, ca, client_cert, client_key)
-    _change_either(remotes, run_id, kind, RunState.PAUSED, uri, config, _span_s(span))
+    _change_run_or_schedule(remotes, run_id, kind, RunState.PAUSED, uri, config, _span_s(span))
 
 
 def resume(
@@ -172,7 +172,7 @@ def resume(
 ) -> None:
     """Let a paused run of a service continue, or with --kind the paused schedule of a check."""
     remotes = services(at, token_file, ca, client_cert, client_key)
-    _change_either(remotes, run_id, kind, RunState.RUNNING, uri, config, None)
+    _change_run_or_schedule(remotes, run_id, kind, RunState.RUNNING, uri, config, None)
 
 
 def services(
@@ -237,7 +237,7 @@ def _span_s(span: str) -> int | None:
     return seconds
 
 
-def _change_either(
+def _change_run_or_schedule(
     remotes: Sequence[Remote],
     run_id: str | None,
     kind: RunKind | None,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 REDIRECTS_MAX: Final = 5
 ANSWER_BYTES_MAX: Final = 64 << 10
 """Size limit of an answer: errors have one sentence, other answers a few fields."""
-_SAID_MAX: Final = 300
+_ANSWER_CHARS_MAX: Final = 300
 """Largest number of characters of an answer that an error contains."""
 _TRY_LATER: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -156,7 +156,7 @@ class AdminClient:
                     url = redirected(url, response.headers.get("Location", ""), path, has_token=self._token is not None)
                 except ValueError as error:
                     text = f"{what}: {_shown(url)} redirects {error}; this is not followed"
-                    raise AdminRefusedError(self._clean(text, _SAID_MAX * 3)) from None
+                    raise AdminRefusedError(self._clean(text, _ANSWER_CHARS_MAX * 3)) from None
         raise AdminRefusedError(f"{what}: {self.base}{path} redirects more than {REDIRECTS_MAX} times")
 
     def _understand(self, url: str, status: int, data: bytes) -> Answer:
@@ -168,7 +168,7 @@ class AdminClient:
         said = str((document or {}).get("reason") or "") if document else data.decode(errors="replace")
         return Answer(url, status, self._clean(said), document, isinstance(found, list))
 
-    def _clean(self, text: str, length: int = _SAID_MAX) -> str:
+    def _clean(self, text: str, length: int = _ANSWER_CHARS_MAX) -> str:
         """Return a foreign text in one line, with a bounded length and without the token."""
         if self._token:
             text = text.replace(self._token, "[token]")
@@ -189,7 +189,7 @@ def redirected(at: str, location: str, path: str, *, has_token: bool) -> str:
     """
     if not location:
         raise ValueError("without an address")
-    shown = repr(printable(location)[:_SAID_MAX])
+    shown = repr(printable(location)[:_ANSWER_CHARS_MAX])
     try:
         parts = urlsplit(urljoin(at, location))
         host, port = parts.hostname or "", parts.port

@@ -144,11 +144,11 @@ async def _undo(
     if servers:
         names = ", ".join(admin.base for admin in servers)
         _try_to_note(note, f"no drain was begun; the bookies at {names} are made writable again")
-        for sentence in await asyncio.gather(*map(_writable, servers)):
+        for sentence in await asyncio.gather(*map(_make_writable, servers)):
             _try_to_note(note, sentence)
 
 
-async def _writable(admin: AdminClient) -> str:
+async def _make_writable(admin: AdminClient) -> str:
     try:
         await _state(admin, "PUT", f"the bookie at {admin.base} may still be read-only", is_read_only=False)
     except BkhealError as error:

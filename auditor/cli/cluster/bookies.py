@@ -37,7 +37,7 @@ def bookies(
 
     With --at, the figures are the auditor's, at most 15 seconds old.
     """
-    rows = _bookies_there(service) if service else run(_bookies(metadata_uri(uri, config)))
+    rows = _remote_bookies(service) if service else run(_bookies(metadata_uri(uri, config)))
     print_page(
         output,
         "BookieList",
@@ -102,7 +102,7 @@ def move_state(
     )
 
 
-def _bookies_there(service: Service) -> list[dict[str, Any]]:
+def _remote_bookies(service: Service) -> list[dict[str, Any]]:
     draining = {row["bookie_id"] for row in service.ask("GET", "/drains")["items"]}
     return [_row_of(view, draining) for view in service.ask("GET", "/bookies")["items"]]
 

@@ -67,7 +67,7 @@ def boost(
     elif is_dry_run:
         raise typer.BadParameter("--dry-run cannot be used with --at", param_hint="--dry-run")
     else:
-        document, code = _changed_there(service, ids, wanted_s)
+        document, code = _remote_boost_change(service, ids, wanted_s)
     problem = document.pop("problem", None)
     would = "would be " if is_dry_run else ""
     show(output, "Boost", document, [f"ledger {row['ledger_id']}: {_text(row, would)}" for row in document["ledgers"]])
@@ -76,7 +76,7 @@ def boost(
         raise typer.Exit(code)
 
 
-def _changed_there(
+def _remote_boost_change(
     service: Service, ledgers: Sequence[LedgerId], seconds: int | None
 ) -> tuple[dict[str, Any], ExitCode]:
     """Request the change of one ledger after the other, up to the first problem; also return its exit code.

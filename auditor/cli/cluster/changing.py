@@ -65,7 +65,7 @@ def _is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def text_only(value: str) -> str:
+def require_utf8_text(value: str) -> str:
     """Callback of an option or argument that is stored as text: stop the command if the value is not UTF-8."""
     try:
         value.encode()
@@ -99,7 +99,7 @@ def age_s(epoch_ms: int) -> int:
     return max(0, int(time.time() - epoch_ms / 1000))
 
 
-def unknown_names(names: Sequence[BookieId], known: frozenset[BookieId]) -> None:
+def exit_if_unknown(names: Sequence[BookieId], known: frozenset[BookieId]) -> None:
     """End the command if any of ``names`` is not in ``known``: most likely it is misspelt."""
     strangers = [name for name in names if name not in known]
     if strangers:

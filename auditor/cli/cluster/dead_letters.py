@@ -17,14 +17,14 @@ from auditor.cli.cluster.changing import (
     confirm_ledgers,
     connected,
     refuse,
+    require_utf8_text,
     show,
-    text_only,
     whoami,
 )
 from auditor.cli.cluster.paging import (
-    AT_ONCE_LISTED,
     AT_ONCE_MAX,
     LIMIT_DEFAULT,
+    PAGE_ROWS_MAX,
     AfterOption,
     LimitOption,
     joined_pages,
@@ -57,10 +57,10 @@ SureOption = Annotated[
     bool, typer.Option("--yes", "-y", help="Do not ask. Otherwise each ledger id must be typed at the terminal.")
 ]
 
-_NOT_FOUND: Final = 404
+_HTTP_NOT_FOUND: Final = 404
 _SHOWN_MAX: Final = 20
 """Largest number of ledgers named in a line."""
-_WHY_MAX: Final = 500
+_DECISION_REASON_CHARS_MAX: Final = 500
 """Largest number of recorded characters of an operator's reason."""
 
 
@@ -182,7 +182,7 @@ def retry(
             if service is None:
                 run(_unpark(metadata_uri(uri, config), chosen, done, is_skipping=not ledgers))
             else:
-                _unpark_there(service, chosen, done, is_skipping=not ledgers)
+                _remote_unpark(service, chosen, done, is_skipping=not ledgers)
         except BkhealError as error:
             if not done:
                 raise
@@ -211,7 +211,9 @@ def accept_loss(
     ledgers: LedgersArgument,
     why: Annotated[
         str,
-        typer.Option("--reason", callback=text_only, help="Why the loss is accepted; recorded.", show_default=False),
+        typer.Option(
+            "--reason", callback=require_utf8_text, help="Why the loss is accepted; recorded.", show_default=False
+        ),
     ],
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
@@ -246,7 +248,9 @@ def accept_loss(
 @reachable
 def drop(
     ledgers: LedgersArgument,
-    why: Annotated[str, typer.Option("--reason", callback=text_only, help="Why; recorded.", show_default=False)] = "",
+    why: Annotated[
+        str, typer.Option("--reason", callback=require_utf8_text, help="Why; recorded.", show_default=False)
+    ] = "",
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TABLE,
@@ -296,7 +300,7 @@ def _part(
     if service is None:
         return run(_list(metadata_uri(uri, config), size, begin, reason))
     wanted = reason.value if reason else None
-    query = {"limit": min(size, AT_ONCE_LISTED), "after": begin, "reason": wanted}
+    query = {"limit": min(size, PAGE_ROWS_MAX), "after": begin, "reason": wanted}
     return service.ask("GET", "/dead-letters", query)
 
 
@@ -312,7 +316,7 @@ def _all(service: Service | None, uri: str | None, config: Path | None) -> tuple
     return joined_pages(ask, sys.maxsize, None)["items"], unreadable
 
 
-def _unpark_there(service: Service, chosen: Sequence[int], done: list[int], *, is_skipping: bool) -> None:
+def _remote_unpark(service: Service, chosen: Sequence[int], done: list[int], *, is_skipping: bool) -> None:
     """Request a service to remove records, in parts, and add the ledgers of each part to ``done`` at once.
 
     After an error in the middle of a request, the ledgers of this request that are not parked any more count as done.
@@ -335,7 +339,7 @@ def _unpark_there(service: Service, chosen: Sequence[int], done: list[int], *, i
             done += service.ask("POST", "/dead-letters/retry", body={"ledgers": part})["ledgers"]
             left = left[AT_ONCE_MAX:]
         except (RemoteRefusedError, RemoteUnavailableError) as error:
-            is_absent = isinstance(error, RemoteRefusedError) and error.status == _NOT_FOUND  # nothing was changed
+            is_absent = isinstance(error, RemoteRefusedError) and error.status == _HTTP_NOT_FOUND  # nothing was changed
             if is_absent and not is_skipping:
                 raise
             try:
@@ -396,8 +400,10 @@ def _checked_reason(why: str, *, is_required: bool) -> str:
         raise typer.BadParameter(
             "the reason is empty: write one sentence for those who read the record", param_hint="--reason"
         )
-    if len(reason) > _WHY_MAX:
-        raise typer.BadParameter(f"the reason has {len(reason)} characters; at most {_WHY_MAX}", param_hint="--reason")
+    if len(reason) > _DECISION_REASON_CHARS_MAX:
+        raise typer.BadParameter(
+            f"the reason has {len(reason)} characters; at most {_DECISION_REASON_CHARS_MAX}", param_hint="--reason"
+        )
     return reason
 
 
@@ -418,7 +424,7 @@ def _decide(
 ) -> None:
     ids = [LedgerId(ledger_id) for ledger_id in dict.fromkeys(ledgers)]
     if service is not None:
-        document = _decided_there(service, ids, reason, question, verb, is_dry_run, is_sure)
+        document = _remote_decision(service, ids, reason, question, verb, is_dry_run, is_sure)
     else:
         document = run(_decided(uri or "", ids, reason, question, verb, is_dry_run, is_sure))
     show(output, "DeadLetterDecision", document, [_line(row, is_dry_run) for row in document["ledgers"]])
@@ -438,7 +444,7 @@ def _decide(
         raise typer.Exit(ExitCode.BUSY)
 
 
-def _decided_there(
+def _remote_decision(
     service: Service,
     ledgers: Sequence[LedgerId],
     reason: str,

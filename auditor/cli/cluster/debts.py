@@ -8,7 +8,7 @@ import typer
 
 from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.changing import connected
-from auditor.cli.cluster.paging import AT_ONCE_LISTED, joined_pages, print_page
+from auditor.cli.cluster.paging import PAGE_ROWS_MAX, joined_pages, print_page
 from auditor.cli.output import StreamFormat
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.tasks.debts import DEBTS_MAX
@@ -59,7 +59,7 @@ def list_debts(
 
 def _there(service: Service) -> list[dict[str, Any]]:
     def page(left: int, after: int | None) -> dict[str, Any]:
-        return service.ask("GET", "/debts", {"limit": min(left, AT_ONCE_LISTED), "after": after})
+        return service.ask("GET", "/debts", {"limit": min(left, PAGE_ROWS_MAX), "after": after})
 
     return list(joined_pages(page, _LISTED_MAX, None)["items"])
 

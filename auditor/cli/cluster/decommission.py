@@ -11,9 +11,9 @@ from auditor.cli.cluster.changing import (
     bookie_ids,
     confirm,
     connected,
+    exit_if_unknown,
     refuse,
     show,
-    unknown_names,
     whoami,
 )
 from auditor.cli.output import OutputFormat, counting, print_note
@@ -101,7 +101,7 @@ async def _decommission(uri: str, bookies: tuple[BookieId, ...], is_dry_run: boo
             bookie for bookie in bookies if versions[bookie] is not None or bookie in drained or bookie in noted
         ]
         if rest := [bookie for bookie in bookies if bookie not in found.named.union(recorded)]:
-            unknown_names(rest, await _earlier(client))
+            exit_if_unknown(rest, await _earlier(client))
         if not is_dry_run and recorded:
             for line in [] if is_sure else _accepted_lines(len(found.accepted)):
                 print_note(line)
@@ -142,11 +142,11 @@ async def _refuse_running(client: ConnectedBookKeeper, bookies: tuple[BookieId, 
 
 
 async def _refuse_needed(client: ConnectedBookKeeper, bookies: tuple[BookieId, ...]) -> Holdings:
-    from auditor.operating.drain_status import accepted_on
+    from auditor.operating.drain_status import accepted_losses_on
     from auditor.safety.draining import holdings_of
     from auditor.safety.scan import count
 
-    accepted = await accepted_on(client, bookies)
+    accepted = await accepted_losses_on(client, bookies)
     with counting("ledgers", await count(client.ports.ledgers)) as advance:
         found, scanned = await holdings_of(client.ports.ledgers, bookies, advance, accepted)
     if found.ledgers:

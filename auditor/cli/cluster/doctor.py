@@ -85,7 +85,7 @@ def _cluster_checks(uri: str | None, config: Any, checks: list[Checked]) -> Exit
         return ExitCode.CONFIGURATION
     checks += run(_server_checks(hosts))
     try:
-        run(_examined(target, checks))
+        run(_collect_checks(target, checks))
     except (StoreUnavailableError, WriteOutcomeUnknownError) as error:
         advice = "start ZooKeeper, or allow connections to it from this machine (firewall, routing)"
         checks.append(Checked("zookeeper", hosts, State.FAILED, str(error), advice))
@@ -100,7 +100,7 @@ def _cluster_checks(uri: str | None, config: Any, checks: list[Checked]) -> Exit
     return ExitCode.OK
 
 
-async def _examined(uri: str, checks: list[Checked]) -> None:
+async def _collect_checks(uri: str, checks: list[Checked]) -> None:
     async with connected(uri) as client:
         async for check in examine(client):
             checks.append(check)

@@ -26,10 +26,10 @@ from auditor.cli.cluster.changing import (
     whoami,
 )
 from auditor.cli.cluster.drain_begin import Beginning, begin, begin_lines, print_begin_notes
-from auditor.cli.cluster.drain_status import end, look_or_wait, print_unloading, status_lines
-from auditor.cli.cluster.drain_there import status_there
+from auditor.cli.cluster.drain_status import end, observe_or_wait, print_unload_commands, status_lines
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.cluster.pulsar_admin import PulsarAdminOption, PulsarCaOption, PulsarTokenFileOption, pulsar_admin
+from auditor.cli.cluster.remote_drains import remote_drain_status
 from auditor.cli.cluster.watching import check_timeout
 from auditor.cli.output import OutputFormat, StreamFormat, counting, print_error, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
@@ -129,7 +129,7 @@ def start(
     check_timeout(timeout_s, is_waiting=is_waiting)
     pulsar = pulsar_admin(pulsar_url, pulsar_token_file, pulsar_ca, is_waiting=is_waiting)
     if service is not None:
-        document = _started_there(service, bookies, is_dry_run, is_sure, is_forced)
+        document = _remote_drain_start(service, bookies, is_dry_run, is_sure, is_forced)
     else:
         http = AdminClient(RemoteSettings(bookie_http, timeout_s=BOOKIE_REQUEST_S)) if bookie_http is not None else None
         asked = Beginning(bookies, whoami(), is_dry_run, is_sure, is_forced, http, finds_http=is_waiting)
@@ -171,7 +171,7 @@ def stop(
     problem: BkhealError | None = None
     try:
         if service is not None:
-            _stop_there(service, bookies, stopped, is_dry_run, is_sure)
+            _remote_drain_stop(service, bookies, stopped, is_dry_run, is_sure)
         else:
             run(_stop(metadata_uri(uri, config), bookies, stopped, is_dry_run, is_sure))
     except BkhealError as error:
@@ -266,14 +266,14 @@ def status(
     elif pulsar is not None:
         raise typer.BadParameter("topics are not unloaded with --at", param_hint="'--pulsar-admin'")
     else:
-        document = status_there(service, bookies, is_waiting=is_waiting, timeout_s=timeout_s)
+        document = remote_drain_status(service, bookies, is_waiting=is_waiting, timeout_s=timeout_s)
         if not document["bookies"]:
             refuse(_NO_DRAIN)
     show(output, "DrainStatus", document, status_lines(document))
     end(document, failure, timeout_s)
 
 
-def _started_there(
+def _remote_drain_start(
     service: Service, bookies: Sequence[BookieId], is_dry_run: bool, is_sure: bool, is_forced: bool
 ) -> dict[str, Any]:
     if is_dry_run or is_forced:
@@ -312,12 +312,12 @@ async def _to_the_end(
                 print_line(line)
         print_begin_notes(begun)
         drains = await Drains(client.store, client.cluster.root).read()
-        seen, failure = await look_or_wait(
+        seen, failure = await observe_or_wait(
             *(client, asked.bookies, drains),
             is_waiting=True,
             timeout_s=timeout_s,
             pulsar=pulsar,
-            on_first=None if pulsar is not None else print_unloading,
+            on_first=None if pulsar is not None else print_unload_commands,
         )
     document = status_document(seen)
     show(output, "DrainStatus", document | {"begun": begun}, status_lines(document))
@@ -340,7 +340,7 @@ async def _stop(uri: str, bookies: tuple[BookieId, ...], stopped: list[str], is_
         stopped[:] = done["stopped"]
 
 
-def _stop_there(
+def _remote_drain_stop(
     service: Service, bookies: tuple[BookieId, ...], stopped: list[str], is_dry_run: bool, is_sure: bool
 ) -> None:
     """As ``_stop``, through a running auditor."""
@@ -362,7 +362,7 @@ async def _status(
     uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, timeout_s: float | None, pulsar: AdminClient | None
 ) -> tuple[dict[str, Any], BkhealError | None]:
     """Return the last observed state, and the reason why topics cannot be unloaded."""
-    from auditor.operating.client import NoSuchObjectError, check_named
+    from auditor.operating.client import NoSuchObjectError, check_names_or_in_ledgers
     from auditor.operating.drain_status import status_document
 
     async with AsyncExitStack() as stack:
@@ -373,11 +373,11 @@ async def _status(
             refuse(_NO_DRAIN)
         others = [bookie for bookie in chosen if bookie not in drains]
         try:
-            await check_named(client, others, lambda total: counting("ledgers", total))
+            await check_names_or_in_ledgers(client, others, lambda total: counting("ledgers", total))
         except NoSuchObjectError as error:
             refuse(str(error))
         pulsar = pulsar and await stack.enter_async_context(pulsar)
-        seen, failure = await look_or_wait(
+        seen, failure = await observe_or_wait(
             client, chosen, drains, is_waiting=is_waiting, timeout_s=timeout_s, pulsar=pulsar
         )
     return status_document(seen), failure

@@ -62,7 +62,7 @@ async def begin(client: ConnectedBookKeeper, asked: Beginning, pulsar: AdminClie
             if pulsar is not None:
                 await check_answers(pulsar)
         else:
-            recording = _Recording(client, asked, pulsar)
+            recording = _DrainRecorder(client, asked, pulsar)
             await check_and_record(client, bookies, recording.record, is_forced=is_forced, counting=counting)
     except (NoSuchObjectError, RefusedError) as error:
         refuse(str(error))
@@ -70,7 +70,7 @@ async def begin(client: ConnectedBookKeeper, asked: Beginning, pulsar: AdminClie
 
 
 @dataclass(slots=True)
-class _Recording:
+class _DrainRecorder:
     """The steps between the check and the recorded drains. It asks the question once, and records the change once."""
 
     client: ConnectedBookKeeper
@@ -82,14 +82,19 @@ class _Recording:
     async def record(self, seen: DrainListing | None) -> None:
         """Ask, make Apache bookies read-only, and record the drains, unless other drains changed since ``seen``."""
         from auditor.operating.client import Actor
-        from auditor.operating.drains import check_unchanged, record_change, record_drains, stay_as_they_are
+        from auditor.operating.drains import (
+            bookies_without_drain_support,
+            check_unchanged,
+            record_change,
+            record_drains,
+        )
         from bookie.metadata.bookies.drains import Drains
 
         client, asked, bookies = self.client, self.asked, self.asked.bookies
         registrations, actor = client.ports.registrations, Actor(asked.by, "command")
         if self.pulsar is not None and not self._is_confirmed:
             await check_answers(self.pulsar)
-        stay_writable, stay_read_only = await stay_as_they_are(registrations, bookies)
+        stay_writable, stay_read_only = await bookies_without_drain_support(registrations, bookies)
         async with AsyncExitStack() as stack:
             servers = await _servers(client, asked, stay_writable, stack)
             if not self._is_confirmed:

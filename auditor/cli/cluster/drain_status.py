@@ -10,7 +10,7 @@ import typer
 
 from auditor.cli.cluster.admin_requests import AdminClient
 from auditor.cli.cluster.changing import refuse
-from auditor.cli.cluster.drain_watch import OnFirst, watch
+from auditor.cli.cluster.drain_watch import OnFirstObservation, watch
 from auditor.cli.cluster.topic_unloading import TopicUnloading
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.output import print_note
@@ -21,16 +21,16 @@ from bookie.model.ids import BookieId
 from bookie.runtime.human import agreeing, counted, duration, printable, size
 
 if TYPE_CHECKING:
-    from auditor.operating.drain_status import DrainLook
+    from auditor.operating.drain_status import DrainObservation
     from auditor.safety.draining import Left
     from bookie.client.connect import ConnectedBookKeeper
 
-_OPEN: Final = "open_ledger"
+_OPEN_LEDGER_KIND: Final = "open_ledger"
 _COMMANDS_MAX: Final = 50
 """Largest number of commands that are printed before a wait."""
 
 
-async def look_or_wait(
+async def observe_or_wait(
     client: ConnectedBookKeeper,
     bookies: tuple[BookieId, ...],
     drains: Mapping[BookieId, Drain],
@@ -38,8 +38,8 @@ async def look_or_wait(
     is_waiting: bool,
     timeout_s: float | None,
     pulsar: AdminClient | None,
-    on_first: OnFirst | None = None,
-) -> tuple[DrainLook, BkhealError | None]:
+    on_first: OnFirstObservation | None = None,
+) -> tuple[DrainObservation, BkhealError | None]:
     """Return the last observed state, and the reason why topics cannot be unloaded. For errors see ``watch``.
 
     Args:
@@ -78,7 +78,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         begun = f", drained since {bookie['since']} by {bookie['by']}" if bookie["since"] else ", not being drained"
         lines.append(f"{bookie['bookie_id']}: {bookie['state']}{begun}")
     if not document["ledgers_left"]:
-        lines.append(_proof(document))
+        lines.append(_last_pass_text(document))
     else:
         eta = f", about {duration(document['eta_seconds'] * 1000)} to go" if document["eta_seconds"] is not None else ""
         held = f"{counted(document['ledgers_left'], 'ledger')} left, {size(document['bytes_left'])} in closed ones{eta}"
@@ -97,7 +97,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
             "(`--wait --pulsar-admin URL` does it):"
         )
         lines += [f"    {unload_command(topic)}" for topic in document["open_topics"]]
-    if _OPEN in document["parked"]:
+    if _OPEN_LEDGER_KIND in document["parked"]:
         lines.append(
             "  for ledgers whose writer has ended, `bkheal ledger recover LEDGER` finds the end and closes them"
         )
@@ -119,7 +119,7 @@ def _marking(bookies: Sequence[Mapping[str, Any]]) -> str:
     return f"{' and '.join(commands)} {agreeing(len(commands), 'marks', 'mark')} them"
 
 
-def _proof(document: Mapping[str, Any]) -> str:
+def _last_pass_text(document: Mapping[str, Any]) -> str:
     """Return the result of the last pass over all ledgers, and the remaining work."""
     writable = [row["bookie_id"] for row in document["bookies"] if row["state"] == "writable"]
     rest = (
@@ -142,7 +142,7 @@ def unload_command(topic: str) -> str:
     return f"pulsar-admin topics unload {shlex.quote(printable(topic))}"
 
 
-def print_unloading(left: Left) -> None:
+def print_unload_commands(left: Left) -> None:
     """Print the commands to run by hand during the wait, a bounded number of them."""
     topics = sorted(left.holdings.open_topics)
     if not topics:

@@ -10,7 +10,7 @@ from bookie.model.ids import BookieId
 
 if TYPE_CHECKING:
     from auditor.cli.cluster.topic_unloading import TopicUnloading
-    from auditor.operating.drain_status import DrainLook
+    from auditor.operating.drain_status import DrainObservation
     from auditor.safety.draining import Left
     from bookie.client.connect import ConnectedBookKeeper
     from bookie.metadata.bookies.drains import Drain
@@ -19,8 +19,8 @@ LOOK_S: Final = 2.0
 """Pause between two checks; longer if a check itself takes longer."""
 LOOK_SHARE: Final = 0.2
 """Largest share of the time spent on checks."""
-OnFirst = Callable[["Left"], None]
-REMARK_S: Final = 30.0
+OnFirstObservation = Callable[["Left"], None]
+REMARK_INTERVAL_S: Final = 30.0
 """Time between two marks of ledgers without a task. It is long enough for a worker that has just completed a task."""
 
 
@@ -32,8 +32,8 @@ async def watch(
     is_waiting: bool,
     timeout_s: float | None,
     unloading: TopicUnloading | None = None,
-    on_first: OnFirst | None = None,
-) -> DrainLook:
+    on_first: OnFirstObservation | None = None,
+) -> DrainObservation:
     """Check the data left on ``bookies``; if ``is_waiting``, repeat this until nothing is left, or the time has passed.
 
     With ``unloading``, the wait also ends if only open ledgers are left and their topics cannot be unloaded.
@@ -43,24 +43,24 @@ async def watch(
         NotAClusterError, StoreUnavailableError: no answer.
         WriteOutcomeUnknownError, ConflictError: marking again failed; watch again.
     """
-    from auditor.operating.drain_status import accepted_on, left_on, looked
-    from auditor.safety.draining import Left, judge, mark_unmarked, still_there
+    from auditor.operating.drain_status import accepted_losses_on, looked, remaining_data_on
+    from auditor.safety.draining import Left, judge, mark_unmarked, read_holdings_of_ledgers
 
     ports = client.ports
     clock = ports.clock
     started_s = clock.monotonic_s()
-    marked_s = started_s - REMARK_S
-    left = await left_on(client, bookies, counting)
+    marked_s = started_s - REMARK_INTERVAL_S
+    left = await remaining_data_on(client, bookies, counting)
     if on_first is not None:
         on_first(left)
     at_start = len(left.holdings.ledgers)
     looked_s = clock.monotonic_s() - started_s
     with counting("moved", at_start) as advance:
-        while is_waiting and not left.is_nothing:
+        while is_waiting and not left.is_certainly_empty:
             before, begun_s = len(left.holdings.ledgers), clock.monotonic_s()
             if not before and not left.scanned.is_complete:
                 break  # unreadable metadata does not become readable by waiting
-            if left.unmarked and begun_s - marked_s >= REMARK_S:
+            if left.unmarked and begun_s - marked_s >= REMARK_INTERVAL_S:
                 await mark_unmarked(ports, left)
                 marked_s = begun_s
             if unloading is not None:
@@ -75,8 +75,8 @@ async def watch(
                 break
             await clock.sleep(pause_s)
             begun_s = clock.monotonic_s()
-            accepted, ids = await accepted_on(client, bookies), sorted(left.holdings.ledgers)
-            holdings, scanned = await still_there(ports.ledgers, bookies, ids, accepted)
+            accepted, ids = await accepted_losses_on(client, bookies), sorted(left.holdings.ledgers)
+            holdings, scanned = await read_holdings_of_ledgers(ports.ledgers, bookies, ids, accepted)
             holdings.accepted |= left.holdings.accepted
             scanned.unreadable_count = max(scanned.unreadable_count, left.scanned.unreadable_count)
             left = Left(holdings, scanned)
@@ -85,7 +85,7 @@ async def watch(
             left = (
                 await judge(holdings, scanned, ports.tasks, client.parked)
                 if holdings.ledgers
-                else await left_on(client, bookies, counting)
+                else await remaining_data_on(client, bookies, counting)
             )
     passed_s = clock.monotonic_s() - started_s
     moved = at_start - len(left.holdings.ledgers)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.changing import DryRunOption, connected, refuse, show, text_only, whoami
+from auditor.cli.cluster.changing import DryRunOption, connected, refuse, require_utf8_text, show, whoami
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.cluster.spans import span_s
 from auditor.cli.output import OutputFormat, StreamFormat, print_line
@@ -25,7 +25,9 @@ app = typer.Typer(help="Maintenance windows: bookies that are down on purpose.",
 TargetArgument = Annotated[
     str,
     typer.Argument(
-        callback=text_only, metavar="BOOKIE|rack:RACK", help="A bookie, or all bookies of a rack such as rack:/r1."
+        callback=require_utf8_text,
+        metavar="BOOKIE|rack:RACK",
+        help="A bookie, or all bookies of a rack such as rack:/r1.",
     ),
 ]
 
@@ -41,7 +43,9 @@ def start(
     is_critical_held: Annotated[
         bool, typer.Option("--hold-critical", help="Also hold back ledgers with one copy left.")
     ] = False,
-    note: Annotated[str, typer.Option("--note", callback=text_only, help="The reason, shown to other operators.")] = "",
+    note: Annotated[
+        str, typer.Option("--note", callback=require_utf8_text, help="The reason, shown to other operators.")
+    ] = "",
     topology_file: Annotated[
         Path | None,
         typer.Option(
@@ -123,7 +127,7 @@ def end(
     if service is None:
         document = run(_end(metadata_uri(uri, config), name, is_dry_run))
     else:
-        document = _ended_there(service, name, is_dry_run)
+        document = _remote_window_end(service, name, is_dry_run)
     would = "would be " if is_dry_run else "is "
     show(output, "MaintenanceEnd", document, [f"the window of {name} {would}ended"] if document["was_open"] else [])
     if not document["was_open"]:
@@ -178,7 +182,7 @@ async def _end(uri: str, target: str, is_dry_run: bool) -> dict[str, Any]:
         return await end_window(client, Actor(whoami(), "command"), target, is_dry_run=is_dry_run)
 
 
-def _ended_there(service: Service, target: str, is_dry_run: bool) -> dict[str, Any]:
+def _remote_window_end(service: Service, target: str, is_dry_run: bool) -> dict[str, Any]:
     if not is_dry_run:
         return service.ask("DELETE", "/maintenance", {"target": target})
     was_open = any(window["target"] == target for window in service.ask("GET", "/maintenance")["items"])

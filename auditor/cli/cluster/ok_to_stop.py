@@ -67,7 +67,7 @@ def ok_to_stop(
         document = run(work)
     show(output, "StopVerdict", document, stop_lines(document))
     if not document["ok"]:
-        raise typer.Exit(ExitCode.PARTIAL if document["unreadable_ledgers"] and not _is_no(document) else 1)
+        raise typer.Exit(ExitCode.PARTIAL if document["unreadable_ledgers"] and not _is_stop_unsafe(document) else 1)
 
 
 def _refuse_options(context: typer.Context) -> None:
@@ -79,7 +79,7 @@ def _refuse_options(context: typer.Context) -> None:
             raise typer.BadParameter("with --at, the auditor uses its own topology and policy", param_hint=flag)
 
 
-def _is_no(document: dict[str, Any]) -> bool:
+def _is_stop_unsafe(document: dict[str, Any]) -> bool:
     return bool(document["ledgers_at_risk"] or document["placement_problems"])
 
 

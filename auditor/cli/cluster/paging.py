@@ -11,7 +11,7 @@ from auditor.cli.output import StreamFormat, print_json, print_json_line, print_
 from bookie.model.ids import LEDGER_ID_MAX
 
 LIMIT_DEFAULT: Final = 1_000
-AT_ONCE_LISTED: Final = 1_000
+PAGE_ROWS_MAX: Final = 1_000
 """Rows in one page of a service."""
 AT_ONCE_MAX: Final = 100
 """Ledgers in one request that changes something at a service."""

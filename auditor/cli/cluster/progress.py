@@ -57,10 +57,10 @@ def progress(
 
 
 async def _progress(uri: str, output: StreamFormat, interval_s: float, *, is_watching: bool) -> None:
-    from auditor.service.watch.progress import watch_of
+    from auditor.service.watch.progress import make_repair_watch
 
     async with connected(uri) as client:
-        watch, clock = watch_of(client), client.ports.clock
+        watch, clock = make_repair_watch(client), client.ports.clock
         if not is_watching:
             document = await anext(looks(watch, clock, interval_s))
             _print(output, document)

@@ -15,9 +15,9 @@ from auditor.cli.cluster.changing import (
     bookie_ids,
     confirm,
     connected,
+    exit_if_unknown,
     refuse,
     show,
-    unknown_names,
     whoami,
 )
 from auditor.cli.cluster.spans import delay_s
@@ -49,7 +49,7 @@ def enable(
     service: Service | None = None,
 ) -> None:
     """Let audits mark ledgers and replicators copy again. Fails if repair is already on."""
-    _switched(service, uri, config, output, is_on=True, is_dry_run=is_dry_run)
+    _switch_recovery(service, uri, config, output, is_on=True, is_dry_run=is_dry_run)
 
 
 @app.command("disable")
@@ -63,7 +63,7 @@ def disable(
     service: Service | None = None,
 ) -> None:
     """Stop marking and copying in the whole cluster, promptly; nothing is lost. Fails if repair is already off."""
-    _switched(service, uri, config, output, is_on=False, is_dry_run=is_dry_run)
+    _switch_recovery(service, uri, config, output, is_on=False, is_dry_run=is_dry_run)
 
 
 @app.command("status")
@@ -159,7 +159,7 @@ def recover(
         raise typer.Exit(ExitCode.PARTIAL)
 
 
-def _switched(
+def _switch_recovery(
     service: Service | None,
     uri: str | None,
     config: Path | None,
@@ -231,7 +231,7 @@ async def _recover(
     uri: str, bookies: tuple[BookieId, ...], is_dry_run: bool, is_sure: bool, is_forced: bool, missing_share_max: float
 ) -> dict[str, Any]:
     from auditor.operating.client import Actor
-    from auditor.operating.drain_status import accepted_on
+    from auditor.operating.drain_status import accepted_losses_on
     from auditor.safety.draining import holdings_of, mark
     from auditor.safety.recovering import brake, refusal
     from auditor.safety.scan import count
@@ -245,11 +245,11 @@ async def _recover(
                 "or use --force"
             )
         known = await ports.registrations.known()
-        accepted = await accepted_on(client, bookies)
+        accepted = await accepted_losses_on(client, bookies)
         with counting("ledgers", await count(ports.ledgers)) as advance:
             found, scanned = await holdings_of(ports.ledgers, bookies, advance, accepted)
         registered = await ports.registrations.list()  # read after the metadata (R2)
-        unknown_names(bookies, known | registered.registered | found.named)
+        exit_if_unknown(bookies, known | registered.registered | found.named)
         if (reason := refusal(bookies, registered)) is not None:
             refuse(reason)
         if not is_forced and (reason := brake(known | set(bookies), registered, missing_share_max)) is not None:

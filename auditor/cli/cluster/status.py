@@ -11,8 +11,8 @@ from auditor.api.operations_port import TaskState
 from auditor.cli.cluster.at import Service, reachable
 from auditor.cli.cluster.changing import connected
 from auditor.cli.cluster.paging import (
-    AT_ONCE_LISTED,
     LIMIT_DEFAULT,
+    PAGE_ROWS_MAX,
     AfterOption,
     LimitOption,
     joined_pages,
@@ -82,10 +82,10 @@ def _print(output: StreamFormat, document: dict[str, Any]) -> None:
 async def looks(client: ConnectedBookKeeper, interval_s: float) -> AsyncIterator[dict[str, Any]]:
     """Yield documents, one for each update, without an end."""
     from auditor.service.watch.cluster_status import cluster_status
-    from auditor.service.watch.progress import watch_of
+    from auditor.service.watch.progress import make_repair_watch
     from auditor.service.watch.repairs import LOOK_SHARE, RateMeter
 
-    watch, meter, clock = watch_of(client), RateMeter(), client.ports.clock
+    watch, meter, clock = make_repair_watch(client), RateMeter(), client.ports.clock
     while True:
         begun_s = clock.monotonic_s()
         look = await watch.look()
@@ -184,7 +184,7 @@ def list_tasks(
     If there are more than --limit, a note on standard error names the value of --after for the next page.
     """
     if service is not None:
-        page = _listed_there(service, missing, limit, after)
+        page = _remote_marked_ledgers(service, missing, limit, after)
     else:
         page = run(_listed(metadata_uri(uri, config), missing, limit, after))
     print_page(
@@ -208,9 +208,9 @@ def _state(row: dict[str, Any]) -> str:
     return f"{state}, boosted" if row["boosted_until"] else state
 
 
-def _listed_there(service: Service, missing: str | None, limit: int, after: int | None) -> dict[str, Any]:
+def _remote_marked_ledgers(service: Service, missing: str | None, limit: int, after: int | None) -> dict[str, Any]:
     def page(left: int, following: int | None) -> dict[str, Any]:
-        query = {"limit": min(left, AT_ONCE_LISTED), "after": following, "missing": missing}
+        query = {"limit": min(left, PAGE_ROWS_MAX), "after": following, "missing": missing}
         return service.ask("GET", "/underreplicated", query)
 
     found = joined_pages(page, limit, after)

@@ -36,7 +36,7 @@ def shown(
         yield lambda document: print_json_line(kind, **document)
         return
     if not sys.stdout.isatty():
-        yield lambda document: _print_at_once(one_line(document))
+        yield lambda document: _print_flushed(one_line(document))
         return
     from rich.console import Console
     from rich.live import Live
@@ -62,7 +62,7 @@ def watched(
             sleep(interval_s)
 
 
-def _print_at_once(line: str) -> None:
+def _print_flushed(line: str) -> None:
     """Print and flush a line; otherwise a pipe would receive nothing for many updates."""
     print_line(line)
     sys.stdout.flush()

@@ -11,7 +11,14 @@ import typer
 from typer.core import TyperGroup
 
 from auditor.cli.configuration.settings import RULES
-from auditor.cli.configuration.sources import Setting, TakesEffect, has_options, options_of, problems_in, settings_of
+from auditor.cli.configuration.sources import (
+    Setting,
+    TakesEffect,
+    config_content_problems,
+    has_options,
+    options_of,
+    settings_of,
+)
 from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import OutputOption
 from bookie.metadata.uri import InvalidUriError, parse_uri
@@ -30,7 +37,7 @@ app = typer.Typer(help="Show and check the configuration of all commands.", no_a
 CONFIGURED: Final = (("auditor",), ("audit", "run"), ("exporter",), ("replicator",), ("bookie",))
 """Commands whose options belong in a file: long-running or scheduled ones."""
 
-_ANY_URI: Final = "zk://localhost:2181/ledgers"
+_PLACEHOLDER_URI: Final = "zk://localhost:2181/ledgers"
 """A placeholder, because the file does not need to contain the cluster's address."""
 
 _URLS: Final = frozenset({"pushgateway", "snapshot_url"})
@@ -85,7 +92,7 @@ def validate(context: typer.Context, config: FileOption = None, output: OutputOp
     """
     path = config_file(config, os.environ)
     try:
-        _refuse_problems(path, context)
+        _check_config_file(path, context)
     except ConfigurationError as error:
         if output is not OutputFormat.JSON:
             raise
@@ -97,7 +104,7 @@ def validate(context: typer.Context, config: FileOption = None, output: OutputOp
         print_line(f"{path} is fine")
 
 
-def _refuse_problems(path: Path | None, context: typer.Context) -> None:
+def _check_config_file(path: Path | None, context: typer.Context) -> None:
     if path is None:
         raise ConfigurationError(["there is no config file; name one with --config or $BKHEAL_CONFIG"])
     if problems := problems_of_file(path, context):
@@ -111,7 +118,7 @@ def problems_of_file(path: Path, context: typer.Context) -> list[str]:
         ConfigurationError: the file cannot be read.
     """
     content, root = read_config(path), _root(context)
-    return [*problems_in(content, root, context), *_contradictions(content, root, context)]
+    return [*config_content_problems(content, root, context), *_contradictions(content, root, context)]
 
 
 def _print_verdict(path: Path | None, problems: Sequence[str]) -> None:
@@ -155,12 +162,12 @@ def _shown(setting: Setting, value: Any) -> Any:
 
 def _contradictions(content: Any, root: TyperGroup, context: typer.Context) -> Iterator[str]:
     """Yield the problems for which the commands would refuse to start, except those of single options."""
-    yield from _uri_problems(content.get(URI_KEY, _ANY_URI))
+    yield from _uri_problems(content.get(URI_KEY, _PLACEHOLDER_URI))
     for words, make in RULES.items():
         if not has_options(content, words):
             continue
         try:
-            make(_ANY_URI, options_of(content, words, root, context))
+            make(_PLACEHOLDER_URI, options_of(content, words, root, context))
         except ConfigurationError as error:
             yield from (f"[{'.'.join(words)}] {problem}" for problem in error.problems)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import typer
 
 from auditor.cli.configuration.settings import LIVE, MakeSettings
-from auditor.cli.configuration.sources import content_at_start, problems_of, settings_of, values_in, words_of
+from auditor.cli.configuration.sources import command_words, content_at_start, problems_of, settings_of, values_in
 from bookie.runtime.configuration.reload import ConfigSource
 from bookie.runtime.configuration.settings import (
     URI_KEY,
@@ -27,7 +27,7 @@ def config_source(context: typer.Context, make: MakeSettings) -> ConfigSource | 
         context: of the call.
         make: makes the settings, and refuses options with which the command would not start.
     """
-    path, words = config_file(context.params["config"], os.environ), words_of(context)
+    path, words = config_file(context.params["config"], os.environ), command_words(context)
     if path is None:
         return None
     given, named_uri = _given(context, words), context.params["uri"] or os.environ.get(URI_VARIABLE)

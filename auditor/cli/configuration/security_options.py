@@ -19,27 +19,27 @@ class CallOptions:
     zookeeper: Annotated[ZooKeeperAccess, Group(heading="How to reach ZooKeeper")] = PLAIN_ACCESS
 
 
-_of_this_call: list[SecurityFiles] = []
+_given_before_command: list[SecurityFiles] = []
 
 
-def set_for_this_call(files: SecurityFiles) -> None:
+def set_security_before_command(files: SecurityFiles) -> None:
     """Store the options given before the command."""
-    _of_this_call[:] = [files]
+    _given_before_command[:] = [files]
 
 
-def given_or_of_this_call(given: SecurityFiles) -> SecurityFiles:
+def effective_security_files(given: SecurityFiles) -> SecurityFiles:
     """Return a command's own options, or, if it has none, those before the command.
 
     Certificates and login are taken together; the length of frames is taken separately.
     """
-    before, size = for_this_call(), given.frame_bytes_max
+    before, size = security_given_before_command(), given.frame_bytes_max
     secured = given if replace(given, frame_bytes_max=FRAME_BYTES_MAX) != NO_FILES else before
     return replace(secured, frame_bytes_max=size if size != FRAME_BYTES_MAX else before.frame_bytes_max)
 
 
-def for_this_call() -> SecurityFiles:
+def security_given_before_command() -> SecurityFiles:
     """Return the options given before the command; none by default."""
-    return _of_this_call[0] if _of_this_call else NO_FILES
+    return _given_before_command[0] if _given_before_command else NO_FILES
 
 
 def bookie_security() -> BookieSecurity:
@@ -48,4 +48,4 @@ def bookie_security() -> BookieSecurity:
     Raises:
         SecurityFilesError: the options contradict each other, or a file cannot be read.
     """
-    return for_this_call().load()
+    return security_given_before_command().load()

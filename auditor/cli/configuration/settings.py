@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, TypeVar
 
-from auditor.cli.configuration.security_options import given_or_of_this_call
+from auditor.cli.configuration.security_options import effective_security_files
 from auditor.cli.ledgers.new_ledger import new_ledger
 from auditor.cli.output import OutputFormat
 from auditor.exporter.settings import ExporterSettings
@@ -43,7 +43,7 @@ def replicator_settings(uri: str, given: Options) -> ReplicatorSettings:
     """
     is_json = given.get("output") is OutputFormat.JSON
     settings = build(ReplicatorSettings, given, metadata_uri=uri, is_output_json=is_json)
-    return replace(settings, security=given_or_of_this_call(settings.security))
+    return replace(settings, security=effective_security_files(settings.security))
 
 
 def auditor_settings(uri: str, given: Options) -> ServiceSettings:
@@ -71,7 +71,7 @@ def audit_settings(uri: str, given: Options) -> AuditSettings:
         ConfigurationError: contains every problem.
     """
     settings = build(AuditSettings, given, metadata_uri=uri)
-    return replace(settings, security=given_or_of_this_call(settings.security))
+    return replace(settings, security=effective_security_files(settings.security))
 
 
 RULES: Final[Mapping[tuple[str, ...], MakeSettings]] = {
@@ -94,5 +94,5 @@ LIVE: Final[Mapping[tuple[str, ...], frozenset[str]]] = {
 }
 """Commands that follow their file while they run, with the reloadable options."""
 
-STAYING: Final = frozenset({*LIVE, ("exporter",)})
+LONG_RUNNING_COMMANDS: Final = frozenset({*LIVE, ("exporter",)})
 """Commands that run until they are stopped, whether they follow their file or not."""

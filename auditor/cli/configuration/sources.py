@@ -56,7 +56,7 @@ def load_defaults(context: typer.Context, value: Path | None) -> Path | None:
     Raises:
         ConfigurationError: the file cannot be read, or its table has a key that is not an option of the command.
     """
-    path, words = config_file(value, os.environ), words_of(context)
+    path, words = config_file(value, os.environ), command_words(context)
     context.auto_envvar_prefix = _variable(*words)  # only now: earlier, each help text would list all variables
     if path is not None:
         content = read_config(path)
@@ -85,7 +85,7 @@ def settings_of(command: Command, words: tuple[str, ...]) -> Iterator[Setting]:
         )
 
 
-def problems_in(content: Mapping[str, Any], root: TyperGroup, context: typer.Context) -> Iterator[str]:
+def config_content_problems(content: Mapping[str, Any], root: TyperGroup, context: typer.Context) -> Iterator[str]:
     """Report the unknown or invalid parts of a configuration file, one sentence each."""
     for name, entry in content.items():
         if name == URI_KEY:
@@ -148,7 +148,7 @@ def content_at_start(context: typer.Context) -> Mapping[str, Any]:
     return content
 
 
-def words_of(context: typer.Context) -> tuple[str, ...]:
+def command_words(context: typer.Context) -> tuple[str, ...]:
     """Return the words by which the command was called, without the program's name."""
     words: list[str] = []
     at: Any = context
@@ -159,9 +159,9 @@ def words_of(context: typer.Context) -> tuple[str, ...]:
 
 
 def _takes_effect(words: tuple[str, ...], name: str) -> TakesEffect:
-    from auditor.cli.configuration.settings import LIVE, STAYING  # imports the settings of all processes
+    from auditor.cli.configuration.settings import LIVE, LONG_RUNNING_COMMANDS  # imports the settings of all processes
 
-    if words not in STAYING:
+    if words not in LONG_RUNNING_COMMANDS:
         return TakesEffect.NEXT_CALL
     return TakesEffect.LIVE if name in LIVE.get(words, ()) else TakesEffect.RESTART
 

@@ -13,7 +13,7 @@ import typer
 
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.ledgers.entry_format import EntryFormat, custom_pairs, formatted, payloads_from
-from auditor.cli.ledgers.new_ledger import check_quorums, digest_named
+from auditor.cli.ledgers.new_ledger import check_quorums, digest_type_from_name
 from auditor.cli.ledgers.options import (
     AckQuorumOption,
     DigestOption,
@@ -62,7 +62,7 @@ def write(
     Examples: `bkheal ledger write lines.txt --custom app=shop`; `dmesg | bkheal ledger write -e 5 -w 3 -a 2`;
     `bkheal ledger write -n 10000 --size 1024`.
     """
-    shape, kind = check_quorums(ensemble_size, write_quorum, ack_quorum), digest_named(digest)
+    shape, kind = check_quorums(ensemble_size, write_quorum, ack_quorum), digest_type_from_name(digest)
     payloads, pairs = payloads_from(file, entries, entry_bytes), custom_pairs(custom or [])
     row = run(_write(metadata_uri(uri, config), shape, kind, os.fsencode(password), pairs, payloads, entries or None))
     if output is OutputFormat.JSON:

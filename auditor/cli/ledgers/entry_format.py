@@ -16,7 +16,7 @@ from typing import Final
 
 import typer
 
-from auditor.cli.cluster.changing import text_only
+from auditor.cli.cluster.changing import require_utf8_text
 from bookie.client.errors import EntryTooLargeError
 from bookie.model.packet import ENTRY_PAYLOAD_MAX
 from bookie.runtime.human import counted
@@ -109,7 +109,7 @@ def custom_condition(text: str) -> tuple[str, bytes | None]:
         typer.BadParameter: the key is not UTF-8.
     """
     key, equals, value = text.partition("=")
-    return text_only(key), os.fsencode(value) if equals else None
+    return require_utf8_text(key), os.fsencode(value) if equals else None
 
 
 def _payload_fields(payload: bytes) -> dict[str, str]:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from auditor.cli.cluster.changing import confirm, text_only, whoami
+from auditor.cli.cluster.changing import confirm, require_utf8_text, whoami
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.ledgers.entries import FormatOption, describe
 from auditor.cli.ledgers.entry_format import EntryFormat, formatted, payloads_from
-from auditor.cli.ledgers.new_ledger import check_quorums, digest_named
+from auditor.cli.ledgers.new_ledger import check_quorums, digest_type_from_name
 from auditor.cli.ledgers.options import (
     AckQuorumOption,
     DigestOption,
@@ -52,7 +52,7 @@ app = typer.Typer(
 
 _TELL_S: Final = 0.2
 """Delay after which readers that follow the log learn of the newest entries, if no later entry announces them."""
-NameArgument = Annotated[str, typer.Argument(callback=text_only, help="Name of the log.")]
+NameArgument = Annotated[str, typer.Argument(callback=require_utf8_text, help="Name of the log.")]
 
 
 @app.command("create")
@@ -72,7 +72,7 @@ def create(
     from bookie.client.options import LedgerOptions
 
     shape = check_quorums(ensemble_size, write_quorum, ack_quorum)
-    options = LogOptions(LedgerOptions(*shape, digest_type=digest_named(digest)), ledger_bytes, ledger_age)
+    options = LogOptions(LedgerOptions(*shape, digest_type=digest_type_from_name(digest)), ledger_bytes, ledger_age)
     run(_create(metadata_uri(uri, config), name, options))
     print_line(f"log {printable(name)} created; write to it with `bkheal log append {printable(shlex.quote(name))}`")
 

@@ -20,7 +20,7 @@ def new_ledger(uri: str, given: Mapping[str, Any]) -> None:
     problems = []
     for look in (
         lambda: check_quorums(given["ensemble_size"], given["write_quorum"], given["ack_quorum"]),
-        lambda: digest_named(given["digest"]),
+        lambda: digest_type_from_name(given["digest"]),
     ):
         try:
             look()
@@ -30,7 +30,7 @@ def new_ledger(uri: str, given: Mapping[str, Any]) -> None:
         raise ConfigurationError(problems)
 
 
-def digest_named(name: str) -> DigestType:
+def digest_type_from_name(name: str) -> DigestType:
     """Return the digest type of this name, in upper or lower case.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from auditor.cli.configuration.security_options import bookie_security
-from auditor.cli.ledgers.new_ledger import check_quorums, digest_named
+from auditor.cli.ledgers.new_ledger import check_quorums, digest_type_from_name
 from auditor.cli.ledgers.options import (
     AckQuorumOption,
     DigestOption,
@@ -38,7 +38,7 @@ class WrongEntryError(FatalError):
     """A read entry differs from the written one."""
 
 
-class LedgerLeftError(OutcomeUnknownError):
+class LedgerNotDeletedError(OutcomeUnknownError):
     """The ledger of the test could not be deleted, or its state is unknown."""
 
 
@@ -62,7 +62,7 @@ def simpletest(
 
     Example: `bkheal simpletest -e 3 -w 3 -a 2 -n 10000`.
     """
-    shape, kind = check_quorums(ensemble_size, write_quorum, ack_quorum), digest_named(digest)
+    shape, kind = check_quorums(ensemble_size, write_quorum, ack_quorum), digest_type_from_name(digest)
     row = run(_test(metadata_uri(uri, config), shape, kind, entries, entry_bytes, is_kept=keep))
     if output is OutputFormat.JSON:
         print_json("SimpleTest", **row)
@@ -98,7 +98,7 @@ async def prove(
 
     Raises:
         WrongEntryError: a read entry differs from the written one.
-        LedgerLeftError: everything succeeded except the deletion of the ledger.
+        LedgerNotDeletedError: everything succeeded except the deletion of the ledger.
         BkhealError: an error of the client. In every case, the ledger is deleted, or standard error has the command.
     """
     writer = await client.create_ledger(options)
@@ -111,7 +111,7 @@ async def prove(
             print_note(left)
         raise
     if not is_kept and (left := await _left(client, ledger_id, uri)):
-        raise LedgerLeftError(f"{_compared(entries)}, but {left}")
+        raise LedgerNotDeletedError(f"{_compared(entries)}, but {left}")
     return {
         "ledger_id": ledger_id,
         "entries": entries,

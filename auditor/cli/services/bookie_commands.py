@@ -26,14 +26,14 @@ from auditor.cli.services.bookie_place import (
     EXIT_CODES,
     OptionalJournalDirOption,
     OptionalLedgerDirOption,
-    StoppedPlace,
-    first_then,
+    StoppedBookieDirs,
+    bookie_from_options,
     journal_dirs_of,
     ledger_dirs_of,
-    place_of,
     print_document,
     refuse_watch,
-    show_looks,
+    replay_first,
+    show_once_or_repeatedly,
 )
 from auditor.cli.services.processes import bookie_app
 from auditor.cli.services.running_bookie import AtOption, RunningBookie, TokenFileOption
@@ -96,9 +96,11 @@ def status(
 
     Example: `bkheal bookie status --at bk1:3181 --watch`
     """
-    place = place_of(at, token_file, journal_dir, ledger_dir)
+    place = bookie_from_options(at, token_file, journal_dir, ledger_dir)
     if isinstance(place, RunningBookie):
-        show_looks(output, "RunningBookie", status_lines, lambda: run(place.status()), interval if is_watched else None)
+        show_once_or_repeatedly(
+            output, "RunningBookie", status_lines, lambda: run(place.status()), interval if is_watched else None
+        )
         return
     refuse_watch(is_watched=is_watched)
     document = run(_status(*place))
@@ -124,7 +126,7 @@ def ledgers(
 
     Example: `bkheal bookie ledgers --at bk1:3181 --output jsonl --limit 100000`
     """
-    place = place_of(at, token_file, journal_dir, ledger_dir)
+    place = bookie_from_options(at, token_file, journal_dir, ledger_dir)
     rows = run(_all_ledgers(place, after, limit, only_limbo=only_limbo))
     next_after = rows[-1]["ledger_id"] if len(rows) == limit else None
     if output is StreamFormat.JSONL:
@@ -164,7 +166,7 @@ def entries(
     after: Annotated[int, typer.Option(min=-1, max=LEDGER_ID_MAX, help="Only entries with a greater id.")] = -1,
 ) -> None:
     """List the entries of a ledger on a bookie, as ranges: at most 100 in one call."""
-    place = place_of(at, token_file, journal_dir, ledger_dir)
+    place = bookie_from_options(at, token_file, journal_dir, ledger_dir)
     kind = "RunningBookieEntries" if isinstance(place, RunningBookie) else "StoppedBookieEntries"
     row, held = run(_one_ledger(place, LedgerId(ledger)))
     runs: list[tuple[int, int]] = []
@@ -201,7 +203,7 @@ def read(
     The stored bytes are a header of 32 bytes, the digest of the ledger, and the payload. Exit code 1: the entry cannot
     be served; the status is the reason.
     """
-    place = place_of(at, token_file, journal_dir, ledger_dir)
+    place = bookie_from_options(at, token_file, journal_dir, ledger_dir)
     result = run(_read(place, LedgerId(ledger), EntryId(entry)))
     if is_raw and result["status"] == "ok":
         sys.stdout.buffer.write(result["packet"])
@@ -255,7 +257,7 @@ def scrub(
 
     Example: `bkheal bookie scrub --at bk1:3181 --start --watch`
     """
-    place = place_of(at, token_file, journal_dir, ledger_dir)
+    place = bookie_from_options(at, token_file, journal_dir, ledger_dir)
     if isinstance(place, RunningBookie):
         if after is not None or bytes_max is not None or bytes_per_second is not None:
             raise typer.BadParameter(
@@ -301,7 +303,9 @@ def _running_scrub(
 ) -> None:
     action = "START" if start else "STOP" if stop else "SHOW"
     first = run(bookie.scrub(action, from_beginning=from_beginning))
-    show_looks(output, "BookieScrub", scrub_lines, first_then(first, lambda: run(bookie.scrub())), interval_s)
+    show_once_or_repeatedly(
+        output, "BookieScrub", scrub_lines, replay_first(first, lambda: run(bookie.scrub())), interval_s
+    )
     if first["unrepaired_count"]:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -442,14 +446,16 @@ def _position(text: str | None) -> tuple[LedgerId, EntryId] | None:
 
 
 async def _all_ledgers(
-    place: RunningBookie | StoppedPlace, after: int, limit: int, *, only_limbo: bool
+    place: RunningBookie | StoppedBookieDirs, after: int, limit: int, *, only_limbo: bool
 ) -> list[dict[str, Any]]:
     if isinstance(place, RunningBookie):
         return [row async for row in place.ledgers(after, limit, only_limbo=only_limbo)]
     return await _ledgers(*place, after, limit, only_limbo=only_limbo)
 
 
-async def _one_ledger(place: RunningBookie | StoppedPlace, ledger_id: LedgerId) -> tuple[dict[str, Any], EntryRuns]:
+async def _one_ledger(
+    place: RunningBookie | StoppedBookieDirs, ledger_id: LedgerId
+) -> tuple[dict[str, Any], EntryRuns]:
     if isinstance(place, RunningBookie):
         return await place.ledger(ledger_id)
     found = await _ledger(*place, ledger_id)
@@ -520,7 +526,7 @@ async def _ledger(journal_dirs: Sequence[Path], ledger_dirs: Sequence[Path], led
         return await storage.ledger(ledger_id)
 
 
-async def _read(place: RunningBookie | StoppedPlace, ledger_id: LedgerId, entry_id: EntryId) -> dict[str, Any]:
+async def _read(place: RunningBookie | StoppedBookieDirs, ledger_id: LedgerId, entry_id: EntryId) -> dict[str, Any]:
     from bookie.model.packet import HEADER_SIZE, header_of
 
     if isinstance(place, RunningBookie):

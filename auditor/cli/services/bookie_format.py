@@ -92,7 +92,8 @@ async def _format(
             return {"bookie_id": None, "lost": None, "cookie_deleted": False, "dry_run": is_dry_run}
         lost = await _content(disks)
         print_note(
-            f"bookie {cookie.bookie_id} in {', '.join(map(str, (*journal_dirs, *ledger_dirs)))}: {_described(lost)}"
+            f"bookie {cookie.bookie_id} in {', '.join(map(str, (*journal_dirs, *ledger_dirs)))}: "
+            f"{_lost_content_text(lost)}"
         )
         document = {"bookie_id": cookie.bookie_id, "lost": lost, "cookie_deleted": False, "dry_run": is_dry_run}
         if is_dry_run:
@@ -140,7 +141,7 @@ async def _content(disks: StoppedDisks) -> dict[str, Any]:
     }
 
 
-def _described(lost: dict[str, Any]) -> str:
+def _lost_content_text(lost: dict[str, Any]) -> str:
     if lost["problem"] is not None:
         return f"how much they have is not known ({lost['problem']})"
     return (

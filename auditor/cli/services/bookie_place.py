@@ -32,21 +32,21 @@ OptionalLedgerDirOption = Annotated[
         show_default=False,
     ),
 ]
-StoppedPlace = tuple[tuple[Path, ...], tuple[Path, ...]]
+StoppedBookieDirs = tuple[tuple[Path, ...], tuple[Path, ...]]
 """The journal directories and the ledger directories of a stopped bookie."""
 _CODES: Final = (
     "Exit codes: 0 done, 1 refused: these are not the directories of a bookie, it runs, or a token is missing; 2 wrong "
     "usage, 69 the running bookie did not answer, 70 the storage is damaged."
 )
 EXIT_CODES: Final = f"Without --at, the bookie must be stopped; nothing is changed. {_CODES}"
-CHANGING_EXIT_CODES: Final = (
+CHANGE_EXIT_CODES_HELP: Final = (
     f"Without --at, the bookie must be stopped; `set` and `clear` change the record in its ledger directory. {_CODES}"
 )
 
 
-def place_of(
+def bookie_from_options(
     at: str | None, token_file: Path | None, journal_dir: list[str] | None, ledger_dir: list[str] | None
-) -> RunningBookie | StoppedPlace:
+) -> RunningBookie | StoppedBookieDirs:
     """Return the bookie that the options name; if it is not exactly one, the command ends with exit code 2."""
     if at is not None:
         if journal_dir or ledger_dir:
@@ -78,7 +78,7 @@ def ledger_dirs_of(given: Sequence[str]) -> tuple[Path, ...]:
     return found
 
 
-def show_looks(
+def show_once_or_repeatedly(
     output: StreamFormat,
     kind: str,
     lines: Callable[[dict[str, Any]], Sequence[str]],
@@ -96,7 +96,7 @@ def show_looks(
         print_document(output, kind, document)
 
 
-def first_then(first: dict[str, Any], look: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+def replay_first(first: dict[str, Any], look: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
     """Return a function that returns ``first`` on its first call, and then the results of ``look``."""
     made = [first]
     return lambda: made.pop() if made else look()

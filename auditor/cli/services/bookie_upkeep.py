@@ -18,10 +18,10 @@ from auditor.cli.services import bookie_cookie, bookie_format
 from auditor.cli.services.bookie_commands import bookie_app
 from auditor.cli.services.bookie_lines import collection_lines, read_only_lines
 from auditor.cli.services.bookie_place import (
-    CHANGING_EXIT_CODES,
+    CHANGE_EXIT_CODES_HELP,
     OptionalJournalDirOption,
     OptionalLedgerDirOption,
-    place_of,
+    bookie_from_options,
     print_document,
 )
 from auditor.cli.services.running_bookie import AtOption, RunningBookie, TokenFileOption
@@ -137,7 +137,7 @@ class ReadOnlyAction(enum.StrEnum):
     CLEAR = "clear"
 
 
-@bookie_app.command("readonly", epilog=CHANGING_EXIT_CODES)
+@bookie_app.command("readonly", epilog=CHANGE_EXIT_CODES_HELP)
 def readonly(
     action: Annotated[ReadOnlyAction, typer.Argument(help="Show, set or end it.")] = ReadOnlyAction.SHOW,
     journal_dir: OptionalJournalDirOption = None,
@@ -154,7 +154,7 @@ def readonly(
 
     Example: `bkheal bookie readonly set --at bk1:3181`
     """
-    place = place_of(at, token_file, journal_dir, ledger_dir)
+    place = bookie_from_options(at, token_file, journal_dir, ledger_dir)
     if isinstance(place, RunningBookie):
         document = run(place.read_only(action.name))
     else:

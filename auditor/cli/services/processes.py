@@ -16,7 +16,7 @@ from auditor.cli.running import ConfigOption, MetadataUriOption, metadata_uri, r
 from bookie.server.settings import BookieSettings
 from replicator.settings import ReplicatorSettings
 
-_IS_BELOW: Final = "bkheal.command_below"
+_HAS_SUBCOMMAND_KEY: Final = "bkheal.command_below"
 
 
 class _ProcessOrCommand(TyperGroup):
@@ -24,14 +24,14 @@ class _ProcessOrCommand(TyperGroup):
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.meta[_IS_BELOW] = bool(args) and args[0] in self.commands
+        ctx.meta[_HAS_SUBCOMMAND_KEY] = bool(args) and args[0] in self.commands
         if args and not args[0].startswith("-"):
             self.resolve_command(ctx, args)  # refuses a misspelt one, rather than the absence of the process's options
         return super().parse_args(ctx, args)
 
     @override
     def get_params(self, ctx: Any) -> list[Any]:
-        is_below = ctx.meta.get(_IS_BELOW, False)
+        is_below = ctx.meta.get(_HAS_SUBCOMMAND_KEY, False)
         return [option for option in super().get_params(ctx) if not is_below or option.name == "help"]
 
 

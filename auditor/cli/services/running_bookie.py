@@ -133,11 +133,11 @@ class RunningBookie:
 
         address, security = self.address, bookie_security()
 
-        class _Here:
+        class _FixedAddressResolver:
             async def resolve(self, bookie: BookieId) -> BookieAddress:
                 return address
 
-        transport = GrpcTransport(_Here(), tls=security.tls, is_plaintext=security.tls is None)
+        transport = GrpcTransport(_FixedAddressResolver(), tls=security.tls, is_plaintext=security.tls is None)
         try:
             reply = await transport.ask(
                 BookieId(f"{address.host}:{address.port}"), Read(ledger_id, [entry_id]), _READ_S

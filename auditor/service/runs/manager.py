@@ -209,7 +209,7 @@ class RunManager:
         active.cancel(owner)
         return active.record
 
-    async def make_way(self, kind: RunKind, busy_run_id: str, reason: str) -> None:
+    async def end_delaying_run(self, kind: RunKind, busy_run_id: str, reason: str) -> None:
         """End the run that delays the reaction to a lost bookie.
 
         Even a paused run is ended, but not a reaction that is itself active. Another process is asked to end its run.
@@ -287,7 +287,7 @@ class RunManager:
                 await waiter
         await self._runs.wait_lane_free(lane)
 
-    def refuse_more(self) -> None:
+    def refuse_new_runs(self) -> None:
         """Start no more runs: this process is about to end, and another one will lead."""
         self._is_stopping = True
 

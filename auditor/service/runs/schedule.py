@@ -28,7 +28,7 @@ INTERVAL_MIN_S: Final = 10
 INTERVAL_MAX_S: Final = 366 * 86_400
 _JITTER_SHARE_MAX: Final = 0.1
 """Longest jitter as a share of the interval, so that a short interval is not mostly jitter."""
-_FIRINGS_LOOKED_AT: Final = 400
+_FIRINGS_EXAMINED: Final = 400
 """Firings that are computed to find the longest gap of a cron schedule: more than a year of daily runs."""
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _INTERVAL: Final = re.compile(r"([0-9]{1,9})([smhd])")
@@ -98,7 +98,7 @@ def period_s(schedule: Every | Cron, now_ms: int) -> float:
     trigger, at = _cron_trigger(schedule), _time(now_ms)
     longest = timedelta()
     previous = trigger.get_next_fire_time(None, at)
-    for _ in range(_FIRINGS_LOOKED_AT):
+    for _ in range(_FIRINGS_EXAMINED):
         if previous is None:
             break
         following = trigger.get_next_fire_time(previous, previous + timedelta(seconds=1))

@@ -124,24 +124,26 @@ class SparkHolder:
         for _ in range(ANSWERS_MISSED_MAX):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_DEADLINE_S):
-                    return await in_thread("spark look", lambda: self._ask(spark))
+                    return await run_in_daemon_thread("spark look", lambda: self._ask(spark))
         if self._spark is spark:
-            self._hang(f"it did not answer for {ANSWERS_MISSED_MAX * ANSWER_DEADLINE_S:.0f} s")
+            self._record_hang(f"it did not answer for {ANSWERS_MISSED_MAX * ANSWER_DEADLINE_S:.0f} s")
         return False
 
-    def _hang(self, reason: str) -> None:
+    def _record_hang(self, reason: str) -> None:
         self._hung_because = self._hung_because or reason
         _log.error("Spark hangs", extra={"reason": reason})
 
     async def _started(self) -> Spark:
         try:
-            spark = self._spark = await within_running_time(START_DEADLINE_S, in_thread("spark start", self._start))
+            spark = self._spark = await within_running_time(
+                START_DEADLINE_S, run_in_daemon_thread("spark start", self._start)
+            )
         except Exception as error:
             self._start_failures += 1
             fields = {"failures": self._start_failures, "reason": f"{type(error).__name__}: {error}"}
             _log.error("spark did not start", extra=fields)
             if isinstance(error, TimeoutError):  # a second start would wait for the one that hangs
-                self._hang(f"it did not start in {START_DEADLINE_S:.0f} s")
+                self._record_hang(f"it did not start in {START_DEADLINE_S:.0f} s")
             raise
         self._start_failures = 0
         _log.info("spark started", extra={"ui": spark.sparkContext.uiWebUrl or "off"})
@@ -154,9 +156,9 @@ class SparkHolder:
             return
         self._spark = None
         try:
-            await within_running_time(STOP_DEADLINE_S, in_thread("spark stop", self._stop))
+            await within_running_time(STOP_DEADLINE_S, run_in_daemon_thread("spark stop", self._stop))
         except TimeoutError:
-            self._hang(f"it did not stop in {STOP_DEADLINE_S:.0f} s")
+            self._record_hang(f"it did not stop in {STOP_DEADLINE_S:.0f} s")
         except Exception as error:  # noqa: BLE001  # the boundary to a process, perhaps ended: it cannot be stopped
             _log.warning("spark was not stopped cleanly", extra={"reason": f"{type(error).__name__}: {error}"})
 
@@ -175,7 +177,7 @@ class SparkHolder:
         return is_alive(spark)
 
 
-async def in_thread(name: str, work: Callable[[], T]) -> T:
+async def run_in_daemon_thread(name: str, work: Callable[[], T]) -> T:
     """Run blocking ``work`` in a thread of its own, which does not keep the process from ending.
 
     A cancelled caller does not wait for it; the work continues until its own gate stops it.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from auditor.service.runs.manager import CheckRunner, RunRequest
-from auditor.service.runs.spark_holder import SparkHolder, in_thread
+from auditor.service.runs.spark_holder import SparkHolder, run_in_daemon_thread
 from auditor.service.settings import ServiceSettings
 from bookie.model.errors import PermanentError
 from spark_jobs.runs.gate import RunGate
@@ -62,7 +62,7 @@ class SparkRunner(CheckRunner):
                 remove_runs(store, pruned)
             return result
 
-        result = await in_thread(f"run {request.run_id}", check)
+        result = await run_in_daemon_thread(f"run {request.run_id}", check)
         limit = settings.namespaces_in_metrics
         return outcome_of(result.summary, result.summary_path, result.report_problem, namespaces_max=limit)
 

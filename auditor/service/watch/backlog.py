@@ -109,7 +109,9 @@ class _Tally:
         judged = judge(ledger, bookies.registered, bookies.draining)
         if judged.severity is None and not task.missing:  # a repair of the placement names no bookie
             judged = LedgerVerdict(Severity.MISPLACED, judged.bytes_estimate)
-        away = {each for fragment in ledger.fragments for each in fragment.members if is_away(each, bookies)}
+        away = {
+            each for fragment in ledger.fragments for each in fragment.members if is_absent_or_draining(each, bookies)
+        }
         self.by_bookie.update(away)
         self.by_rack.update({self.topology.known(each) or UNKNOWN for each in away})
         self.by_severity.setdefault(judged.severity, _Sum()).add(judged, task.ctime_ms)
@@ -126,7 +128,7 @@ class _Tally:
 _Live = AbstractSet[BookieId]
 
 
-def is_away(bookie: BookieId, bookies: Bookies) -> bool:
+def is_absent_or_draining(bookie: BookieId, bookies: Bookies) -> bool:
     """Whether copies on a bookie do not count, because it is not registered or is being drained."""
     return bookie not in bookies.registered or bookie in bookies.draining
 

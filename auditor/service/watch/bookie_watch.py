@@ -20,7 +20,7 @@ from typing import Final
 
 from auditor.api.control import LostBookie, NotLeaderError, RunBusyError
 from auditor.service.events import ServiceEvents
-from auditor.service.watch.changing import ChangingBookies
+from auditor.service.watch.changing import RegistrationChanges
 from auditor.service.watch.loss_observer import LossObserver
 from auditor.service.watch.lost_bookies import BookieLook, Decision, decide, lost_without_cookie
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown, unaudited
@@ -66,7 +66,7 @@ _ROUNDING_S: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterSeen:
+class ObservedCluster:
     """The cluster at the last look."""
 
     writable: frozenset[BookieId] = frozenset()
@@ -129,7 +129,7 @@ class BookieWatch:
         self._missing_share_max = missing_share_max
         self._policies = MarkingPolicies(ports.store, ports.cluster, ports.tasks, rules)
         self._settle_s = settle_s
-        self._changing = ChangingBookies()
+        self._changing = RegistrationChanges()
         self._look_requested = Signal()
         self._look_requests = 0
         self._epoch: int | None = None
@@ -150,7 +150,7 @@ class BookieWatch:
         self._next_try_s = 0.0
         self._retry_s = _AUDIT_RETRY_S
         self._refusals = GrowingPause(_RETRY_S, _REFUSED_RETRY_S_MAX)
-        self.seen = ClusterSeen()
+        self.seen = ObservedCluster()
         self.looked_s: float | None = None
         """When ``seen`` was read, on the monotonic clock; None: not yet."""
         self.problem = ""
@@ -235,7 +235,7 @@ class BookieWatch:
             noted = self._observer.known(noted)
         looked = BookieLook(known, bookies.registered, without_cookie, noted, policy, self._settled_ms(now_ms))
         decision = self._decide(looked, now_ms)
-        self.seen = ClusterSeen(
+        self.seen = ObservedCluster(
             writable=bookies.writable,
             read_only=bookies.read_only,
             lost=decision.lost,
@@ -322,7 +322,7 @@ class BookieWatch:
                 return await self._observer.look(lost, now_ms)
             return await self._ports.down.read()
         reconciled = await self._ports.down.reconcile(lost, now_ms, registered=registered)
-        noted = await self._reopen_unwatched(dict(reconciled), version)
+        noted = await self._reopen_losses_since_unwatched(dict(reconciled), version)
         for bookie in sorted(noted.keys() - self._noted.keys()):
             fields = {"bookie_id": bookie, "since_ms": noted[bookie].since_ms, "delay_s": switches.delay_s}
             _log.warning("bookie is lost", extra=fields)
@@ -341,7 +341,7 @@ class BookieWatch:
         self._reopened &= noted.keys()
         return noted
 
-    async def _reopen_unwatched(self, noted: dict[BookieId, Down], version: str) -> dict[BookieId, Down]:
+    async def _reopen_losses_since_unwatched(self, noted: dict[BookieId, Down], version: str) -> dict[BookieId, Down]:
         """Reopen the losses if registrations changed while there was no leader.
 
         A lost bookie may have returned, received new ledgers, and been lost again.
@@ -368,7 +368,7 @@ class BookieWatch:
         if not self._ports.is_leader():
             self._is_audit_requested, self._tried = False, frozenset()
             return False
-        is_due = bool(decision.wanted) and is_enabled and self._may_try(decision)
+        is_due = bool(decision.wanted) and is_enabled and self._may_retry_audit(decision)
         if not is_due and not self._is_audit_requested:
             return False
         try:
@@ -388,7 +388,7 @@ class BookieWatch:
             self._retry_s = min(self._retry_s * 2, _AUDIT_RETRY_S_MAX)
         return False
 
-    def _may_try(self, decision: Decision) -> bool:
+    def _may_retry_audit(self, decision: Decision) -> bool:
         return bool(decision.wanted - self._tried) or self._ports.clock.monotonic_s() >= self._next_try_s
 
     async def _wait(self, bookies: Bookies, decision: Decision, requests: int, is_busy: bool) -> None:

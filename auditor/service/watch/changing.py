@@ -1,8 +1,8 @@
 """Bookies that are absent for a moment while they change between writable and read-only (R85). Pure.
 
 A bookie with Pulsar's driver deletes its registration before it creates the other one, so a look during the change
-finds it in neither list. So a bookie that this process saw registered counts as registered until it has been absent
-for ``CHANGE_S``. This is short compared with the session timeout, after which a dead bookie disappears.
+finds it in neither list. So a bookie that this process saw registered counts as registered until it has been absent for
+``REGISTRATION_CHANGE_S_MAX``. This is short compared with the session timeout, after which a dead bookie disappears.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final
 
 from bookie.model.ids import BookieId
 
-CHANGE_S: Final = 0.5
+REGISTRATION_CHANGE_S_MAX: Final = 0.5
 """Longest time of a change: two requests to ZooKeeper, with room for a busy server."""
 
 
-class ChangingBookies:
+class RegistrationChanges:
     """The absences that may be changes of registration, as one process sees them."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class ChangingBookies:
     def look(self, known: AbstractSet[BookieId], registered: AbstractSet[BookieId], now_s: float) -> set[BookieId]:
         """Return the known absent bookies that may be changing their registration. ``now_s`` is monotonic."""
         absent = known - registered
-        since = dict.fromkeys(absent & self._registered, now_s + CHANGE_S)
+        since = dict.fromkeys(absent & self._registered, now_s + REGISTRATION_CHANGE_S_MAX)
         self._until_s = since | {bookie: self._until_s[bookie] for bookie in absent & self._until_s.keys()}
         self._registered = registered
         return {bookie for bookie, until_s in self._until_s.items() if now_s < until_s}

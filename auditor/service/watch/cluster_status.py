@@ -11,7 +11,7 @@ from typing import Final
 
 from auditor.operating.client import ClusterClient, Document
 from auditor.operating.maintenance import window_document
-from auditor.service.watch.repairs import Rate, RepairLook
+from auditor.service.watch.repairs import Rate, RepairObservation
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown, unaudited
 from bookie.metadata.bookies.maintenance import MaintenanceWindows
@@ -41,7 +41,7 @@ _RUN_FIELDS: Final = (
 )
 
 
-async def cluster_status(client: ClusterClient, look: RepairLook, rate: Rate) -> Document:
+async def cluster_status(client: ClusterClient, look: RepairObservation, rate: Rate) -> Document:
     """Return the status as a document.
 
     Args:

@@ -75,7 +75,7 @@ class Marks:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedLosses:
     """The losses at a look, and the data that the next look needs."""
 
     losses: Mapping[BookieId, Loss]
@@ -92,13 +92,13 @@ class Observed:
 
 
 def judge(
-    before: Observed | None,
+    before: ObservedLosses | None,
     lost: AbstractSet[BookieId],
     noted: Mapping[BookieId, Down],
     marks: Marks,
     now_ms: int,
     now_s: float,
-) -> Observed:
+) -> ObservedLosses:
     """Compare a look with the one before. Pure.
 
     Args:
@@ -126,12 +126,12 @@ def judge(
     records_ms = {bookie: down.since_ms for bookie, down in noted.items()}
     before_ms = {} if before is None else before.records_ms
     older_ms = {bookie: since_ms for bookie, since_ms in before_ms.items() if bookie not in lost}
-    return Observed(losses, records_ms, older_ms, marks, now_ms, now_s, tuple(detected_s))
+    return ObservedLosses(losses, records_ms, older_ms, marks, now_ms, now_s, tuple(detected_s))
 
 
 def _begun(
     bookie: BookieId,
-    before: Observed | None,
+    before: ObservedLosses | None,
     noted: Mapping[BookieId, Down],
     now_ms: int,
     *,
@@ -212,7 +212,7 @@ class LossObserver:
         self._clock = clock
         self._backlog = backlog
         self._report = report
-        self._observed: Observed | None = None
+        self._observed: ObservedLosses | None = None
 
     async def look(self, lost: AbstractSet[BookieId], now_ms: int) -> Mapping[BookieId, Down]:
         """Compare with the look before, report, and return the records of losses.

@@ -56,7 +56,7 @@ class History:
     paused_kinds: Mapping[RunKind, KindPause] = field(default_factory=dict)
 
 
-class CountsBacklog(Protocol):
+class BacklogSource(Protocol):
     """The source of the backlog."""
 
     async def count(self) -> Backlog:
@@ -70,7 +70,7 @@ class Overview:
     def __init__(
         self,
         runs: Runs,
-        counter: CountsBacklog,
+        counter: BacklogSource,
         clock: Clock,
         *,
         is_leader: Callable[[], bool],
@@ -113,13 +113,13 @@ class Overview:
 
         Runs are read concurrently, so a count that takes minutes does not delay them.
         """
-        counting = guarded("backlog", self._again_and_again(self._count))
+        counting = guarded("backlog", self._repeat_forever(self._count))
         try:
-            await self._again_and_again(self._look)
+            await self._repeat_forever(self._look)
         finally:
             await cancel(counting)
 
-    async def _again_and_again(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _repeat_forever(self, work: Callable[[], Awaitable[None]]) -> None:
         reason = ""
         while True:
             requests = self._look_requests

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from auditor.operating.client import ClusterClient, Document
-from auditor.service.watch.repairs import LedgerInFlight, Rate, RepairLook, RepairWatch
+from auditor.service.watch.repairs import LedgerInFlight, Rate, RepairObservation, RepairWatch
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.model.times import rfc3339, rfc3339_if_known
 
 
-def watch_of(client: ClusterClient) -> RepairWatch:
+def make_repair_watch(client: ClusterClient) -> RepairWatch:
     """Return a watch on the repairs of the client's cluster."""
     ports, store, root = client.ports, client.store, client.cluster.root
     return RepairWatch(
@@ -25,7 +25,7 @@ def watch_of(client: ClusterClient) -> RepairWatch:
     )
 
 
-def progress_document(look: RepairLook, rate: Rate) -> Document:
+def progress_document(look: RepairObservation, rate: Rate) -> Document:
     """Return one look as a document. Pure."""
     return {
         "looked": rfc3339(look.looked_ms),
@@ -47,7 +47,7 @@ def progress_document(look: RepairLook, rate: Rate) -> Document:
         "parked": dict(look.parked),
         "oldest_age_seconds": max(0, (look.looked_ms - look.oldest_ms) // 1000) if look.oldest_ms else None,
         "in_flight_ledgers": look.in_flight_count,
-        "in_flight": [_flight(each) for each in look.in_flight],
+        "in_flight": [_in_flight_document(each) for each in look.in_flight],
         "measured_seconds": round(rate.measured_s, 1),
         "ledgers_per_second": rate.ledgers_per_s,
         "bytes_per_second": rate.bytes_per_s,
@@ -55,7 +55,7 @@ def progress_document(look: RepairLook, rate: Rate) -> Document:
     }
 
 
-def _flight(each: LedgerInFlight) -> Document:
+def _in_flight_document(each: LedgerInFlight) -> Document:
     copies = [
         {
             "first_entry_id": copy.first_entry_id,

@@ -69,7 +69,7 @@ class LedgerInFlight:
 
 
 @dataclass(slots=True)
-class SeverityLook:
+class SeverityObservation:
     """Marked ledgers of one severity."""
 
     ledgers: int = 0
@@ -79,12 +79,12 @@ class SeverityLook:
 
 
 @dataclass(frozen=True, slots=True)
-class RepairLook:
+class RepairObservation:
     """The state of the repairs at one look."""
 
     looked_ms: int
     is_enabled: bool
-    severities: Mapping[str, SeverityLook]
+    severities: Mapping[str, SeverityObservation]
     """Marked ledgers by severity, named in lower case, worst first; also ``HEALTHY`` and ``UNREADABLE``."""
     marked: Mapping[LedgerId, int]
     """Every marked ledger, with the estimated bytes to copy."""
@@ -126,7 +126,7 @@ class RepairWatch:
         self._boosts = boosts
         self._clock = clock
 
-    async def look(self) -> RepairLook:
+    async def look(self) -> RepairObservation:
         """Look once. The result is not a consistent snapshot: a ledger may be completed during the look.
 
         Raises:
@@ -141,7 +141,7 @@ class RepairWatch:
         draining = (await self._drains.draining()).bookies
         bookies = (await self._registrations.list()).with_draining(draining)
         tasks = await self._tasks.list_all()
-        severities: dict[str, SeverityLook] = {}
+        severities: dict[str, SeverityObservation] = {}
         marked: dict[LedgerId, int] = {}
         held: list[tuple[LedgerId, str, LedgerMetadata | None]] = []
         for start in range(0, len(tasks), READ_LEDGERS):
@@ -150,13 +150,13 @@ class RepairWatch:
             for task, ledger in zip(part, found, strict=True):
                 name, size = _judged(task, ledger, bookies.registered, bookies.draining)
                 marked[task.ledger_id] = size
-                _add(severities.setdefault(name, SeverityLook()), size, task)
+                _add(severities.setdefault(name, SeverityObservation()), size, task)
                 if task.ledger_id in owners and len(held) < IN_FLIGHT_MAX:
                     held.append((task.ledger_id, name, ledger if isinstance(ledger, LedgerMetadata) else None))
             await asyncio.sleep(0)
         in_flight = [await self._in_flight(*each, owners) for each in held]
         aside = marked.keys() & parked.keys() - owners.keys()
-        return RepairLook(
+        return RepairObservation(
             looked_ms=now_ms,
             is_enabled=is_enabled,
             severities={name: severities[name] for name in _ORDER if name in severities},
@@ -243,9 +243,9 @@ class RateMeter:
     """Computes the rate over the looks of the last minutes."""
 
     _steps: deque[_Step] = field(default_factory=deque)
-    _last: RepairLook | None = None
+    _last: RepairObservation | None = None
 
-    def add(self, look: RepairLook, now_s: float) -> Rate:
+    def add(self, look: RepairObservation, now_s: float) -> Rate:
         """Add a look; ``now_s`` is its monotonic time."""
         before, self._last = self._last, look
         gone = [] if before is None else [size for each, size in before.marked.items() if each not in look.marked]
@@ -258,7 +258,7 @@ class RateMeter:
         return Rate(rate.measured_s, ledgers, size, _eta_s(look, rate))
 
 
-def _eta_s(look: RepairLook, rate: Rate) -> float | None:
+def _eta_s(look: RepairObservation, rate: Rate) -> float | None:
     """Return the longer of the times by ledgers and by bytes; it does not expect new marks or failures."""
     left = look.waiting + look.in_flight_count
     if not left:
@@ -286,7 +286,7 @@ def _judged(
     return HEALTHY if severity is None else severity.label, verdict.bytes_estimate
 
 
-def _add(part: SeverityLook, size: int, task: Task | UnreadableTask) -> None:
+def _add(part: SeverityObservation, size: int, task: Task | UnreadableTask) -> None:
     part.ledgers += 1
     part.bytes_estimate += size
     if isinstance(task, Task) and task.ctime_ms > 0:

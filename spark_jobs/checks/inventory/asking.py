@@ -84,7 +84,7 @@ _BACKOFF_S: Final = 0.5
 _DETAIL_MAX: Final = 200
 _PHASES: Final = {number: name.lower() for name, number in pb.ScrubState.Phase.items()}
 _HINT: Final = "give the audit a token of this bookie's tokens file (inventory_token_file)"
-_UNUSABLE: Final = (TokenFileError, PlaintextTokenError, SecurityFilesError, TlsFilesError)
+_UNUSABLE_CREDENTIALS_ERRORS: Final = (TokenFileError, PlaintextTokenError, SecurityFilesError, TlsFilesError)
 _LATER: Final = (AdministrationUnavailableError, AdministrationUnknownError)
 
 Row = dict[str, Any]
@@ -201,7 +201,7 @@ def state_of(error: BkhealError) -> InventoryState:
         return InventoryState.NOT_OFFERED
     if isinstance(error, AdministrationRefusedError):
         return InventoryState.REFUSED
-    if isinstance(error, _UNUSABLE):
+    if isinstance(error, _UNUSABLE_CREDENTIALS_ERRORS):
         return InventoryState.NOT_ASKED
     return InventoryState.BAD_ANSWER if isinstance(error, AdministrationAnswerError) else InventoryState.NO_ANSWER
 

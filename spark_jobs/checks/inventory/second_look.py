@@ -99,10 +99,10 @@ async def look_again(store: MetadataStore, cluster: Cluster, rows: Sequence[Row]
     """
     await store.sync(cluster.root)
     ids = [LedgerId(row["ledger_id"]) for row in rows]
-    repairs = await _in_repair(store, cluster, ids)
+    repairs = await _ledgers_in_repair(store, cluster, ids)
     nodes = await _nodes(store, [ledger_path(cluster.kind, cluster.root, ledger_id) for ledger_id in ids])
     absent = [ledger_id for ledger_id, node in zip(ids, nodes, strict=True) if node is None]
-    quiet = dict(zip(absent, await _quiet_since(store, cluster, absent), strict=True))
+    quiet = dict(zip(absent, await _last_parent_change_zxids(store, cluster, absent), strict=True))
     seen: list[Row] = []
     for row, ledger_id, node in zip(rows, ids, nodes, strict=True):
         metadata = None
@@ -155,7 +155,7 @@ async def _node(store: MetadataStore, path: str) -> Node | _Denied | None:
         return _DENIED
 
 
-async def _in_repair(store: MetadataStore, cluster: Cluster, ids: Sequence[LedgerId]) -> set[LedgerId]:
+async def _ledgers_in_repair(store: MetadataStore, cluster: Cluster, ids: Sequence[LedgerId]) -> set[LedgerId]:
     """Return the ledgers with a mark, a lock or a reservation. A node that may not be read counts as well."""
     reservations = Reservations(store, cluster.root)
     paths = [
@@ -171,7 +171,7 @@ async def _in_repair(store: MetadataStore, cluster: Cluster, ids: Sequence[Ledge
     return {ids[place // 3] for place, node in enumerate(nodes) if node is not None}
 
 
-async def _quiet_since(store: MetadataStore, cluster: Cluster, ids: Sequence[LedgerId]) -> list[int]:
+async def _last_parent_change_zxids(store: MetadataStore, cluster: Cluster, ids: Sequence[LedgerId]) -> list[int]:
     """Return, per nonexistent ledger, the last transaction that created or deleted nodes under its nearest parent."""
     above = [parents_of(ledger_path(cluster.kind, cluster.root, ledger_id), cluster.root) for ledger_id in ids]
     paths = list(dict.fromkeys(path for parents in above for path in (*parents, cluster.root)))

@@ -100,10 +100,10 @@ def judged(
     if placed:
         yield Verdict.PLACED, None, placed
     if surplus := [copy for copy in copies if copy not in placed]:
-        yield *_of_surplus(metadata, ledger, grace), surplus
+        yield *_judge_surplus(metadata, ledger, grace), surplus
 
 
-def _of_surplus(metadata: LedgerMetadata, ledger: Present, grace: Grace) -> Judged:
+def _judge_surplus(metadata: LedgerMetadata, ledger: Present, grace: Grace) -> Judged:
     if not metadata.is_closed:
         return Verdict.NOT_JUDGED, NotJudged.OPEN
     if ledger.is_in_repair:

@@ -44,15 +44,15 @@ class NotJudged(enum.StrEnum):
     MAYBE_SHADOW = "it does not exist, and only topics that may be shadow topics refer to it"
 
 
-_LOOKED_AT: Final = (Verdict.UNREFERENCED.value, Verdict.LOST.value)
-IS_LOOKED_AT: Final = in_list("verdict", _LOOKED_AT)
+_SECOND_LOOK_VERDICTS: Final = (Verdict.UNREFERENCED.value, Verdict.LOST.value)
+NEEDS_SECOND_LOOK: Final = in_list("verdict", _SECOND_LOOK_VERDICTS)
 """Selects the rows of ``compared`` with a possible finding, for the second look."""
 _MAY_BE_UNREFERENCED: Final = f"""
     verdict = {literal(Verdict.UNREFERENCED.value)}
     OR verdict = {literal(Verdict.NOT_JUDGED.value)} AND reason = {literal(NotJudged.YOUNG.value)}
 """
 
-IS_DOUBT: Final = "error IS NOT NULL OR position_in IS NOT NULL"
+HAS_UNKNOWN_REFERENCE: Final = "error IS NOT NULL OR position_in IS NOT NULL"
 """Selects the rows of ``bk_references`` for nodes with an unknown reference."""
 _BROADCAST_MAX: Final = 100_000
 """Largest number of ids that are sent to each executor as a whole, about a megabyte."""
@@ -63,19 +63,22 @@ _BY: Final = ("root", "kind", "name", "cursor")
 _BY_TYPE: Final = "array<struct<root: string, kind: string, name: string, cursor: string>>"
 # The column ``standing``: 0 for a ledger of Pulsar that needs a reference, else the number of one of these cases (1 to
 # 3).
-_SETTLED: Final = {
+_NOT_JUDGED_CASES: Final = {
     "error IS NOT NULL": NotJudged.UNREADABLE,
     "NOT is_pulsar": NotJudged.FOREIGN,
     "NOT is_closed": NotJudged.OPEN,
 }
-_STANDING: Final = (
+_STANDING_COLUMN_SQL: Final = (
     "CAST(CASE "
-    + " ".join(f"WHEN {condition} THEN {number}" for number, condition in enumerate(_SETTLED, 1))
+    + " ".join(f"WHEN {condition} THEN {number}" for number, condition in enumerate(_NOT_JUDGED_CASES, 1))
     + " ELSE 0 END AS tinyint)"
 )
 _REASON: Final = (
     "CASE WHEN claim IS NOT NULL THEN NULL "
-    + " ".join(f"WHEN standing = {number} THEN {literal(why.value)}" for number, why in enumerate(_SETTLED.values(), 1))
+    + " ".join(
+        f"WHEN standing = {number} THEN {literal(why.value)}"
+        for number, why in enumerate(_NOT_JUDGED_CASES.values(), 1)
+    )
     + " END"
 )
 _VERDICT: Final = f"""
@@ -99,7 +102,7 @@ def compared(ledgers: DataFrame, references: DataFrame) -> DataFrame:
         ledgers: brief rows of ``bk_ledgers``, of every ledger.
         references: rows of ``bk_references``, of every Pulsar cluster on these bookies.
     """
-    of_ledger = ledgers.selectExpr("ledger_id", "topic_hash", f"{_STANDING} AS standing")
+    of_ledger = ledgers.selectExpr("ledger_id", "topic_hash", f"{_STANDING_COLUMN_SQL} AS standing")
     named = references.selectExpr(f"inline({LEDGERS})").groupBy("ledger_id").agg(F.min("claim").alias("claim"))
     both = of_ledger.join(named, "ledger_id", "full_outer")
     return both.selectExpr("ledger_id", "topic_hash", f"{_VERDICT} AS verdict", f"{_REASON} AS reason")
@@ -111,7 +114,7 @@ def suspects(compared: DataFrame, references: DataFrame, lost: int) -> DataFrame
     The additional column ``by`` has up to ``NODES_MAX`` nodes that refer to a nonexistent ledger. ``lost`` is the
     number of such ledgers.
     """
-    some = compared.where(IS_LOOKED_AT)
+    some = compared.where(NEEDS_SECOND_LOOK)
     if not lost:
         return some.withColumn("by", F.expr(f"CAST(NULL AS {_BY_TYPE})"))
     missing = some.where(F.col("verdict") == Verdict.LOST.value).select("ledger_id")
@@ -131,7 +134,7 @@ def spared(seen: DataFrame, references: DataFrame) -> DataFrame:
         references: rows of ``bk_references``. If a node of a topic is undecodable, none of the topic's ledgers counts
             as unreferenced. If a reference of a topic is stored in a ledger, none of its compacted ledgers does.
     """
-    doubts = references.where(IS_DOUBT).where("topic IS NOT NULL").groupBy("topic")
+    doubts = references.where(HAS_UNKNOWN_REFERENCE).where("topic IS NOT NULL").groupBy("topic")
     doubtful = doubts.agg(
         F.expr("bool_or(error IS NOT NULL) AS is_undecodable"),
         F.expr("bool_or(position_in IS NOT NULL) AS is_in_ledger"),

@@ -107,7 +107,10 @@ async def look_again(
         StoreUnavailableError: no answer.
     """
     paths = [ledger_path(cluster.kind, cluster.root, LedgerId(row["ledger_id"])) for row in rows]
-    subjects = [_subject(settings, row, data) for row, data in zip(rows, await _owned(store, rows, paths), strict=True)]
+    subjects = [
+        _second_look_row(settings, row, data)
+        for row, data in zip(rows, await _read_owner_metadata(store, rows, paths), strict=True)
+    ]
     named = list(dict.fromkeys(path for each in subjects for path in each.paths))
     contents = dict(zip(named, await read_contents(store, named), strict=True))
     nodes = await store.get_many(paths)
@@ -115,7 +118,7 @@ async def look_again(
     for each, node in zip(subjects, nodes, strict=True):
         created_ms = None if node is None else node.stat.ctime_ms
         if each.row["verdict"] == Verdict.LOST.value:
-            verdict, reason, referrer = _of_references(each, contents, is_there=node is not None)
+            verdict, reason, referrer = _judge_references(each, contents, is_there=node is not None)
             seen.append(each.seen(verdict, reason) | _names(referrer))
         else:
             seen.append(each.seen(*_of_ledger(each, contents, created_ms, settings)))
@@ -123,7 +126,7 @@ async def look_again(
 
 
 @dataclass(frozen=True, slots=True)
-class _Subject:
+class _SecondLookRow:
     """A row with the metadata of its ledger."""
 
     row: Row
@@ -152,39 +155,41 @@ class _Subject:
         }
 
 
-async def _owned(store: MetadataStore, rows: Sequence[Row], paths: Sequence[str]) -> Sequence[bytes | None]:
+async def _read_owner_metadata(
+    store: MetadataStore, rows: Sequence[Row], paths: Sequence[str]
+) -> Sequence[bytes | None]:
     """Return the metadata of the ledgers whose owners are needed; None for the others, and for deleted ones."""
     wanted = [path for row, path in zip(rows, paths, strict=True) if row["verdict"] != Verdict.LOST.value]
     found = dict(zip(wanted, await store.get_many_data(wanted) if wanted else (), strict=True))
     return [found.get(path) for path in paths]
 
 
-def _subject(settings: LookSettings, row: Row, data: bytes | None) -> _Subject:
+def _second_look_row(settings: LookSettings, row: Row, data: bytes | None) -> _SecondLookRow:
     if row["verdict"] == Verdict.LOST.value:
         named = (Referrer(by["root"], NodeKind(by["kind"]), by["name"], by["cursor"]) for by in row["by"])
-        return _Subject(row, tuple(named))
+        return _SecondLookRow(row, tuple(named))
     if data is None:
-        return _Subject(row)
+        return _SecondLookRow(row)
     try:
         metadata = decode(data)
     except UnreadableMetadataError:
-        return _Subject(row, settled=NotJudged.UNREADABLE)
+        return _SecondLookRow(row, settled=NotJudged.UNREADABLE)
     owner = owner_of(metadata.custom)
     if owner is None:
-        return _Subject(row, settled=NotJudged.FOREIGN)
+        return _SecondLookRow(row, settled=NotJudged.FOREIGN)
     size = None if metadata.length is None else min(max(0, metadata.length) * metadata.write_quorum, _LONG_MAX)
     if not metadata.is_closed:
-        return _Subject(row, (), owner, size, NotJudged.OPEN)
+        return _SecondLookRow(row, (), owner, size, NotJudged.OPEN)
     referrers = [each for root in settings.roots for each in referrers_of(root, owner)]
     if not referrers:
-        return _Subject(row, (), owner, size, NotJudged.UNNAMED)
+        return _SecondLookRow(row, (), owner, size, NotJudged.UNNAMED)
     if settings.is_unsure:
-        return _Subject(row, (), owner, size, NotJudged.UNDECODABLE)
-    return _Subject(row, referrers, owner, size)
+        return _SecondLookRow(row, (), owner, size, NotJudged.UNDECODABLE)
+    return _SecondLookRow(row, referrers, owner, size)
 
 
-def _of_references(
-    subject: _Subject, contents: Mapping[str, bytes | Denied | None], *, is_there: bool
+def _judge_references(
+    subject: _SecondLookRow, contents: Mapping[str, bytes | Denied | None], *, is_there: bool
 ) -> tuple[Verdict, NotJudged | None, Referrer]:
     """Return whether a node still requires a nonexistent ledger, and the node."""
     ledger_id, referrers = subject.row["ledger_id"], subject.referrers
@@ -229,7 +234,10 @@ def _is_of_shadow(referrer: Referrer, contents: Mapping[str, bytes | Denied | No
 
 
 def _of_ledger(
-    subject: _Subject, contents: Mapping[str, bytes | Denied | None], created_ms: int | None, settings: LookSettings
+    subject: _SecondLookRow,
+    contents: Mapping[str, bytes | Denied | None],
+    created_ms: int | None,
+    settings: LookSettings,
 ) -> tuple[Verdict, NotJudged | None]:
     """Return the verdict: unreferenced if the ledger exists, is old enough, and has no reference."""
     if created_ms is None or (subject.settled is None and subject.owner is None):

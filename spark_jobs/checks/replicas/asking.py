@@ -44,9 +44,9 @@ LEDGERS_IN_FLIGHT: Final = 64
 PER_BOOKIE_IN_FLIGHT: Final = 16
 LIST_TIMEOUT_S: Final = 10.0
 ATTEMPTS_MAX: Final = 3
-SILENT_AFTER: Final = 3
+SILENT_LEDGERS_MAX: Final = 3
 """Consecutive ledgers without an answer before a bookie gets no more requests."""
-UNREAD_AFTER: Final = 20
+UNREAD_LEDGERS_MAX: Final = 20
 """Consecutive ledgers of whose sample a bookie can read no entry before its I/O errors count as unknown."""
 READ_AGAIN_AFTER_S: Final = 10.0
 """Pause before an entry that a bookie could not read is read again, once for all ledgers."""
@@ -55,12 +55,12 @@ _DETAIL_MAX: Final = 200
 _BACKOFF_S: Final = 0.25
 _RETRIED: Final = frozenset({Status.TOO_MANY_REQUESTS, Status.TIMEOUT, Status.UNREACHABLE})
 _SILENCE: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE, Status.UNRESOLVED})
-_SURE: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY})
+_SURE_STATUSES: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY})
 """Answers of a healthy bookie: entries outside the list are absent."""
 _NOTHING: Final = EntryRuns(())
-_LACKS: Final = _SURE | {Status.CORRUPT}
+_LACKING_STATUSES: Final = _SURE_STATUSES | {Status.CORRUPT}
 """Answers of a bookie that cannot serve entries outside the list: these are absent or damaged (R105)."""
-_LISTS: Final = _LACKS | {Status.LIMBO}
+_LISTS: Final = _LACKING_STATUSES | {Status.LIMBO}
 """Answers with a valid list. A bookie in limbo has the listed entries; the others are unknown."""
 
 
@@ -79,17 +79,17 @@ class CopyReply:
     """The reason for an unknown answer, from the bookie or the transport."""
 
     @property
-    def has_list(self) -> bool:
+    def has_valid_entries(self) -> bool:
         """Whether ``entries`` is valid. A sample of an unclosed ledger with a damaged entry proves nothing."""
         return self.status in _LISTS and not (self.is_of_unclosed and self.is_sampled and self.status is Status.CORRUPT)
 
     @property
     def is_sure(self) -> bool:
         """Whether the bookie cannot serve any entry outside its list."""
-        return self.has_list and self.status in _LACKS
+        return self.has_valid_entries and self.status in _LACKING_STATUSES
 
 
-class ReadsLedgers(Protocol):
+class LedgerReaderPort(Protocol):
     """The part of ``LedgerStore`` that is used here."""
 
     async def current(self, ledger_id: LedgerId) -> Versioned | None:
@@ -124,7 +124,7 @@ class Asker:
     def __init__(
         self,
         transport: Transport,
-        ledgers: ReadsLedgers,
+        ledgers: LedgerReaderPort,
         registered: Callable[[], Awaitable[AbstractSet[BookieId]]],
         clock: Clock,
     ) -> None:
@@ -177,10 +177,10 @@ class Asker:
 
         await all_or_first_error(work() for _ in range(LEDGERS_IN_FLIGHT))
         if later:
-            await self._look_later(later, answers)
+            await self._reread_later(later, answers)
         return answers
 
-    async def _look_later(
+    async def _reread_later(
         self, ledgers: Sequence[tuple[SettledLedger, Mapping[BookieId, CopyReply]]], answers: Answers
     ) -> None:
         """Look again, after a pause, at ledgers with entries that their bookies could not read.
@@ -188,7 +188,7 @@ class Asker:
         Whether a bookie is failing is decided by the first looks. A bookie that could not read many ledgers in
         sequence, but could read later ones, does not count as failing.
         """
-        failing = frozenset(bookie for bookie, count in self._unread.items() if count >= UNREAD_AFTER)
+        failing = frozenset(bookie for bookie, count in self._unread.items() if count >= UNREAD_LEDGERS_MAX)
         await self._clock.sleep(READ_AGAIN_AFTER_S)
         remaining = iter(ledgers)
 
@@ -221,7 +221,7 @@ class Asker:
         second = await self._list_all(newest, now_registered, again, answers)
         unread = {bookie for bookie in again if bookie in replies and replies[bookie].is_unread}
         replies = kept | {
-            bookie: _without_doubt(reply, is_second=bookie in unread, is_failing=bookie in failing)
+            bookie: _doubtful_as_unknown(reply, is_second=bookie in unread, is_failing=bookie in failing)
             for bookie, reply in second.items()
         }
         self._count(newest, replies, answers)
@@ -243,21 +243,21 @@ class Asker:
         self, ledger: SettledLedger, registered: AbstractSet[BookieId], bookies: Sequence[BookieId], answers: Answers
     ) -> dict[BookieId, CopyReply]:
         asked = [bookie for bookie in bookies if bookie in registered]
-        replies = await asyncio.gather(*(self._reply_of(bookie, ledger, answers) for bookie in asked))
+        replies = await asyncio.gather(*(self._ask_with_retries(bookie, ledger, answers) for bookie in asked))
         return dict(zip(asked, replies, strict=True))
 
-    async def _reply_of(self, bookie: BookieId, ledger: SettledLedger, answers: Answers) -> CopyReply:
+    async def _ask_with_retries(self, bookie: BookieId, ledger: SettledLedger, answers: Answers) -> CopyReply:
         async with self._slots[bookie]:
             silent = self._silent[bookie]
             for attempt in range(1, ATTEMPTS_MAX + 1):
-                if len(silent) >= SILENT_AFTER:
+                if len(silent) >= SILENT_LEDGERS_MAX:
                     return silent[-1]
                 answers.requests += 1
-                found = await self._ask_once(bookie, ledger, answers)
+                found = await self._ask_bookie(bookie, ledger, answers)
                 if found.status not in _RETRIED or attempt == ATTEMPTS_MAX:
                     break
                 await self._clock.sleep(_BACKOFF_S * 2**attempt)
-            if not found.has_list:
+            if not found.has_valid_entries:
                 found = replace(found, entries=_NOTHING)
             if found.status in _SILENCE:
                 silent.append(found)
@@ -265,7 +265,7 @@ class Asker:
                 silent.clear()
         return found
 
-    async def _ask_once(self, bookie: BookieId, ledger: SettledLedger, answers: Answers) -> CopyReply:
+    async def _ask_bookie(self, bookie: BookieId, ledger: SettledLedger, answers: Answers) -> CopyReply:
         reply = await self._held.listed(bookie, ledger.ledger_id)
         if reply.status is not Status.UNSUPPORTED:
             return CopyReply(reply.status, reply.entries, detail=reply.detail)
@@ -284,7 +284,7 @@ class Asker:
         missing = [entry_id for entry_id in sample if entry_id not in read.entries]
         return CopyReply(
             read.status,
-            ledger.everything_but(missing),
+            ledger.all_entries_except(missing),
             is_sampled=True,
             is_of_unclosed=not ledger.is_closed,
             is_unread=is_unread,
@@ -292,7 +292,7 @@ class Asker:
         )
 
 
-def _without_doubt(reply: CopyReply, *, is_second: bool, is_failing: bool) -> CopyReply:
+def _doubtful_as_unknown(reply: CopyReply, *, is_second: bool, is_failing: bool) -> CopyReply:
     """Return the answer with a doubtful I/O error changed to unknown.
 
     An I/O error is doubtful if it is the first one for this ledger, or if the bookie is failing.

@@ -16,7 +16,7 @@ from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.ownership import NO_OWNER, OwnerNames, owner_names, owner_of
 from bookie.model.schedule import Stripe
 
-_STILL_GROWING: Final = 2
+_UNSETTLED_FRAGMENTS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class SettledLedger:
 
     def holders(self) -> list[BookieId]:
         """Return the bookies with expected entries, sorted."""
-        return sorted({member for part in self.fragments for member in self._storing(part)})
+        return sorted({member for part in self.fragments for member in self._storing_members(part)})
 
     def expected(self, bookie: BookieId) -> int:
         """Return the number of copies the bookie should hold, summed over its positions."""
@@ -75,7 +75,7 @@ class SettledLedger:
             ends.update(entry for entry in (stripe.first_entry(*where), stripe.last_entry(*where)) if entry is not None)
         return sorted(ends)
 
-    def everything_but(self, missing: Iterable[EntryId]) -> EntryRuns:
+    def all_entries_except(self, missing: Iterable[EntryId]) -> EntryRuns:
         """Return all entries of the settled part, on any bookie, except ``missing`` (ascending)."""
         runs: list[tuple[int, int]] = []
         gaps = iter([*missing, None])
@@ -99,7 +99,7 @@ class SettledLedger:
                 if member == bookie:
                     yield part, position
 
-    def _storing(self, part: SettledFragment) -> Iterator[BookieId]:
+    def _storing_members(self, part: SettledFragment) -> Iterator[BookieId]:
         for position, member in enumerate(part.members):
             if self._stripe(part).count(position, part.first, part.last):
                 yield member
@@ -145,7 +145,7 @@ def _settled(
 ) -> SettledLedger:
     last_entry, length = end
     is_closed = state == LedgerState.CLOSED.name
-    count = len(parts) if is_closed else len(parts) - _STILL_GROWING
+    count = len(parts) if is_closed else len(parts) - _UNSETTLED_FRAGMENTS
     fragments = []
     for index, (first, last, members) in enumerate(parts[: max(count, 0)]):
         if last is not None and last_entry is not None:

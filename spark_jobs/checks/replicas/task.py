@@ -30,7 +30,7 @@ from bookie.wire.security import SecurityFiles
 from spark_jobs.checks.findings import FindingKind
 from spark_jobs.checks.replicas.asking import Answers, Asker
 from spark_jobs.checks.replicas.expected import SettledLedger, settled_row
-from spark_jobs.checks.replicas.verdict import NUMBER_MAX, FragmentFinding
+from spark_jobs.checks.replicas.verdict import BIGINT_MAX, FragmentFinding
 from spark_jobs.connect import connected_at_pace
 from spark_jobs.pacing.budget import FREE, TaskBudget
 
@@ -173,7 +173,7 @@ def _row(ledger: SettledLedger, finding: FragmentFinding) -> dict[str, Any]:
         "copies_min": finding.copies_min,
         "severity": _LABELS[finding.severity],
         "severity_rank": finding.severity.value,
-        "entries": min(part.last - part.first + 1, NUMBER_MAX),
+        "entries": min(part.last - part.first + 1, BIGINT_MAX),
         "bytes_estimate": finding.bytes_estimate,
         "detail": finding.detail,
         "write_quorum": ledger.write_quorum,
@@ -191,8 +191,8 @@ def _counts(answers: Answers) -> dict[str, Any]:
         "counts": {
             "ledgers": answers.ledgers,
             "requests": answers.requests,
-            "expected": min(answers.expected, NUMBER_MAX),
-            "absent": min(answers.absent, NUMBER_MAX),
+            "expected": min(answers.expected, BIGINT_MAX),
+            "absent": min(answers.absent, BIGINT_MAX),
             "vanished": answers.vanished,
             "unknown": unknown,
             "sampled": [{"bookie_id": bookie, "ledgers": count} for bookie, count in sorted(answers.sampled.items())],

@@ -21,7 +21,7 @@ from bookie.runtime.human import counted
 from spark_jobs.checks.replicas.expected import SettledFragment, SettledLedger
 
 _NAMED_MAX: Final = 10
-NUMBER_MAX: Final = (1 << 63) - 1
+BIGINT_MAX: Final = (1 << 63) - 1
 """The largest number that a table can hold. If the length of a ledger is damaged, the computed bytes can exceed it or
 be negative; if its last entry is damaged, the computed entries can exceed it."""
 _NOTHING: Final = EntryRuns(())
@@ -100,7 +100,7 @@ class _Fragment:
             copies_min=copies_min,
             severity=severity,
             absent=absent,
-            bytes_estimate=None if size is None else max(0, min(round(size * absent), NUMBER_MAX)),
+            bytes_estimate=None if size is None else max(0, min(round(size * absent), BIGINT_MAX)),
             detail="; ".join(self._detail(position, count) for position, count in list(lacking.items())[:_NAMED_MAX]),
             is_damaged=any(self._of(position).is_damaged for position in lacking),
         )

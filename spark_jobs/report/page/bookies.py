@@ -62,7 +62,7 @@ class RackRow:
     text: str
 
     @property
-    def is_hit(self) -> bool:
+    def has_loss_or_finding(self) -> bool:
         """Whether a bookie of the rack is lost, or a copy in the rack has a finding."""
         return self.copies_found > 0 or any(bookie.mark == "down" for bookie in self.bookies)
 
@@ -146,7 +146,7 @@ def shown_racks(racks: Sequence[RackRow]) -> tuple[RackRow, ...]:
     """
     if len(racks) <= _RACKS_MAX:
         return tuple(racks)
-    chosen = sorted(racks, key=lambda rack: not rack.is_hit)[:_RACKS_MAX]
+    chosen = sorted(racks, key=lambda rack: not rack.has_loss_or_finding)[:_RACKS_MAX]
     return tuple(sorted(chosen, key=lambda rack: rack.name))
 
 

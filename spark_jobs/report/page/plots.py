@@ -15,7 +15,7 @@ _LEFT: Final = 52.0
 _RIGHT: Final = 14.0
 _TOP: Final = 14.0
 _BOTTOM: Final = 30.0
-_MIN_SHARE: Final = 0.8
+_BAR_PERCENT_MIN: Final = 0.8
 """Smallest part of a bar, in percent, so that one ledger of ten million is visible."""
 
 
@@ -29,7 +29,7 @@ class Part:
 
 def parts(values: Sequence[int], total: int) -> tuple[Part, ...]:
     """Place ``values`` end to end on a bar of length ``total``. Zeros have no width, all others a visible one."""
-    widths = [max(100 * value / total, _MIN_SHARE) if value > 0 and total > 0 else 0.0 for value in values]
+    widths = [max(100 * value / total, _BAR_PERCENT_MIN) if value > 0 and total > 0 else 0.0 for value in values]
     scale = 100 / sum(widths) if sum(widths) > 100 else 1.0
     placed, x = [], 0.0
     for width in widths:
@@ -82,7 +82,7 @@ def line_chart(points: Sequence[TrendPoint]) -> LineChart | None:
     checked = [point for point in points if not point.is_held]
     if len(checked) < 2:
         return None
-    step = nice_step(max(point.ledgers_found for point in checked))
+    step = round_axis_step(max(point.ledgers_found for point in checked))
     top = step * max(1, -(-max(point.ledgers_found for point in checked) // step))
     x_of = _xs(len(points))
     dots = tuple(_dot(point, x, top) for point, x in zip(points, x_of, strict=True) if not point.is_held)
@@ -99,7 +99,7 @@ def line_chart(points: Sequence[TrendPoint]) -> LineChart | None:
     )
 
 
-def nice_step(highest: int) -> int:
+def round_axis_step(highest: int) -> int:
     """Return a round step for an axis that reaches ``highest`` in two to five steps."""
     step = 1
     while True:

@@ -51,7 +51,7 @@ _TOPICS_SHOWN: Final = 25
 _PAIRS_SHOWN: Final = 45
 _BOOKIES_SHOWN: Final = 50
 """Largest number of bookies in a table. ``_PAIRS_SHOWN`` is enough for all pairs of nine racks."""
-_FEW_BOOKIES: Final = 12
+_BOOKIES_WITHOUT_RACKS_MAX: Final = 12
 """A table of up to this many bookies is easy to read without the racks."""
 
 
@@ -120,7 +120,7 @@ def page_view(
     compared = None if previous is None else diff(previous, run)
     steps = next_steps(run)
     rows = bookie_rows(run, topology)
-    racks = rack_rows(rows) if rows and (rows[0].rack or len(rows) > _FEW_BOOKIES) else ()
+    racks = rack_rows(rows) if rows and (rows[0].rack or len(rows) > _BOOKIES_WITHOUT_RACKS_MAX) else ()
     shown = shown_racks(racks)
     return PageView(
         title=f"{headline(run).text} {KIND_NAMES[run.kind]}, {utc_text(run.finished_ms)}",
@@ -153,25 +153,25 @@ def page_view(
         racks_hidden=len(racks) - len(shown),
         has_topology=bool(rows and rows[0].rack),
         has_missing=any(ledger.missing for ledger in run.worst_ledgers),
-        facts_in=_facts_in(_lines_right(compared, run) - _lines_left(steps, trend)),
+        facts_in=_facts_position(_right_column_lines(compared, run) - _left_column_lines(steps, trend)),
         facts=tuple(_facts(run)),
         has_findings_table=has_checked(run),
         topics_max=_TOPICS_SHOWN,
     )
 
 
-def _facts_in(lines_more_right: int) -> str:
+def _facts_position(lines_more_right: int) -> str:
     if abs(lines_more_right) < _FACTS_LINES // 2:
         return "below"
     return "left" if lines_more_right > 0 else "right"
 
 
-def _lines_left(steps: Sequence[Step], trend: Sequence[TrendPoint]) -> int:
+def _left_column_lines(steps: Sequence[Step], trend: Sequence[TrendPoint]) -> int:
     """Return the approximate number of lines in the left column without the facts."""
     return 3 + sum(3 + len(step.commands) for step in steps) + (12 if line_chart(trend) else 0)
 
 
-def _lines_right(compared: ReportDiff | None, run: RunSummary) -> int:
+def _right_column_lines(compared: ReportDiff | None, run: RunSummary) -> int:
     changes = 0 if compared is None else len(compared.severities) + 2 * len(tuple(_bookie_changes(compared))) + 3
     return 4 + changes + sum(3 + len(detail.rows) for detail in details(run))
 

@@ -44,7 +44,7 @@ KIND_MEANINGS: Final[Mapping[RunKind, str]] = {
     RunKind.EVERYTHING: "all ledger metadata against the registered bookies, the placement policy and its own rules",
 }
 
-_ALL_WELL: Final[Mapping[RunKind, str]] = {
+_NO_FINDING_TEXTS: Final[Mapping[RunKind, str]] = {
     RunKind.BOOKIES: "Every ledger has all of its copies.",
     RunKind.PLACEMENT: "Every ensemble keeps to the placement policy.",
     RunKind.REPLICAS: "Every bookie holds the entries it should hold.",
@@ -107,7 +107,9 @@ def headline(summary: RunSummary) -> Headline:
         case Verdict.CLEAN:
             if summary.accepted.ledgers:
                 return _only_accepted(summary)
-            return Headline(Tone.GOOD, _ALL_WELL[summary.kind], f"{_counted(summary)} checked, none with a finding.")
+            return Headline(
+                Tone.GOOD, _NO_FINDING_TEXTS[summary.kind], f"{_counted(summary)} checked, none with a finding."
+            )
         case _:
             return _found(summary)
 

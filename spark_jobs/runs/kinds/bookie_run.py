@@ -46,20 +46,20 @@ from spark_jobs.runs.kinds.further_checks import FurtherChecks, NoFurtherChecks
 from spark_jobs.runs.marking.accepted import AcceptedLosses, accepted_losses
 from spark_jobs.runs.marking.brake import held_because
 from spark_jobs.runs.marking.driver_marks import DriverMarks
-from spark_jobs.runs.marking.held_back import DueOnly, HeldBookies, held_back
+from spark_jobs.runs.marking.held_back import HeldBookieFilter, HeldBookies, held_back
 from spark_jobs.runs.marking.image_marks import ImageMarks
 from spark_jobs.runs.marking.limits import MarkLimiter
 from spark_jobs.runs.marking.lost_bookies import LostBookies
 from spark_jobs.runs.marking.publish import BATCH, Marking, publish
-from spark_jobs.runs.marking.repaired_since import without_repaired
-from spark_jobs.runs.marking.withdrawal import FoundIds, withdraw_ended
-from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult, added_published, added_sums, worst_of
+from spark_jobs.runs.marking.repaired_since import skip_repaired_since
+from spark_jobs.runs.marking.withdrawal import LedgerIdSet, withdraw_ended
+from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult, add_sums, combine_published, worst_of
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.reading.image_upkeep import ImageUpkeep
 from spark_jobs.runs.reading.incremental_reading import IncrementalReading
 from spark_jobs.runs.reading.ledger_scan import LedgerScan
 from spark_jobs.runs.reading.live_reading import LiveReading, Reading
-from spark_jobs.runs.reading.one_reading import with_one_reading
+from spark_jobs.runs.reading.one_reading import retry_until_one_reading
 from spark_jobs.runs.reading.snapshot_reading import SnapshotReading
 from spark_jobs.runs.reading.streamed_snapshot import StreamedSnapshot
 from spark_jobs.runs.releasing import unpersist
@@ -72,7 +72,7 @@ result."""
 
 
 @dataclass(frozen=True, slots=True)
-class _JudgedLedgers:
+class _LedgerFindings:
     """The findings of the check."""
 
     ledgers: DataFrame
@@ -128,7 +128,7 @@ class BookieRun:
             MetadataReadAgainError: in each attempt, executors were lost together with the metadata that they had read.
         """
         try:
-            outcome = with_one_reading(lambda: self._attempt(cookies))
+            outcome = retry_until_one_reading(lambda: self._attempt(cookies))
         except BaseException:
             self._image.leave()
             raise
@@ -205,7 +205,7 @@ class BookieRun:
         reading = self._reading()
         for attempt in range(1, SCANS_MAX + 1):
             if self._context.is_incremental:
-                reading = self._incremental = self._incrementally(cookies, before.registered)
+                reading = self._incremental = self._make_incremental_reading(cookies, before.registered)
             scan = reading.scan(before.staying)
             with ExitStack() as unused:
                 unused.callback(scan.release)
@@ -224,7 +224,9 @@ class BookieRun:
             problems += (f"{left}; a later audit finds all affected ledgers",)
         return scan, ScanResult(scan.totals, after, problems, reading.counts)
 
-    def _incrementally(self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> IncrementalReading:
+    def _make_incremental_reading(
+        self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]
+    ) -> IncrementalReading:
         """Return a reading that carries over only metadata read after every loss that no audit has handled."""
         noted = self._lost_bookies(cookies, registered).noted
         lost = {bookie: down.since_ms for bookie, down in noted.items() if not down.audited_ms}
@@ -251,7 +253,7 @@ class BookieRun:
             self._live = bookies.registered | latest.registered
             self.lost = self._lost_bookies(cookies, latest.registered)
             limiter = MarkLimiter(self._settings.run_limits, self._cluster)
-            found = FoundIds()
+            found = LedgerIdSet()
             # Before the report, because a full disk of the auditor must not prevent repair.
             published = self._publish(judged, limiter, found)
             held = replace(self.lost.held, limit_from=limiter.first_held)
@@ -268,10 +270,10 @@ class BookieRun:
                 worst = self._report(scan, judged, further.findings, held)
         return CheckResult(
             bookies=latest,
-            sums=added_sums(judged.sums, further.sums),
+            sums=add_sums(judged.sums, further.sums),
             worst=worst_of((*worst, *further.worst), self._settings.worst_ledgers_max),
-            published=added_published(published, further.published),
-            waiting=self.lost.in_report(judged.sums),
+            published=combine_published(published, further.published),
+            waiting=self.lost.waiting_bookies_by_id(judged.sums),
             placement=further.placement,
             accepted=judged.counts,
             parts=further.parts,
@@ -280,7 +282,7 @@ class BookieRun:
         )
 
     def _report(
-        self, scan: LedgerScan, judged: _JudgedLedgers, further: Sequence[DataFrame], held: HeldBookies
+        self, scan: LedgerScan, judged: _LedgerFindings, further: Sequence[DataFrame], held: HeldBookies
     ) -> tuple[WorstLedger, ...]:
         """Write the findings, and return the worst ledgers."""
         worst: tuple[WorstLedger, ...] = ()
@@ -301,7 +303,7 @@ class BookieRun:
         live: AbstractSet[BookieId],
         draining: AbstractSet[str],
         decisions: Sequence[Decision],
-    ) -> _JudgedLedgers:
+    ) -> _LedgerFindings:
         found = bookie_check_by_ledger(suspects, sorted(live), draining)
         losses = accepted_losses(decisions, live)
         accepted = None
@@ -309,7 +311,7 @@ class BookieRun:
             found, accepted = without_accepted(self._context.spark, found, losses.standing)
             accepted = accepted.persist(StorageLevel.MEMORY_AND_DISK)
         ledgers = ledgers_judged(found).persist(StorageLevel.MEMORY_AND_DISK)
-        judged = _JudgedLedgers(ledgers, FindingSums(), losses, accepted)
+        judged = _LedgerFindings(ledgers, FindingSums(), losses, accepted)
         try:
             with self._context.tasks(Phase.CHECK):
                 counted = (0, 0) if accepted is None else accepted_counts(accepted)
@@ -327,7 +329,7 @@ class BookieRun:
         policy = self._cluster.marking_policy(self._settings.marking_rules, losses, now_ms, is_noted=is_noted)
         return LostBookies(noted, policy, now_ms)
 
-    def _publish(self, judged: _JudgedLedgers, limiter: MarkLimiter, found: FoundIds) -> PublishResult:
+    def _publish(self, judged: _LedgerFindings, limiter: MarkLimiter, found: LedgerIdSet) -> PublishResult:
         """Mark the ledgers with findings, and add all ledgers with findings to ``found``."""
         losses = judged.losses
         total = sum(count.ledgers for count in judged.sums.severities) + len(losses.returned)
@@ -335,12 +337,12 @@ class BookieRun:
             return PublishResult(PublishOutcome.NOTHING_TO_PUBLISH)
         if self._settings.is_dry_run:
             return PublishResult(PublishOutcome.DRY_RUN)
-        due_only = DueOnly(self.lost.held)
+        due_only = HeldBookieFilter(self.lost.held)
         with self._context.tasks(Phase.PUBLISH, is_reported=False):
             returned = ((marking, 0) for marking in losses.markings())
             due = limiter.admitted(chain(returned, due_only.of(found.added(to_mark(judged.ledgers)))))
             early = self._image_marks.ledgers if self._image_marks.is_used else self._driver_marks.ledgers
-            still_due = without_repaired(self._counted(due, total), early, self._cluster)
+            still_due = skip_repaired_since(self._counted(due, total), early, self._cluster)
             published = publish(still_due, self._cluster, gate=self._context.gate, note=self._context.note_marks)
         published = replace(published, held_back=held_back(limiter, due_only))
         if published.outcome is PublishOutcome.PUBLISHED and not published.is_limited:

@@ -122,7 +122,7 @@ class AllFurtherChecks(FurtherChecks):
         self, stack: ExitStack, ledgers: DataFrame, scanned: ScanResult, cookies: AbstractSet[BookieId]
     ) -> tuple[tuple[DataFrame, ...], LintCounts, str]:
         """Return the findings, their counts, and the reason why the lint is not complete."""
-        stuck, problem = self._stuck(ledgers, scanned)
+        stuck, problem = self._find_stuck_recoveries(ledgers, scanned)
         found = metadata_faults(ledgers)
         if stuck:
             found = found.unionByName(stuck_recoveries(ledgers, stuck))
@@ -139,7 +139,7 @@ class AllFurtherChecks(FurtherChecks):
             findings.append(dangling_cookie_findings(self._context.spark, named))
         return tuple(findings), counts, problem
 
-    def _stuck(self, ledgers: DataFrame, scanned: ScanResult) -> tuple[dict[int, int], str]:
+    def _find_stuck_recoveries(self, ledgers: DataFrame, scanned: ScanResult) -> tuple[dict[int, int], str]:
         """Return ledgers in recovery for too long with the time of their last change, and why some are unknown."""
         if not scanned.totals.in_recovery:
             return {}, ""

@@ -33,7 +33,7 @@ from spark_jobs.runs.kinds.rack_matrix import RackMatrix
 from spark_jobs.runs.marking.held_back import held_back
 from spark_jobs.runs.marking.limits import MarkLimiter
 from spark_jobs.runs.marking.publish import publish
-from spark_jobs.runs.needs import need_locations
+from spark_jobs.runs.needs import require_locations
 from spark_jobs.runs.port import Phase
 from spark_jobs.runs.reading.completeness import ScanTotals
 from spark_jobs.runs.releasing import unpersist
@@ -165,7 +165,7 @@ def placement_part(context: RunContext, known: AbstractSet[BookieId], bookies: B
         InvalidTopologyError: the topology cannot be read.
     """
     topology, source = context.cluster.topology(context.settings.topology_file)
-    need_locations(topology)
+    require_locations(topology)
     rules = PlacementRules.of(context.settings.placement_policy, topology, sorted(known), bookies)
     return PlacementPart(context, rules, source)
 

@@ -28,9 +28,9 @@ from spark_jobs.runs.marking.brake import held_because
 from spark_jobs.runs.marking.limits import MarkLimiter
 from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
-from spark_jobs.runs.reading.completeness import problems, short_parents
+from spark_jobs.runs.reading.completeness import incomplete_parents, problems
 from spark_jobs.runs.reading.ledger_scan import scan_ledgers
-from spark_jobs.runs.reading.one_reading import with_one_reading
+from spark_jobs.runs.reading.one_reading import retry_until_one_reading
 
 CHUNK_LEDGERS: Final = 250_000
 """Number of ledgers kept at a time: about 50 MB, and seconds of work between two gates."""
@@ -61,7 +61,7 @@ class PlacementRun:
                 return Outcome(None, CheckResult(bookies), held)
         plan = self._cluster.leaf_parents()
         found, tally = self._chunks(plan, part)
-        recount = self._cluster.count_ledgers([parent.path for parent in short_parents(plan, found.totals)])
+        recount = self._cluster.count_ledgers([parent.path for parent in incomplete_parents(plan, found.totals)])
         counts = part.counts(tally, found.sums, found.totals)
         scanned = ScanResult(found.totals, bookies, problems(plan, found.totals, recount) + not_judged(counts))
         return Outcome(scanned, CheckResult(bookies, found.sums, found.worst, found.published, placement=counts))
@@ -72,7 +72,7 @@ class PlacementRun:
         total, done = sum(parent.planned for parent in plan), 0
         for parents in chunks(plan, CHUNK_LEDGERS):
             self._context.progress(ProgressEvent(Phase.CHECK, done, total))
-            with_one_reading(partial(self._judge, parents, part, gathering, tally))
+            retry_until_one_reading(partial(self._judge, parents, part, gathering, tally))
             done += sum(parent.planned for parent in parents)
         return gathering, tally
 

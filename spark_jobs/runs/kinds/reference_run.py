@@ -30,7 +30,7 @@ from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 from spark_jobs.checks.metadata_check import unreadable_metadata
 from spark_jobs.checks.references.comparison import (
-    IS_DOUBT,
+    HAS_UNKNOWN_REFERENCE,
     NotJudged,
     Verdict,
     compared,
@@ -52,12 +52,12 @@ from spark_jobs.report.counts import (
 )
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.findings import finding_sums, ledgers_found, worst_ledgers
-from spark_jobs.runs.needs import need_pulsar, roots_in
+from spark_jobs.runs.needs import require_pulsar, roots_in
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase
-from spark_jobs.runs.reading.completeness import problems, short_parents
+from spark_jobs.runs.reading.completeness import incomplete_parents, problems
 from spark_jobs.runs.reading.ledger_scan import LedgerScan, scan_ledgers, store_error
-from spark_jobs.runs.reading.one_reading import with_one_reading
+from spark_jobs.runs.reading.one_reading import retry_until_one_reading
 from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.slots import session_slots
 from spark_jobs.runs.spark_failures import spark_failure
@@ -76,7 +76,7 @@ class ExportError(PermanentError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Doubts:
+class _UnknownReferences:
     """Nodes with unknown references."""
 
     nodes: tuple[UndecodableNode, ...]
@@ -89,7 +89,7 @@ class _Doubts:
     """Whether one of the nodes belongs to an unknown topic. Then no ledger counts as unreferenced."""
 
 
-_Counted = Counter[tuple[str, str | None]]
+_VerdictCounts = Counter[tuple[str, str | None]]
 """Number of rows by verdict and reason."""
 
 
@@ -110,11 +110,11 @@ class ReferenceRun:
             ExportError: the ids cannot be written.
         """
         self._context.begin(Phase.PLAN)
-        need_pulsar(self._cluster.roots_without_pulsar(self._roots))
+        require_pulsar(self._cluster.roots_without_pulsar(self._roots))
         if self._settings.export is not None:
             begin_export(self._settings.export)
         created_before_ms = self._context.clock.epoch_ms() - round(1000 * self._settings.reference_grace_s)
-        return with_one_reading(lambda: self._attempt(created_before_ms))
+        return retry_until_one_reading(lambda: self._attempt(created_before_ms))
 
     def _attempt(self, created_before_ms: int) -> Outcome:
         with ExitStack() as kept:
@@ -129,10 +129,10 @@ class ReferenceRun:
             settled, seen = self._judge(scan, found, created_before_ms, doubts, kept)
             counts = self._counts(settled, seen, doubts)
             if self._settings.export is not None:
-                export(_having(seen, Verdict.UNREFERENCED), self._settings.export)
-            recount = self._cluster.count_ledgers([parent.path for parent in short_parents(plan, scan.totals)])
+                export(_with_verdict(seen, Verdict.UNREFERENCED), self._settings.export)
+            recount = self._cluster.count_ledgers([parent.path for parent in incomplete_parents(plan, scan.totals)])
             bookies = self._cluster.bookies()
-            incomplete = problems(plan, scan.totals, recount) + _not_decoded(counts)
+            incomplete = problems(plan, scan.totals, recount) + _undecodable_problems(counts)
             checked = self._report(scan, seen, unread(found) if doubts.has_any else None, bookies, counts)
         return Outcome(ScanResult(scan.totals, bookies, incomplete), checked)
 
@@ -158,8 +158,8 @@ class ReferenceRun:
             found.count()
         return found
 
-    def _doubts(self, found: DataFrame) -> _Doubts:
-        doubts = found.where(IS_DOUBT)
+    def _doubts(self, found: DataFrame) -> _UnknownReferences:
+        doubts = found.where(HAS_UNKNOWN_REFERENCE)
         is_bad = F.col("error").isNotNull()
         with self._context.tasks(Phase.CHECK, is_reported=False):
             (sums,) = doubts.select(F.count("*"), F.count_if(is_bad), F.count_if(F.col("topic").isNull())).collect()
@@ -167,11 +167,11 @@ class ReferenceRun:
             rows = order.limit(UNDECODABLE_MAX).collect() if sums[1] else []
         named = (Referrer(row["root"], NodeKind(row["kind"]), row["name"], row["cursor"]) for row in rows)
         nodes = tuple(UndecodableNode(each.path, row["error"]) for each, row in zip(named, rows, strict=True))
-        return _Doubts(nodes, undecodable=sums[1], has_any=sums[0] > 0, is_unsure=sums[2] > 0)
+        return _UnknownReferences(nodes, undecodable=sums[1], has_any=sums[0] > 0, is_unsure=sums[2] > 0)
 
     def _judge(
-        self, scan: LedgerScan, found: DataFrame, created_before_ms: int, doubts: _Doubts, kept: ExitStack
-    ) -> tuple[_Counted, DataFrame]:
+        self, scan: LedgerScan, found: DataFrame, created_before_ms: int, doubts: _UnknownReferences, kept: ExitStack
+    ) -> tuple[_VerdictCounts, DataFrame]:
         """Return the numbers of rows that the first look settled, and the others with verdicts, kept by Spark."""
         settings = self._settings
         first = compared(scan.suspects, found).persist(StorageLevel.MEMORY_AND_DISK)
@@ -204,14 +204,14 @@ class ReferenceRun:
             seen.count()
         return settled, seen
 
-    def _counts(self, settled: _Counted, seen: DataFrame, doubts: _Doubts) -> ReferenceCounts:
+    def _counts(self, settled: _VerdictCounts, seen: DataFrame, doubts: _UnknownReferences) -> ReferenceCounts:
         with self._context.tasks(Phase.CHECK, is_reported=False):
             rows = seen.groupBy("verdict", "reason").agg(*map(F.expr, _SUMS)).collect()
             counted = settled + Counter({(row["verdict"], row["reason"]): row["ledgers"] for row in rows})
             stored_bytes = sum(int(row["stored_bytes"]) for row in rows if row["verdict"] == Verdict.UNREFERENCED.value)
             largest = []
             if (Verdict.UNREFERENCED.value, None) in counted:
-                sums = _having(seen, Verdict.UNREFERENCED).groupBy("namespace").agg(*map(F.expr, _SUMS))
+                sums = _with_verdict(seen, Verdict.UNREFERENCED).groupBy("namespace").agg(*map(F.expr, _SUMS))
                 order = sums.orderBy(F.desc("stored_bytes"), F.desc("ledgers"), "namespace").limit(NAMESPACES_MAX)
                 largest = order.collect()
 
@@ -243,18 +243,18 @@ class ReferenceRun:
     def _report(
         self, scan: LedgerScan, seen: DataFrame, unread: DataFrame | None, bookies: Bookies, counts: ReferenceCounts
     ) -> CheckResult:
-        lost = ledgers_found(_findings(_having(seen, Verdict.LOST), _LOST))
+        lost = ledgers_found(_findings(_with_verdict(seen, Verdict.LOST), _LOST))
         lost = lost.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             with self._context.tasks(Phase.REPORT, is_reported=False):
                 sums = finding_sums(lost) if counts.lost else FindingSums((), {})
                 limit = self._settings.worst_ledgers_max if sums.severities else 0
                 worst = worst_ledgers(lost, limit) if limit else ()
-            others = _findings(_having(seen, Verdict.UNREFERENCED), _UNREFERENCED)
+            others = _findings(_with_verdict(seen, Verdict.UNREFERENCED), _UNREFERENCED)
             undecodable = seen.where(F.col("reason") == NotJudged.UNDECODABLE.value)
             others = others.unionByName(_findings(undecodable, _UNDECODABLE))
             if unread is not None:
-                others = others.unionByName(_findings(unread, _UNREAD))
+                others = others.unionByName(_findings(unread, _UNREAD_REFERENCE_COLUMNS))
             with self._context.report.tolerated(), self._context.tasks(Phase.REPORT, is_reported=False):
                 self._context.report.write_findings(lost, others.unionByName(unreadable_metadata(scan.suspects)))
         finally:
@@ -263,7 +263,7 @@ class ReferenceRun:
         return CheckResult(bookies, sums, worst, published, references=counts)
 
 
-def _having(seen: DataFrame, verdict: Verdict) -> DataFrame:
+def _with_verdict(seen: DataFrame, verdict: Verdict) -> DataFrame:
     return seen.where(F.col("verdict") == verdict.value)
 
 
@@ -343,7 +343,7 @@ _UNDECODABLE: Final = _OWNER | {
     "ledger_id": "ledger_id",
     "detail": "reason",
 }
-_UNREAD: Final = _OWNER | {
+_UNREAD_REFERENCE_COLUMNS: Final = _OWNER | {
     "kind": literal(FindingKind.UNREAD_REFERENCE.value),
     "ledger_id": "ledger_id",
     "detail": "concat('cursor state of ', topic, ' is in ledger ', ledger_id, ': compacted ledger not checked')",
@@ -354,7 +354,7 @@ def _findings(rows: DataFrame, values: dict[str, str]) -> DataFrame:
     return rows.selectExpr(*(f"CAST({values.get(name, 'NULL')} AS {kind}) AS {name}" for name, kind in _COLUMNS))
 
 
-def _not_decoded(counts: ReferenceCounts) -> tuple[str, ...]:
+def _undecodable_problems(counts: ReferenceCounts) -> tuple[str, ...]:
     if not counts.undecodable:
         return ()
     some = ", ".join(f"{each.path} ({each.reason})" for each in counts.undecodable_nodes[:_NAMED_MAX])

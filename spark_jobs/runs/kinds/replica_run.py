@@ -47,7 +47,7 @@ from spark_jobs.report.counts import (
     SampledBookie,
     UnknownAnswers,
 )
-from spark_jobs.runs.chunks import chunks, in_range, is_sampled
+from spark_jobs.runs.chunks import chunks, is_sampled, nodes_in_range
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.findings import accepted_counts, finding_sums, ledgers_found, to_mark, worst_ledgers
 from spark_jobs.runs.marking.brake import held_because
@@ -56,9 +56,9 @@ from spark_jobs.runs.marking.limits import MarkLimiter
 from spark_jobs.runs.marking.publish import publish
 from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
-from spark_jobs.runs.reading.completeness import problems, short_parents
+from spark_jobs.runs.reading.completeness import incomplete_parents, problems
 from spark_jobs.runs.reading.ledger_scan import LedgerScan, scan_ledgers, store_error
-from spark_jobs.runs.reading.one_reading import with_one_reading
+from spark_jobs.runs.reading.one_reading import retry_until_one_reading
 from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.slots import session_slots
 from spark_jobs.runs.spark_failures import spark_failure
@@ -122,17 +122,19 @@ class ReplicaRun:
             return Outcome(None, CheckResult(bookies), held)
         self._accepted = {decision.ledger_id: decision.lost for decision in self._cluster.accepted_losses()}
         every = self._cluster.leaf_parents()
-        plan = in_range(every, self._cluster.cluster, self._settings.ledger_min, self._settings.ledger_max)
+        plan = nodes_in_range(every, self._cluster.cluster, self._settings.ledger_min, self._settings.ledger_max)
         found = FindingTotals(self._settings.worst_ledgers_max)
         total, done = sum(parent.planned for parent in plan), 0
         for parents in chunks(plan, CHUNK_LEDGERS):
             self._context.progress(ProgressEvent(Phase.ASK, done, total))
-            bookies = with_one_reading(partial(self._chunk, parents, found))
+            bookies = retry_until_one_reading(partial(self._chunk, parents, found))
             done += sum(parent.planned for parent in parents)
-        recount = self._cluster.count_ledgers([parent.path for parent in short_parents(plan, found.totals)])
+        recount = self._cluster.count_ledgers([parent.path for parent in incomplete_parents(plan, found.totals)])
         took_s = self._context.clock.monotonic_s() - started_s
         counts = self._counts(took_s, sum(parent.planned for parent in every))
-        scanned = ScanResult(found.totals, bookies, problems(plan, found.totals, recount) + _not_known(counts))
+        scanned = ScanResult(
+            found.totals, bookies, problems(plan, found.totals, recount) + _unknown_answer_problems(counts)
+        )
         accepted = AcceptedCounts(*self._accepted_found)
         checked = CheckResult(bookies, found.sums, found.worst, found.published, replicas=counts, accepted=accepted)
         return Outcome(scanned, checked)
@@ -241,7 +243,7 @@ def _collected(answers: DataFrame) -> Sequence[Row]:
         raise spark_failure(error, Phase.ASK.value) from error
 
 
-def _not_known(counts: ReplicaCounts) -> tuple[str, ...]:
+def _unknown_answer_problems(counts: ReplicaCounts) -> tuple[str, ...]:
     named = [
         f"{each.bookie_id} for {counted(each.ledgers, 'ledger')} ({each.reason})"
         for each in counts.unknown[:_NAMED_MAX]

@@ -22,10 +22,10 @@ from spark_jobs.report.counts import DriverMarksCounts, ImageCounts
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.marking.brake import held_because
 from spark_jobs.runs.marking.fresh_verdict import FreshVerdict, fresh_verdict
-from spark_jobs.runs.marking.held_back import DueOnly
+from spark_jobs.runs.marking.held_back import HeldBookieFilter
 from spark_jobs.runs.marking.lost_bookies import LostBookies
 from spark_jobs.runs.marking.publish import Marking, publish
-from spark_jobs.runs.marking.withdrawal import FoundIds
+from spark_jobs.runs.marking.withdrawal import LedgerIdSet
 
 Counts = TypeVar("Counts", ImageCounts, DriverMarksCounts)
 
@@ -74,7 +74,7 @@ class EarlyMarking:
         self.tasks_changed = 0
         self.marked = 0
         """Number of marked ledgers."""
-        self._ids = FoundIds()
+        self._ids = LedgerIdSet()
         self.first_mark_ms = 0
         """Time of the first mark, epoch milliseconds; 0: there is none."""
         self.last_mark_ms = 0
@@ -121,7 +121,7 @@ class EarlyMarking:
         if held is not None:
             return held
         ordered = sorted(verdicts, key=lambda verdict: (verdict.severity, verdict.ledger.ledger_id))
-        due = DueOnly(lost.held).of(verdict.ledger for verdict in ordered)
+        due = HeldBookieFilter(lost.held).of(verdict.ledger for verdict in ordered)
         published = publish([marking for marking, _ in due], self._cluster, gate=context.gate, note=self._note)
         self.tasks_changed += published.tasks_changed
         if published.ledgers:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity, health_of
-from spark_jobs.runs.marking.held_back import FoundLedger
+from spark_jobs.runs.marking.held_back import LedgerWithFindings
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class FreshVerdict:
 
     severity: Severity
     """The severity of its worst fragment."""
-    ledger: FoundLedger
+    ledger: LedgerWithFindings
 
 
 def fresh_verdict(ledger_id: LedgerId, metadata: LedgerMetadata, live: AbstractSet[BookieId]) -> FreshVerdict | None:
@@ -48,4 +48,4 @@ def fresh_verdict(ledger_id: LedgerId, metadata: LedgerMetadata, live: AbstractS
             critical |= lost
         worst = health.severity if worst is None else min(worst, health.severity)
     assert worst is not None
-    return FreshVerdict(worst, FoundLedger(ledger_id, tuple(sorted(missing)), tuple(sorted(critical))))
+    return FreshVerdict(worst, LedgerWithFindings(ledger_id, tuple(sorted(missing)), tuple(sorted(critical))))

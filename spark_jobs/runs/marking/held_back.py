@@ -17,7 +17,7 @@ from spark_jobs.runs.marking.limits import DueLedger, MarkLimiter
 
 
 @dataclass(frozen=True, slots=True)
-class FoundLedger:
+class LedgerWithFindings:
     """A ledger with findings."""
 
     ledger_id: LedgerId
@@ -39,26 +39,26 @@ class HeldBookies:
     limit_from: LedgerId | None = None
     """The first ledger, in the order of marking, that was left unmarked because the run had reached a limit."""
 
-    def to_mark(self, ledger: FoundLedger) -> tuple[BookieId, ...]:
+    def to_mark(self, ledger: LedgerWithFindings) -> tuple[BookieId, ...]:
         """Return the bookies that a mark of the ledger names; empty: the ledger is not marked."""
         if self.times.keys().isdisjoint(ledger.missing):
             return ledger.missing
         allowed = self.critical_due & set(ledger.critical_missing)
         return tuple(bookie for bookie in ledger.missing if bookie not in self.times or bookie in allowed)
 
-    def reason(self, ledger: FoundLedger) -> HoldReason:
+    def reason(self, ledger: LedgerWithFindings) -> HoldReason:
         """Return why an unmarked ledger is held back."""
         return max((self.times[bookie] for bookie in ledger.missing), key=lambda time: time.due_ms).reason
 
 
 @dataclass(slots=True)
-class DueOnly:
+class HeldBookieFilter:
     """Leaves held-back bookies out of markings, and counts the ledgers that have no other missing bookie."""
 
     held: HeldBookies
     ledgers_held: Counter[HoldReason] = field(default_factory=Counter)
 
-    def of(self, ledgers: Iterable[FoundLedger]) -> Iterator[DueLedger]:
+    def of(self, ledgers: Iterable[LedgerWithFindings]) -> Iterator[DueLedger]:
         """Yield the markings that may be published."""
         for ledger in ledgers:
             if due := self.held.to_mark(ledger):
@@ -67,7 +67,9 @@ class DueOnly:
                 self.ledgers_held[self.held.reason(ledger)] += 1
 
 
-def held_back(limiter: MarkLimiter, due_only: DueOnly | None = None) -> dict[str, int]:
+def held_back(limiter: MarkLimiter, due_only: HeldBookieFilter | None = None) -> dict[str, int]:
     """Return the numbers of ledgers left unmarked since the last call, by reason."""
-    held = Counter({HoldReason.LIMIT: limiter.take_held()}) + (Counter() if due_only is None else due_only.ledgers_held)
+    held = Counter({HoldReason.LIMIT: limiter.take_held_back_count()}) + (
+        Counter() if due_only is None else due_only.ledgers_held
+    )
     return {reason.value: count for reason, count in held.items()}

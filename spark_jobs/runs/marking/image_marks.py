@@ -83,12 +83,12 @@ class ImageMarks:
         if not wanted:
             return
         if self._context.settings.run_limits != RunLimits():
-            self._not_used("the run has a limit on its marks")
+            self._report_image_unused("the run has a limit on its marks")
             return
         try:
             manifest, found = self._suspects(lost, wanted)
         except ImageError as error:
-            self._not_used(str(error))
+            self._report_image_unused(str(error))
             return
         self._counts = replace(self._counts, read_from_ms=manifest.read_from_ms, suspects=len(found))
         try:
@@ -120,7 +120,7 @@ class ImageMarks:
                 self._stopped(problem)
                 return
 
-    def _not_used(self, reason: str) -> None:
+    def _report_image_unused(self, reason: str) -> None:
         self._problem("the image of ledger metadata is not used, all ledgers are read first", reason)
 
     def _stopped(self, reason: str) -> None:

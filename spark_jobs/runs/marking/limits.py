@@ -25,7 +25,7 @@ DueLedger = tuple[Marking, int]
 """A marking that may be published, and the estimated bytes to copy for its repair."""
 
 
-class HasMarks(Protocol):
+class ExistingMarks(Protocol):
     """The existing marks."""
 
     def are_marked(self, batch: Sequence[Marking]) -> Sequence[bool]:
@@ -36,7 +36,7 @@ class HasMarks(Protocol):
 class MarkLimiter:
     """The limits of one run, over all of its chunks."""
 
-    def __init__(self, limits: RunLimits, marks: HasMarks, batch_size: int = BATCH) -> None:
+    def __init__(self, limits: RunLimits, marks: ExistingMarks, batch_size: int = BATCH) -> None:
         self._limits = limits
         self._marks = marks
         self._batch_size = batch_size
@@ -68,7 +68,7 @@ class MarkLimiter:
                     self._held += 1
                     self.first_held = marking[0] if self.first_held is None else self.first_held
 
-    def take_held(self) -> int:
+    def take_held_back_count(self) -> int:
         """Return the number of ledgers that a limit held back since the last call."""
         held, self._held = self._held, 0
         return held

@@ -58,7 +58,7 @@ class LostBookies:
             waiting, frozenset(bookie for bookie, time in waiting.items() if self._is_critical_due(time))
         )
 
-    def in_report(self, sums: FindingSums) -> tuple[WaitingBookie, ...]:
+    def waiting_bookies_by_id(self, sums: FindingSums) -> tuple[WaitingBookie, ...]:
         """Return the waiting bookies for the summary, by id."""
         return tuple(
             WaitingBookie(

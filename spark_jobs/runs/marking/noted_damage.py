@@ -18,7 +18,7 @@ from spark_jobs.runs.marking.publish import Marking
 _log = logging.getLogger(__name__)
 
 
-async def mark_noted(
+async def mark_recorded_damage(
     notes: DamageNotes,
     ledgers: LedgerStore,
     mark: Callable[[Sequence[Marking]], Awaitable[int | None]],

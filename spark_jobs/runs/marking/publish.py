@@ -48,7 +48,7 @@ class Publisher:
         return await self._under_replication.marking.mark_many(batch)
 
 
-class MarksLedgers(Protocol):
+class MarkReceiver(Protocol):
     """Receives the batches of ``publish``."""
 
     def mark(self, batch: Sequence[Marking]) -> int | None:
@@ -58,7 +58,7 @@ class MarksLedgers(Protocol):
 
 def publish(
     markings: Iterable[Marking],
-    target: MarksLedgers,
+    target: MarkReceiver,
     batch_size: int = BATCH,
     *,
     gate: Gate | None = None,

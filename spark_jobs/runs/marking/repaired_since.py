@@ -18,7 +18,7 @@ from bookie.model.ids import LedgerId
 from spark_jobs.runs.marking.publish import BATCH, Marking
 
 
-class ReadsMarks(Protocol):
+class CurrentMarks(Protocol):
     """The current marks and ledgers of a cluster."""
 
     def are_marked(self, batch: Sequence[Marking]) -> Sequence[bool]:
@@ -30,8 +30,8 @@ class ReadsMarks(Protocol):
         ...
 
 
-def without_repaired(
-    markings: Iterable[Marking], early: Container[LedgerId], cluster: ReadsMarks, batch_size: int = BATCH
+def skip_repaired_since(
+    markings: Iterable[Marking], early: Container[LedgerId], cluster: CurrentMarks, batch_size: int = BATCH
 ) -> Iterator[Marking]:
     """Yield ``markings`` in order, without ledgers that were marked early, and then repaired or deleted.
 
@@ -52,7 +52,7 @@ def without_repaired(
         yield from (marking for marking in batch if marking[0] not in done)
 
 
-def _repaired(marked: Sequence[Marking], cluster: ReadsMarks) -> set[LedgerId]:
+def _repaired(marked: Sequence[Marking], cluster: CurrentMarks) -> set[LedgerId]:
     if not marked:
         return set()
     are_marked = cluster.are_marked(marked)
@@ -60,10 +60,10 @@ def _repaired(marked: Sequence[Marking], cluster: ReadsMarks) -> set[LedgerId]:
     if not unmarked:
         return set()
     found = cluster.ledger_data([ledger_id for ledger_id, _ in unmarked])
-    return {marking[0] for marking, data in zip(unmarked, found, strict=True) if _names_none(data, marking)}
+    return {marking[0] for marking, data in zip(unmarked, found, strict=True) if _names_no_missing(data, marking)}
 
 
-def _names_none(data: bytes | str | None, marking: Marking) -> bool:
+def _names_no_missing(data: bytes | str | None, marking: Marking) -> bool:
     if data is None:
         return True
     if isinstance(data, str):

@@ -50,7 +50,7 @@ from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientErr
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import Ended
 from bookie.runtime.waiting import results_as_completed
-from spark_jobs.runs.marking.held_back import FoundLedger
+from spark_jobs.runs.marking.held_back import LedgerWithFindings
 from spark_jobs.runs.port import Gate
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 WITHDRAWN_MAX: Final = 10_000
 """Largest number of marks withdrawn in one run, in about 15 s: each needs its own lock and a few requests. The next run
 continues."""
-LOOKED_AT: Final = 2_000
+MARKS_READ_PER_PASS: Final = 2_000
 """Number of marks that are read with their ledgers between two passes of the gate."""
 _AT_ONCE: Final = 32
 """Number of marks withdrawn at the same time."""
@@ -130,7 +130,7 @@ class Withdrawal:
         """
         if await self._tasks.switches.is_disabled():
             return WithdrawalStep()
-        part = await self._tasks.page(after, LOOKED_AT, found)
+        part = await self._tasks.page(after, MARKS_READ_PER_PASS, found)
         tasks = [task for task in part.tasks if isinstance(task, Task)]
         ledgers = await self._ledgers.read_many([task.ledger_id for task in tasks])
         staying = await self._staying()  # after the metadata (R2)
@@ -163,7 +163,9 @@ class Withdrawal:
                 await locks.release(held.lock)
                 return None
             checks = [Check(self._ledgers.path(ledger_id), ledger.version)] if isinstance(ledger, Versioned) else []
-            if not await locks.complete(held, checks, seen=self._none_of_work(ledger_id, ended), is_pruned_later=True):
+            if not await locks.complete(
+                held, checks, seen=self._no_work_records(ledger_id, ended), is_pruned_later=True
+            ):
                 return None
         except BaseException:
             with contextlib.suppress(TransientError, OutcomeUnknownError):  # the lock ends with the session
@@ -184,7 +186,7 @@ class Withdrawal:
         except UnreadableMetadataError as error:
             return Unreadable(ledger_id, str(error))
 
-    def _none_of_work(self, ledger_id: LedgerId, ended: Ended) -> Sequence[SeenNode]:
+    def _no_work_records(self, ledger_id: LedgerId, ended: Ended) -> Sequence[SeenNode]:
         """Return the condition that the ledger has no records of work.
 
         If a worker has begun work, it has to finish it.
@@ -207,7 +209,7 @@ class Withdrawal:
             )
 
 
-class WithdrawsMarks(Protocol):
+class MarkWithdrawalPort(Protocol):
     """The part of the cluster that ``withdraw_ended`` uses."""
 
     def withdraw_step(self, after: LedgerId | None, count_max: int, found: Container[LedgerId]) -> WithdrawalStep:
@@ -215,7 +217,7 @@ class WithdrawsMarks(Protocol):
         ...
 
 
-class FoundIds:
+class LedgerIdSet:
     """The ids of many ledgers, in 8 bytes each. All ids must be added before the first lookup."""
 
     def __init__(self) -> None:
@@ -227,7 +229,7 @@ class FoundIds:
         self._sorted = None
         self._ids.extend(ids)
 
-    def added(self, ledgers: Iterable[FoundLedger]) -> Iterator[FoundLedger]:
+    def added(self, ledgers: Iterable[LedgerWithFindings]) -> Iterator[LedgerWithFindings]:
         """Yield the given ledgers, and add their ids."""
         self._sorted = None
         for ledger in ledgers:
@@ -245,7 +247,7 @@ class FoundIds:
 
 
 def withdraw_ended(
-    target: WithdrawsMarks, gate: Gate, count_max: int = WITHDRAWN_MAX, *, found: Container[LedgerId] = frozenset()
+    target: MarkWithdrawalPort, gate: Gate, count_max: int = WITHDRAWN_MAX, *, found: Container[LedgerId] = frozenset()
 ) -> Mapping[str, int]:
     """Withdraw the marks whose reason has ended; return their numbers by reason (``bookie.model.run.Ended``).
 

@@ -76,7 +76,7 @@ NO_TOTALS: Final = ScanTotals(
 )
 
 
-def short_parents(plan: Sequence[LeafParent], totals: ScanTotals) -> list[LeafParent]:
+def incomplete_parents(plan: Sequence[LeafParent], totals: ScanTotals) -> list[LeafParent]:
     """Return the nodes that listed fewer ledgers than planned.
 
     Counting them again shows whether ledgers were deleted or missed.
@@ -90,7 +90,7 @@ def problems(plan: Sequence[LeafParent], totals: ScanTotals, recount: Mapping[st
     Args:
         plan: the nodes to be read.
         totals: the counts of the scan.
-        recount: number of ledgers under each of ``short_parents``, counted after the scan.
+        recount: number of ledgers under each of ``incomplete_parents``, counted after the scan.
     """
     found = []
     unread = [parent.path for parent in plan if parent.path not in totals.listed]
@@ -103,7 +103,7 @@ def problems(plan: Sequence[LeafParent], totals: ScanTotals, recount: Mapping[st
         found.append(f"{counted(len(twice), 'metadata node')} {were} read more than once: {_some(twice)}")
     short = {
         parent.path: min(parent.planned, recount.get(parent.path, 0)) - sum(totals.listed.get(parent.path, ()))
-        for parent in short_parents(plan, totals)
+        for parent in incomplete_parents(plan, totals)
         if parent.path in totals.listed
     }
     unseen = {path: count for path, count in short.items() if count > 0}

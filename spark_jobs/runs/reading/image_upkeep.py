@@ -52,7 +52,7 @@ class ImageUpkeep:
         self.read_from_ms = context.clock.epoch_ms()
         self._attendance = context.cluster.attendance() if attendance is None else attendance
         try:
-            kept = files.UNFINISHED if context.is_incremental else 0
+            kept = files.UNFINISHED_GENERATIONS_KEPT if context.is_incremental else 0
             self._writing = files.begin(image, context.cluster.cluster, context.run_id, context.kind, kept=kept)
             files.note_beginning(self._writing, replace(self._manifest(), bookies=tuple(sorted(live))))
         except OSError as error:

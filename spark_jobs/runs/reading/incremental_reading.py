@@ -23,13 +23,13 @@ from spark_jobs.datasource.task_rows import READING_DDL
 from spark_jobs.image import files
 from spark_jobs.image.carried import leaves_of
 from spark_jobs.image.folder import ImageFolder, image_folder
-from spark_jobs.image.leaves import LeafRecord, newest_of_each
+from spark_jobs.image.leaves import LeafRecord, newest_record_per_leaf
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable
 from spark_jobs.image.part import ImageFile
 from spark_jobs.report.counts import SnapshotCounts
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.port import Phase
-from spark_jobs.runs.reading.completeness import NO_TOTALS, problems, short_parents
+from spark_jobs.runs.reading.completeness import NO_TOTALS, incomplete_parents, problems
 from spark_jobs.runs.reading.image_upkeep import ImageUpkeep
 from spark_jobs.runs.reading.incremental_plan import Times, cost_of, groups_of_work, plan_incremental
 from spark_jobs.runs.reading.ledger_scan import LEDGERS_PER_TASK, LedgerScan, collected, scan_of, task_options
@@ -100,7 +100,7 @@ class IncrementalReading:
         """Report the missing parts of the last scan, one sentence each."""
         if not self._plan:
             return self._live.problems()
-        short = [parent.path for parent in short_parents(self._plan, self._totals)]
+        short = [parent.path for parent in incomplete_parents(self._plan, self._totals)]
         return problems(self._plan, self._totals, self._context.cluster.count_ledgers(short))
 
     def _works(self, sources: _Sources) -> Sequence[LeafWork]:
@@ -165,7 +165,7 @@ class _Sources:
             self.read_from_ms = manifest.read_from_ms
             for file in manifest.files:
                 self._files[file.name], self._folders[file.name] = file, whole
-        self.records = newest_of_each(found)
+        self.records = newest_record_per_leaf(found)
         if len(self.records) > _LEAVES_MAX:
             self.problem = f"the ledger tree has {len(self.records)} nodes with ledgers, more than {_LEAVES_MAX}"
             self.records = {}

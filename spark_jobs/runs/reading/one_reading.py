@@ -17,7 +17,7 @@ READINGS_MAX: Final = 3
 chances."""
 
 
-def with_one_reading(work: Callable[[], T]) -> T:
+def retry_until_one_reading(work: Callable[[], T]) -> T:
     """Return the result of ``work``, which must read metadata and use nothing from an earlier reading.
 
     ``work`` is repeated from the beginning if Spark lost a part of the metadata. The marks that it has made stay: a

@@ -23,12 +23,12 @@ from pyspark.sql import DataFrame
 from bookie.metadata.port import Stat
 from bookie.runtime.human import agreeing, counted
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent
-from spark_jobs.datasource.snapshot_ledgers import NAMED_DDL, SETTLED_DDL, SnapshotTasks, groups_of
+from spark_jobs.datasource.snapshot_ledgers import NAMED_DDL, SETTLED_DDL, SnapshotTasks, divide_parts
 from spark_jobs.image import leaves
 from spark_jobs.report.counts import SnapshotCounts
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.port import Phase
-from spark_jobs.runs.reading.completeness import NO_TOTALS, ScanTotals, problems, short_parents
+from spark_jobs.runs.reading.completeness import NO_TOTALS, ScanTotals, incomplete_parents, problems
 from spark_jobs.runs.reading.ledger_scan import LedgerScan, collected, scan_ledgers
 from spark_jobs.runs.reading.reread_rows import reread_rows
 from spark_jobs.runs.reading.streamed_snapshot import StreamedSnapshot
@@ -114,7 +114,7 @@ class SnapshotReading:
         division = divide(self._index, context.cluster.leaf_nodes())
         kept = None if self._keeps_all else live
         with ExitStack() as unused, context.tasks(Phase.SCAN):
-            read, counted = self._in_snapshot(self._index, division.parts, live)
+            read, counted = self._read_from_snapshot(self._index, division.parts, live)
             unused.callback(unpersist, read)
             ids = read.where("named_id IS NOT NULL").selectExpr("named_id AS ledger_id") if self._keeps_all else read
             again = reread_rows(context, ids.where("ledger_id IS NOT NULL"), counted.returned, kept)
@@ -143,7 +143,9 @@ class SnapshotReading:
     def problems(self) -> tuple[str, ...]:
         """Report the missing parts of the last scan, one sentence each."""
         read = self._read
-        recount = self._context.cluster.count_ledgers([p.path for p in short_parents(read.division.live, read.live)])
+        recount = self._context.cluster.count_ledgers(
+            [p.path for p in incomplete_parents(read.division.live, read.live)]
+        )
         found = problems(read.division.live, read.live, recount)
         planned = sum(part.ledgers for part in read.division.parts)
         seen = read.counted.ledgers + read.counted.skipped + read.counted.returned
@@ -163,7 +165,7 @@ class SnapshotReading:
         live = read.live.ledgers + read.live.unreadable
         return SnapshotCounts(self._name, size, read.counted.ledgers, read.counted.returned, live)
 
-    def _in_snapshot(
+    def _read_from_snapshot(
         self, index: SnapshotIndex, parts: Sequence[SnapshotPart], live: AbstractSet[str]
     ) -> tuple[DataFrame, ScanTotals]:
         """Return the ids of ledgers to read again, and the counts of the others, with ``keeps_all`` also their rows.
@@ -171,7 +173,7 @@ class SnapshotReading:
         If Spark loses rows with an executor, it reads the same rows again from the file.
         """
         spark, cluster = self._context.spark, self._context.cluster.cluster
-        groups = groups_of(parts, self._settings.num_partitions or _tasks_max(index, session_slots(spark)))
+        groups = divide_parts(parts, self._settings.num_partitions or _tasks_max(index, session_slots(spark)))
         tasks = SnapshotTasks(
             index.file, cluster.kind, cluster.root, frozenset(live), groups, keeps_all=self._keeps_all
         )

@@ -22,8 +22,8 @@ from spark_jobs.datasource import counts as counts_module
 from spark_jobs.datasource.brief_columns import BriefColumns
 from spark_jobs.datasource.columns import LedgerColumns
 from spark_jobs.datasource.ledger_schema import ledger_schema
-from spark_jobs.datasource.usual_metadata import HealthyMetadata, usual_message
-from spark_jobs.group_rows import groups_text, wish_in
+from spark_jobs.datasource.usual_metadata import HealthyMetadataRecognizer, usual_message
+from spark_jobs.group_rows import groups_text, parse_groups_text
 from tests.worlds.ledgers import make_metadata
 
 BOOKIES = [BookieId(f"bookie-{number}.example.org:3181") for number in range(6)] + [BookieId("b"), BookieId("x" * 200)]
@@ -116,8 +116,8 @@ def expected_groups(metadata: LedgerMetadata) -> str | None:
 
 @given(st.frozensets(st.text()), st.frozensets(st.text()), st.text())
 def test_groups_are_read_back_from_their_column(primary: frozenset[str], secondary: frozenset[str], why: str) -> None:
-    assert wish_in(groups_text(Isolation(primary, secondary))) == (Isolation(primary, secondary), "")
-    assert wish_in(groups_text(why)) == (None, why)
+    assert parse_groups_text(groups_text(Isolation(primary, secondary))) == (Isolation(primary, secondary), "")
+    assert parse_groups_text(groups_text(why)) == (None, why)
 
 
 def rows_of(encoded: Sequence[bytes], live: frozenset[str] | None = None) -> list[Mapping[str, Any]]:
@@ -149,7 +149,7 @@ def test_the_owner_and_groups_of_a_ledger_do_not_leak_into_the_next_batch() -> N
     (first,) = columns.take_batch().to_pylist()
     columns.add(2, encode(plain))
     (second,) = columns.take_batch().to_pylist()
-    assert (first["topic"], wish_in(first["bookie_groups"])) == (
+    assert (first["topic"], parse_groups_text(first["bookie_groups"])) == (
         "persistent://t/n/a",
         (Isolation(frozenset({"red"})), ""),
     )
@@ -261,13 +261,13 @@ def closed(members: tuple[str, ...], last_entry_id: int = 9) -> bytes:
 @given(ledger_metadata([3]))
 def test_a_healthy_ledger_of_one_fragment_is_recognized_by_its_bytes(metadata: LedgerMetadata) -> None:
     metadata = replace(metadata, fragments=metadata.fragments[:1])
-    healthy = HealthyMetadata(frozenset(BOOKIES))
+    healthy = HealthyMetadataRecognizer(frozenset(BOOKIES))
     quorums = metadata.write_quorum, metadata.ack_quorum
     expected = (metadata.state.value, *quorums, metadata.fragments[0].members)
     password = metadata.password or b""
     fits = len(password) < 128 and b"H" not in password and sum(map(len, metadata.fragments[0].members)) < 100
     assert not fits or healthy.look(encode(metadata)) == expected
-    assert HealthyMetadata(frozenset()).look(encode(metadata)) is None
+    assert HealthyMetadataRecognizer(frozenset()).look(encode(metadata)) is None
 
 
 HEADER = b"BookieMetadataFormatVersion\t3\n"
@@ -312,7 +312,7 @@ def delimited(body: bytes, more: int = 0) -> bytes:
 def test_another_form_is_not_mistaken_for_a_healthy_ledger(what: bytes, by: bytes) -> None:
     assert SOUND.count(what) == 1
     sound, other = delimited(SOUND), delimited(SOUND.replace(what, by))
-    healthy = HealthyMetadata(frozenset("ab"))
+    healthy = HealthyMetadataRecognizer(frozenset("ab"))
     assert healthy.look(sound) == (LedgerState.CLOSED.value, 2, 1, ("a", "b"))
     assert healthy.look(other) is None
     assert_like_reference([sound, other])
@@ -339,7 +339,7 @@ def test_another_form_is_not_mistaken_for_a_healthy_ledger(what: bytes, by: byte
 def test_another_form_of_custom_metadata_is_not_mistaken_for_a_healthy_ledger(what: bytes, by: bytes) -> None:
     assert CUSTOM.count(what) == 1
     sound, other = delimited(SOUND + CUSTOM), delimited(SOUND + CUSTOM.replace(what, by))
-    healthy = HealthyMetadata(frozenset("ab"))
+    healthy = HealthyMetadataRecognizer(frozenset("ab"))
     for _ in range(2):  # the second time, the key is cached
         assert healthy.look(sound) == (LedgerState.CLOSED.value, 2, 1, ("a", "b"))
         assert healthy.look(other) is None
@@ -350,7 +350,12 @@ def test_long_custom_metadata_is_recognized_by_its_bytes() -> None:
     name = b"public/default/persistent/" + b"t" * 200
     custom = (("application", b"pulsar"), ("component", b"managed-ledger"), ("pulsar/managed-ledger", name))
     metadata = replace(decode(closed(("a", "b"))), custom=custom, ctoken=5)
-    assert HealthyMetadata(frozenset("ab")).look(encode(metadata)) == (LedgerState.CLOSED.value, 1, 1, ("a", "b"))
+    assert HealthyMetadataRecognizer(frozenset("ab")).look(encode(metadata)) == (
+        LedgerState.CLOSED.value,
+        1,
+        1,
+        ("a", "b"),
+    )
 
 
 def test_bytes_after_a_message_are_ignored() -> None:
@@ -364,7 +369,7 @@ def test_long_metadata_is_read_as_by_the_reference_decoder(size: int) -> None:
 
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_wrong_length_is_not_mistaken_for_a_healthy_ledger(more: int) -> None:
-    assert HealthyMetadata(frozenset("ab")).look(delimited(SOUND, more)) is None
+    assert HealthyMetadataRecognizer(frozenset("ab")).look(delimited(SOUND, more)) is None
 
 
 def test_ledgers_on_live_bookies_are_counted_and_left_out() -> None:

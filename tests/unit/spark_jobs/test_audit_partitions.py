@@ -36,7 +36,7 @@ from spark_jobs.datasource.partitions import (
     partition_count,
 )
 from spark_jobs.image.leaves import LeafStat
-from spark_jobs.runs.reading.completeness import ScanTotals, problems, short_parents
+from spark_jobs.runs.reading.completeness import ScanTotals, incomplete_parents, problems
 from tests.worlds.cluster import formatted
 
 PARENTS = st.lists(st.integers(0, 10_000), max_size=40).map(
@@ -201,7 +201,7 @@ def test_ledgers_created_meanwhile_are_not_a_problem() -> None:
 
 def test_ledgers_deleted_before_they_were_listed_are_not_a_problem() -> None:
     seen = totals({"/a": (10,), "/b": (15,)})
-    assert short_parents(PLAN, seen) == [PLAN[1]]
+    assert incomplete_parents(PLAN, seen) == [PLAN[1]]
     assert problems(PLAN, seen, {"/b": 15}) == ()
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from auditor.api.control import RunBusyError
 from auditor.api.http import connections, server
-from auditor.api.idempotency import KEPT_S, KEYS_MAX, Intents, KeyReusedError, LostFirstError
+from auditor.api.idempotency import KEPT_S, KEYS_MAX, FirstRequestAbortedError, IdempotentRuns, KeyReusedError
 from auditor.api.problems import PROBLEM_TYPE
 from auditor.api.settings import ServerTls
 from bookie.model.run import RunKind
@@ -221,7 +221,7 @@ async def test_unknown_host_name_is_refused_without_a_token(tmp_path: Path) -> N
 
 async def test_keys_are_bounded_and_expire() -> None:
     clock = ManualClock()
-    intents = Intents(clock)
+    intents = IdempotentRuns(clock)
     begun: list[str] = []
 
     async def begin() -> str:
@@ -242,7 +242,7 @@ async def test_keys_are_bounded_and_expire() -> None:
 
 
 async def test_second_of_two_concurrent_requests_waits_for_the_first() -> None:
-    intents, gate = Intents(ManualClock()), asyncio.Event()
+    intents, gate = IdempotentRuns(ManualClock()), asyncio.Event()
 
     async def begin() -> str:
         await gate.wait()
@@ -255,7 +255,7 @@ async def test_second_of_two_concurrent_requests_waits_for_the_first() -> None:
 
 
 async def test_an_abandoned_request_starts_its_run_once() -> None:
-    intents, gate, begun = Intents(ManualClock()), asyncio.Event(), list[str]()
+    intents, gate, begun = IdempotentRuns(ManualClock()), asyncio.Event(), list[str]()
 
     async def begin() -> str:
         await gate.wait()
@@ -274,7 +274,7 @@ async def test_an_abandoned_request_starts_its_run_once() -> None:
 
 
 async def test_a_failed_request_is_retried() -> None:
-    intents, failures = Intents(ManualClock()), [RunBusyError(RunKind.BOOKIES, "r1", "h:1")]
+    intents, failures = IdempotentRuns(ManualClock()), [RunBusyError(RunKind.BOOKIES, "r1", "h:1")]
 
     async def begin() -> str:
         if failures:
@@ -287,7 +287,7 @@ async def test_a_failed_request_is_retried() -> None:
 
 
 async def test_waiters_get_an_error_if_the_work_is_stopped() -> None:
-    intents = Intents(ManualClock())
+    intents = IdempotentRuns(ManualClock())
 
     async def begin() -> str:
         await asyncio.sleep(0)
@@ -295,7 +295,7 @@ async def test_waiters_get_an_error_if_the_work_is_stopped() -> None:
 
     both = [asyncio.ensure_future(intents.once("a", "k", "x", begin)) for _ in range(2)]
     for asking in both:
-        with pytest.raises(LostFirstError):
+        with pytest.raises(FirstRequestAbortedError):
             await asking
 
 

@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from auditor.api.http import report_routes
-from auditor.cli.audit import report_there
+from auditor.cli.audit import remote_reports
 from auditor.cli.audit.remote import Remote, RemoteRefusedError, RemoteUnavailableError
 from auditor.cli.cluster import dead_letters, status
-from auditor.cli.cluster.drain_status import look_or_wait
-from auditor.cli.cluster.drain_there import status_there
+from auditor.cli.cluster.drain_status import observe_or_wait
+from auditor.cli.cluster.remote_drains import remote_drain_status
 from auditor.cli.main import app
 from auditor.operating.drain_status import status_document
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
@@ -303,7 +303,7 @@ async def test_the_rest_of_a_drain_is_shown_as_without_a_service(world: ApiWorld
     left = await call(world, "drain", "status", "-o", "json")
     async with cluster.connected("") as client:
         drains = await Drains(client.store, ROOT).read()
-        seen, _ = await look_or_wait(client, (C,), drains, is_waiting=False, timeout_s=None, pulsar=None)
+        seen, _ = await observe_or_wait(client, (C,), drains, is_waiting=False, timeout_s=None, pulsar=None)
     expected = {"apiVersion": "bkheal/v1", "kind": "DrainStatus", **status_document(seen)}
     assert (left.exit_code, json.loads(left.stdout)) == (ExitCode.FAILED, expected)
     assert expected["ledgers_left"] == 1
@@ -335,11 +335,11 @@ def test_a_wait_for_a_drain_polls_with_pauses_until_nothing_is_left() -> None:
         pauses.append(seconds)
 
     service: Any = Auditor()
-    last = status_there(service, (), is_waiting=True, timeout_s=None, sleep=sleep, monotonic_s=lambda: now_s)
+    last = remote_drain_status(service, (), is_waiting=True, timeout_s=None, sleep=sleep, monotonic_s=lambda: now_s)
     assert (asked, pauses) == ([None, ["c"], ["c"], ["c"]], [20.0, 20.0, 20.0])
     assert (last["ledgers_left"], last["eta_seconds"], last["ledgers_per_second"]) == (0, 0, 100 / 76)
     numbers = iter((100, 60, 50))
-    last = status_there(service, (), is_waiting=True, timeout_s=45, sleep=sleep, monotonic_s=lambda: now_s)
+    last = remote_drain_status(service, (), is_waiting=True, timeout_s=45, sleep=sleep, monotonic_s=lambda: now_s)
     assert (last["ledgers_left"], last["eta_seconds"]) == (60, 42.0)
 
 
@@ -366,7 +366,7 @@ async def test_findings_are_listed(world: ApiWorld) -> None:
 async def test_findings_of_all_reports_are_listed_in_pages_of_any_size(
     world: ApiWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report_there, "_PAGE", 1)
+    monkeypatch.setattr(remote_reports, "_PAGE", 1)
     monkeypatch.setattr(report_routes, "_LISTED_DEFAULT", 1)
     other = RUN.replace("20261120", "20261121")
     write_findings(tmp_path / "reports" / other)
@@ -408,7 +408,7 @@ async def test_reports_are_listed_shown_compared_and_opened(tmp_path: Path, monk
     report_world.write(tmp_path / "reports", first, second, other)
     (tmp_path / "reports" / RUN).mkdir()
     (tmp_path / "reports" / RUN / "summary.json").write_text("[]")
-    monkeypatch.setattr(report_there, "_PAGE", 2)
+    monkeypatch.setattr(remote_reports, "_PAGE", 2)
     async with running(tmp_path) as world:
         listed = (await document(world, "report", "list"))["items"]
         here = CliRunner().invoke(app, ["report", "list", "--report-dir", str(tmp_path / "reports"), "-o", "json"])

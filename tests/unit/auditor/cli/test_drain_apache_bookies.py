@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from auditor.cli.cluster.drain_begin import question as asked_question
 from auditor.cli.cluster.drain_begin import stay_read_only_note, stay_writable_note
-from auditor.operating.drains import stay_as_they_are
+from auditor.operating.drains import bookies_without_drain_support
 from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, PROTOCOL_GRPC, Endpoint, ServiceInfo
 from bookie.model.ids import BookieId
 from tests.worlds.ledgers import names
@@ -29,7 +29,7 @@ async def test_bookies_with_only_apaches_protocol_are_named_with_their_state() -
     ):
         await world.registrations.register(BookieId(name), found, is_read_only=is_read_only, takeover_deadline_s=1)
     asked = names("ours both apache stopped full away")
-    assert await stay_as_they_are(world.registrations, asked) == (["apache"], ["stopped"])
+    assert await bookies_without_drain_support(world.registrations, asked) == (["apache"], ["stopped"])
     await world.close()
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from auditor.cli.main import extra_of
+from auditor.cli.main import extra_providing
 from bookie.model.exit_codes import ExitCode
 from tests.deadlines import PROGRAM_S
 
@@ -48,7 +48,7 @@ def run_without(missing: frozenset[str], *words: str) -> subprocess.CompletedPro
     ],
 )
 def test_the_smallest_extra_is_named(module: str, extra: str | None) -> None:
-    assert extra_of(module) == extra
+    assert extra_providing(module) == extra
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from auditor.cli.exit_codes import exit_code_of
-from auditor.cli.ledgers.simpletest import LedgerLeftError, WrongEntryError, prove
+from auditor.cli.ledgers.simpletest import LedgerNotDeletedError, WrongEntryError, prove
 from bookie.client.errors import NotEnoughBookiesError
 from bookie.client.options import LedgerOptions
 from bookie.client.reader.reader import LedgerReader
@@ -96,7 +96,7 @@ def test_if_a_ledger_cannot_be_deleted_the_command_is_printed_and_the_first_erro
 @in_virtual_time
 async def test_a_ledger_left_by_a_successful_test_is_an_error_that_can_be_fixed() -> None:
     async with log_world() as world:
-        with pytest.raises(LedgerLeftError, match=r"as they were written, but ledger .* --yes") as caught:
+        with pytest.raises(LedgerNotDeletedError, match=r"as they were written, but ledger .* --yes") as caught:
             await prove(no_deletions(world), OPTIONS, 20, 10, uri=URI)
         assert exit_code_of(caught.value) == 69
 

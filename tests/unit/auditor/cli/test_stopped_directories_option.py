@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from auditor.cli.services.bookie_lines import status_lines
-from auditor.cli.services.bookie_place import ledger_dirs_of, place_of
+from auditor.cli.services.bookie_place import bookie_from_options, ledger_dirs_of
 
 
 def test_the_option_may_be_repeated_or_contain_commas(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_the_option_may_be_repeated_or_contain_commas(tmp_path: Path) -> None:
     first.mkdir()
     expected = (first, second, third)
     assert ledger_dirs_of([f"{first},{second}", str(third)]) == expected
-    assert place_of(None, None, [str(tmp_path)], list(map(str, expected))) == ((tmp_path,), expected)
+    assert bookie_from_options(None, None, [str(tmp_path)], list(map(str, expected))) == ((tmp_path,), expected)
 
 
 @pytest.mark.parametrize("given", [["/no/such/directory"], [","]])

@@ -18,7 +18,7 @@ from auditor.cli.cluster.admin_requests import ANSWER_BYTES_MAX, REDIRECTS_MAX, 
 from auditor.cli.cluster.topic_unloading import NOTES_MAX, TopicUnloading
 from auditor.cli.exit_codes import exit_code_of
 from auditor.safety.holdings import Holdings
-from auditor.safety.unloading import AGAIN_S, AT_ONCE, FAILURES_MAX
+from auditor.safety.unloading import AT_ONCE, FAILURES_MAX, UNLOAD_INTERVAL_S_MIN
 from bookie.model.errors import BkhealError
 from bookie.model.ids import LedgerId
 from bookie.runtime.configuration.settings import ConfigurationError
@@ -48,7 +48,7 @@ class Drain:
             await self.look()
             if (found := self.failure()) is not None:
                 return found
-            self.clock.now_s += AGAIN_S
+            self.clock.now_s += UNLOAD_INTERVAL_S_MIN
         pytest.fail("the wait does not end")
 
     def failure(self) -> BkhealError | None:
@@ -189,7 +189,7 @@ async def test_a_refused_token_is_not_sent_for_every_topic() -> None:
             waiting.topics = {f"persistent://t/n/{number}" for number in range(100)}
             await waiting.until_over()
             for _ in range(3):
-                waiting.clock.now_s += AGAIN_S
+                waiting.clock.now_s += UNLOAD_INTERVAL_S_MIN
                 await waiting.look()
             assert len(api.asked) <= 2 * AT_ONCE, (
                 "one request for the topic, and one to see whether the login is refused"

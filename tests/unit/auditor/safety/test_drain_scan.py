@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.safety import scan as scanning
-from auditor.safety.draining import holdings_of, judge, mark, mark_unmarked, still_there
+from auditor.safety.draining import holdings_of, judge, mark, mark_unmarked, read_holdings_of_ledgers
 from auditor.safety.holdings import Holdings, unloadable_topic
 from auditor.safety.recovering import brake, refusal
 from auditor.safety.scan import Shape, count, scan, scan_ids
@@ -93,8 +93,8 @@ async def test_ledgers_left_to_drain_are_counted_by_what_they_wait_for() -> None
         )
         left = await judge(holdings, scanned, world.tasks, world.parked)
         assert (left.unmarked, dict(left.parked), left.moving) == ([4], {"open_ledger": 1}, 1)
-        assert not left.is_nothing
-        again, _ = await still_there(world.ledgers, names("b"), [LedgerId(2), LedgerId(3), LedgerId(9)])
+        assert not left.is_certainly_empty
+        again, _ = await read_holdings_of_ledgers(world.ledgers, names("b"), [LedgerId(2), LedgerId(3), LedgerId(9)])
         assert sorted(again.ledgers) == [3]
 
 
@@ -108,13 +108,13 @@ async def test_an_unreadable_ledger_does_not_count_as_one_without_the_bookie() -
         await world.store.set(path, b"nonsense", -1)
         for found in (
             await holdings_of(world.ledgers, names("b"), lambda _: None),
-            await still_there(world.ledgers, names("b"), [ledger_id]),
+            await read_holdings_of_ledgers(world.ledgers, names("b"), [ledger_id]),
         ):
             left = await judge(*found, world.tasks, world.parked)
-            assert (left.moving, left.unmarked, left.is_nothing) == (0, [], False)
+            assert (left.moving, left.unmarked, left.is_certainly_empty) == (0, [], False)
         await world.store.set(path, readable, -1)
         found = await holdings_of(world.ledgers, names("b"), lambda _: None)
-        assert (await judge(*found, world.tasks, world.parked)).is_nothing
+        assert (await judge(*found, world.tasks, world.parked)).is_certainly_empty
 
 
 @in_virtual_time

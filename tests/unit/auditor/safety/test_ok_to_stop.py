@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.safety.scan import Shape
-from auditor.safety.stopping import Risk, Worst, risk_of, room_problems
+from auditor.safety.stopping import Risk, Worst, room_problems, worst_fragment_risk
 from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -29,7 +29,7 @@ def growing(*fragments: tuple[int, str], quorum: tuple[int, int] = (2, 2)) -> Le
 
 
 def risk(metadata: LedgerMetadata, live: str, stopping: str, *, is_strict: bool = False) -> Risk | None:
-    return risk_of(LEDGER, metadata, name_set(live), name_set(stopping), is_strict=is_strict)
+    return worst_fragment_risk(LEDGER, metadata, name_set(live), name_set(stopping), is_strict=is_strict)
 
 
 def test_one_of_two_copies_may_be_stopped_but_not_both() -> None:
@@ -108,7 +108,7 @@ def test_the_decision_equals_a_count_of_the_copies_of_every_entry(
         if not metadata.is_closed and index >= len(metadata.fragments) - 2:
             needed = max(needed, quorum - metadata.ack_quorum + 1)
         bad |= bool(holders & stopping) and len(left) < needed
-    found = risk_of(
+    found = worst_fragment_risk(
         LEDGER,
         metadata,
         frozenset(map(BookieId, live)),

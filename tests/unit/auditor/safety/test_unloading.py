@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from auditor.safety.unloading import (
-    AGAIN_S,
     FAILURES_MAX,
-    ROUND_TOPICS,
+    TOPICS_PER_ROUND_MAX,
+    UNLOAD_INTERVAL_S_MIN,
     UNLOADS_MAX,
     Attempts,
-    UnloadedInVainError,
+    UnloadIneffectiveError,
     after,
     due,
     hopeless,
@@ -50,21 +50,21 @@ def test_only_a_valid_topic_has_an_unload_path(topic: str, path: str) -> None:
 def test_a_topic_is_requested_once_per_period_whatever_the_answer() -> None:
     for error in (None, TransientError("x"), OutcomeUnknownError("x"), ConflictError("x")):
         attempts = {A: after(None, 100.0, error)}
-        assert due({A, B}, attempts, 100.0 + AGAIN_S - 1) == (B,)
-        assert due({A, B}, attempts, 100.0 + AGAIN_S) == (B, A)
+        assert due({A, B}, attempts, 100.0 + UNLOAD_INTERVAL_S_MIN - 1) == (B,)
+        assert due({A, B}, attempts, 100.0 + UNLOAD_INTERVAL_S_MIN) == (B, A)
 
 
 def test_a_round_is_bounded_and_includes_every_topic_in_turn() -> None:
-    topics = {f"persistent://t/n/{number:03}" for number in range(3 * ROUND_TOPICS)}
+    topics = {f"persistent://t/n/{number:03}" for number in range(3 * TOPICS_PER_ROUND_MAX)}
     attempts: dict[str, Attempts] = {}
     seen: list[str] = []
     for now_s in range(3):
         chosen = due(topics, attempts, float(now_s))
-        assert len(chosen) == ROUND_TOPICS
+        assert len(chosen) == TOPICS_PER_ROUND_MAX
         attempts |= {topic: after(None, float(now_s), TransientError("x")) for topic in chosen}
         seen += chosen
     assert sorted(seen) == sorted(topics)
-    assert due(topics, attempts, AGAIN_S + 0.5) == tuple(seen[:ROUND_TOPICS])
+    assert due(topics, attempts, UNLOAD_INTERVAL_S_MIN + 0.5) == tuple(seen[:TOPICS_PER_ROUND_MAX])
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_requests_for_a_topic_are_bounded(error: BkhealError | None, requests: i
     while topics := due({A}, attempts, now_s):
         assert hopeless({A}, attempts, now_s) is None
         attempts = kept({A: after(attempts.get(topics[0]), now_s, error)}, {A}, now_s)
-        asked, now_s = asked + 1, now_s + AGAIN_S
+        asked, now_s = asked + 1, now_s + UNLOAD_INTERVAL_S_MIN
     assert asked == requests
     reason = hopeless({A}, attempts, now_s)
-    assert isinstance(reason, UnloadedInVainError) if error is None else reason is error
+    assert isinstance(reason, UnloadIneffectiveError) if error is None else reason is error
 
 
 def test_failures_before_a_success_are_forgotten() -> None:
@@ -105,10 +105,12 @@ def test_waiting_goes_on_while_one_topic_may_still_be_unloaded() -> None:
     assert hopeless({"non-persistent://t/n/a"}, attempts, 0.0) is None
     assert hopeless(set(), attempts, 0.0) is None
     last = Attempts(100.0, unloads=UNLOADS_MAX)
-    assert hopeless({A}, {A: last}, 100.0 + AGAIN_S - 1) is None  # its ledger may have been closed just now
+    assert (
+        hopeless({A}, {A: last}, 100.0 + UNLOAD_INTERVAL_S_MIN - 1) is None
+    )  # its ledger may have been closed just now
 
 
 def test_records_are_kept_as_long_as_they_matter() -> None:
-    attempts = {A: after(None, 0.0, None), B: after(None, AGAIN_S, None)}
-    assert kept(attempts, set(), AGAIN_S + 1).keys() == {B}
-    assert kept(attempts, {A}, 10 * AGAIN_S).keys() == {A}
+    attempts = {A: after(None, 0.0, None), B: after(None, UNLOAD_INTERVAL_S_MIN, None)}
+    assert kept(attempts, set(), UNLOAD_INTERVAL_S_MIN + 1).keys() == {B}
+    assert kept(attempts, {A}, 10 * UNLOAD_INTERVAL_S_MIN).keys() == {A}

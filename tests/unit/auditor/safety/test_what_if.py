@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.safety.stopping import risk_of
+from auditor.safety.stopping import worst_fragment_risk
 from auditor.safety.what_if import LedgerLoss, Losses, loss_of
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
@@ -62,7 +62,7 @@ def test_losing_a_marked_copy_may_lose_the_only_one() -> None:
 def test_each_ledger_that_ok_to_stop_would_report_as_lost_is_worse_off(live: str, going: str, doubted: str) -> None:
     metadata = closed((0, "a b c"), quorum=(3, 2))
     stopping, doubts = name_set(going), name_set(doubted)
-    risk = risk_of(LEDGER, metadata, name_set(live), stopping, is_strict=False, doubted=doubts)
+    risk = worst_fragment_risk(LEDGER, metadata, name_set(live), stopping, is_strict=False, doubted=doubts)
     found = loss(metadata, live, going, doubted)
     assert found is not None
     assert (found.is_worse and found.after is Severity.NO_LIVE_COPY) == (risk is not None)

@@ -13,7 +13,7 @@ import pytest
 
 from auditor.api.peer_port import PeerAnswer, PeerReports
 from auditor.service import peer_reports
-from auditor.service.peer_reports import OtherAuditors
+from auditor.service.peer_reports import ElectionPeerReports
 from bookie.metadata.port import StoreUnavailableError
 from bookie.runtime.access.tokens import Role
 from tests.worlds.api import ApiWorld, running
@@ -40,11 +40,11 @@ async def first(tmp_path: Path) -> AsyncIterator[ApiWorld]:
         yield made
 
 
-def others(first: ApiWorld, *hosts: str, port: int | None = None) -> OtherAuditors:
+def others(first: ApiWorld, *hosts: str, port: int | None = None) -> ElectionPeerReports:
     async def candidates() -> Sequence[str]:
         return [f"{host}:{port or first.api.port}" for host in hosts]
 
-    return OtherAuditors(candidates, f"{OWN}:{first.api.port}", first.api.port, None)
+    return ElectionPeerReports(candidates, f"{OWN}:{first.api.port}", first.api.port, None)
 
 
 @asynccontextmanager
@@ -130,4 +130,4 @@ async def test_without_the_store_there_is_no_report() -> None:
     async def candidates() -> Sequence[str]:
         raise StoreUnavailableError("no answer")
 
-    assert await OtherAuditors(candidates, OWN, 8080, None).get(f"/reports/{RUN}/report.html", None) is None
+    assert await ElectionPeerReports(candidates, OWN, 8080, None).get(f"/reports/{RUN}/report.html", None) is None

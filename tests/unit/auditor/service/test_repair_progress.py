@@ -10,7 +10,7 @@ from auditor.service.watch.repairs import (
     WINDOW_S,
     CopyProgress,
     RateMeter,
-    RepairLook,
+    RepairObservation,
     copy_progress,
 )
 from bookie.metadata.layout import task_path
@@ -124,10 +124,10 @@ async def test_a_copy_for_another_position_does_not_count_as_running() -> None:
         assert [copy.position for copy in flight.copies] == [2]
 
 
-def look_at(*marked: int, size: int = 100, parked: int = 0, is_enabled: bool = True) -> RepairLook:
+def look_at(*marked: int, size: int = 100, parked: int = 0, is_enabled: bool = True) -> RepairObservation:
     waiting = len(marked) - parked
     ids = {LedgerId(each): size for each in marked}
-    return RepairLook(0, is_enabled, {}, ids, (), 0, {"no_live_copy": parked}, waiting, waiting * size, 0, 0)
+    return RepairObservation(0, is_enabled, {}, ids, (), 0, {"no_live_copy": parked}, waiting, waiting * size, 0, 0)
 
 
 def test_rate_and_remaining_time_need_two_measurements_and_a_completed_ledger() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.service.watch import loss_observer
-from auditor.service.watch.loss_observer import GAP_S_MAX, Marks, Observed, judge
+from auditor.service.watch.loss_observer import GAP_S_MAX, Marks, ObservedLosses, judge
 from bookie.metadata.bookies.first_seen_down import Down
 from bookie.model.ids import BookieId
 
@@ -23,7 +23,7 @@ class Looks:
 
     def __init__(self, *lost: BookieId) -> None:
         self.second = -10.0
-        self.observed: Observed | None = None
+        self.observed: ObservedLosses | None = None
         self.look(*lost)
 
     @property

@@ -12,7 +12,7 @@ import pytest
 from auditor.api.http.documents import status_document
 from auditor.service.service import HOUSEKEEPING_S
 from auditor.service.watch.bookie_watch import LOOK_INTERVAL_S, SETTLE_SESSIONS
-from auditor.service.watch.changing import CHANGE_S
+from auditor.service.watch.changing import REGISTRATION_CHANGE_S_MAX
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.layout import cookie_path, disable_path, tasks_path
 from bookie.metadata.nodes import ensure_path
@@ -49,7 +49,7 @@ async def test_a_bookie_in_neither_list_while_it_registers_differently_is_not_lo
     auditor = await world.leader()
     for _ in range(5):
         await world.down(A)
-        await asyncio.sleep(CHANGE_S / 2)
+        await asyncio.sleep(REGISTRATION_CHANGE_S_MAX / 2)
         assert auditor.service.status().lost == ()
         await world.up(A)
         await asyncio.sleep(20)
@@ -354,7 +354,7 @@ async def test_a_bookie_that_stops_after_its_cookie_was_deleted_is_audited_once(
     await asyncio.sleep(60)
     start_s = world.clock.monotonic_s()
     await world.down(A)
-    await asyncio.sleep(CHANGE_S * 2)
+    await asyncio.sleep(REGISTRATION_CHANGE_S_MAX * 2)
     assert [lost.bookie_id for lost in auditor.service.status().lost] == [A]
     await when(lambda: bool(world.marked), delay_s + 60)
     assert delay_s <= world.marked[0].at_s - start_s < delay_s + 3

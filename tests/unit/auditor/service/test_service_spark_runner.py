@@ -14,7 +14,7 @@ from auditor.service.fetched_reports import FetchedReports
 from auditor.service.main import SPARK_LOOK_INTERVAL_S, SparkWatch
 from auditor.service.runs import spark_holder
 from auditor.service.runs.manager import RunRequest
-from auditor.service.runs.spark_holder import START_FAILURES_MAX, SparkHolder, in_thread
+from auditor.service.runs.spark_holder import START_FAILURES_MAX, SparkHolder, run_in_daemon_thread
 from auditor.service.runs.spark_runner import UnknownOptionError, audit_settings, session_settings
 from auditor.service.settings import ServiceSettings
 from bookie.model.run import RunCause, RunKind
@@ -108,13 +108,13 @@ async def test_a_session_that_is_starting_is_stopped_as_well() -> None:
 
 
 async def test_work_in_a_thread_returns_or_raises_on_the_loop() -> None:
-    assert await in_thread("work", threading.current_thread) is not threading.current_thread()
+    assert await run_in_daemon_thread("work", threading.current_thread) is not threading.current_thread()
 
     def fail() -> None:
         raise ValueError("no luck")
 
     with pytest.raises(ValueError, match="no luck"):
-        await in_thread("work", fail)
+        await run_in_daemon_thread("work", fail)
 
 
 class BrokenSpark(SparkHolder):
@@ -210,7 +210,7 @@ def hung(monkeypatch: pytest.MonkeyPatch, hangs: str) -> HungSpark:
 async def test_a_hanging_session_ends_the_process_and_what_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     stop, holder = asyncio.Event(), hung(monkeypatch, "look")
     await holder.get()
-    run = guarded("run", in_thread("run", lambda: holder._do("look")))
+    run = guarded("run", run_in_daemon_thread("run", lambda: holder._do("look")))
     watch = SparkWatch(holder, stop)
     watching = guarded("watch", watch.run(ManualClock(turns=1)))
     async with asyncio.timeout(10):

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from auditor.api.control import Backlog, NotLeaderError
-from auditor.metrics.service_metrics import failed_in_a_row
+from auditor.metrics.service_metrics import consecutive_failures
 from auditor.service.runs.spark_runner import UnknownOptionError
-from auditor.service.service import RELEASE_AFTER_S, Connection
+from auditor.service.service import RELEASE_DELAY_S, Connection
 from auditor.service.watch.backlog import BacklogCounter
 from auditor.service.watch.overview import RUNS_READ, RUNS_READ_OF_KIND, History, Overview
 from bookie.metadata.own_state import own_path
@@ -308,12 +308,12 @@ async def test_failures_of_a_rare_kind_are_counted_while_another_kind_runs_often
             for _ in range(84):
                 newest = await records.write(RunKind.BOOKIES)
             history = await seen_by(leader, newest)
-        assert failed_in_a_row(history.ended) == {"replicas": min(week, RUNS_READ_OF_KIND)}
+        assert consecutive_failures(history.ended) == {"replicas": min(week, RUNS_READ_OF_KIND)}
     history = await seen_by(new_leader, newest)
-    assert failed_in_a_row(history.ended) == {"replicas": RUNS_READ_OF_KIND}
+    assert consecutive_failures(history.ended) == {"replicas": RUNS_READ_OF_KIND}
     assert len(history.ended) == RUNS_READ + RUNS_READ_OF_KIND
     newest = await records.write(RunKind.REPLICAS)
-    assert failed_in_a_row((await seen_by(new_leader, newest)).ended) == {}
+    assert consecutive_failures((await seen_by(new_leader, newest)).ended) == {}
 
 
 @in_service_world
@@ -385,13 +385,13 @@ async def test_a_former_leader_releases_its_executors_and_starts_spark_again_whe
     auditor = await world.leader()
     await when(lambda: auditor.spark == ["started"])
     auditor.store.expire()
-    await asyncio.sleep(RELEASE_AFTER_S + 1)
+    await asyncio.sleep(RELEASE_DELAY_S + 1)
     assert auditor.spark == ["started", "stopped"]
     auditor.store.resume()
     await when(lambda: auditor.spark == ["started", "stopped", "started"], 60)
     auditor.store.expire()
     auditor.store.resume()
     await when(lambda: len(auditor.spark) == 4, 60)
-    await asyncio.sleep(2 * RELEASE_AFTER_S)
+    await asyncio.sleep(2 * RELEASE_DELAY_S)
     assert auditor.leads
     assert auditor.spark == ["started", "stopped", "started", "started"], "a short outage stops no session"

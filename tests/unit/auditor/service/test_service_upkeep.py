@@ -13,8 +13,8 @@ import pytest
 from auditor.api.problems import OverloadedError
 from auditor.api.upkeep_port import CalledOffError, StillWorkingError
 from auditor.operating.client import ClusterClient, Document
-from auditor.service.upkeep import KEPT_S, LONG_MAX, LongWork, ProgressLook, UpkeepApart
-from auditor.service.watch.progress import watch_of
+from auditor.service.upkeep import KEPT_S, LONG_WORKS_MAX, CachedRepairProgress, SharedLongWork, ThreadedUpkeep
+from auditor.service.watch.progress import make_repair_watch
 from bookie.metadata.port import StoreUnavailableError
 from tests.deadlines import PROGRAM_S
 from tests.worlds.clocks import ManualClock
@@ -41,7 +41,7 @@ class Sessions:
 
 async def test_work_runs_on_another_thread_with_one_session() -> None:
     sessions = Sessions()
-    upkeep = UpkeepApart(sessions.open, ManualClock())
+    upkeep = ThreadedUpkeep(sessions.open, ManualClock())
     try:
         for _ in range(2):
             assert await upkeep.ask(lambda client: client.parked.ids()) == {7, 8}
@@ -56,7 +56,7 @@ async def test_work_runs_on_another_thread_with_one_session() -> None:
 
 async def test_a_failed_session_is_replaced_on_the_next_request() -> None:
     sessions = Sessions()
-    upkeep = UpkeepApart(sessions.open, ManualClock())
+    upkeep = ThreadedUpkeep(sessions.open, ManualClock())
 
     async def fails(client: ClusterClient) -> None:
         raise StoreUnavailableError("no answer")
@@ -75,7 +75,7 @@ async def test_work_starts_after_a_shortage_of_threads(monkeypatch: pytest.Monke
         raise RuntimeError("can't start new thread")
 
     sessions = Sessions()
-    upkeep = UpkeepApart(sessions.open, ManualClock())
+    upkeep = ThreadedUpkeep(sessions.open, ManualClock())
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="new thread"):
@@ -90,7 +90,7 @@ async def test_work_starts_after_a_shortage_of_threads(monkeypatch: pytest.Monke
 async def test_long_work_continues_and_its_result_goes_to_the_next_request() -> None:
     clock, gate = ManualClock(), asyncio.Event()
     begun: list[int] = []
-    long = LongWork(clock, patience_s=0.01)
+    long = SharedLongWork(clock, patience_s=0.01)
 
     async def work() -> Document:
         begun.append(1)
@@ -107,7 +107,7 @@ async def test_long_work_continues_and_its_result_goes_to_the_next_request() -> 
 
 async def test_a_result_that_is_not_fetched_expires() -> None:
     clock, gate = ManualClock(), asyncio.Event()
-    long = LongWork(clock, patience_s=0.01)
+    long = SharedLongWork(clock, patience_s=0.01)
     answers: Any = iter(range(9))
 
     async def work() -> Document:
@@ -124,7 +124,7 @@ async def test_a_result_that_is_not_fetched_expires() -> None:
 
 
 async def test_a_kept_result_is_returned_only_if_the_circumstances_are_unchanged() -> None:
-    long, gate = LongWork(ManualClock(), patience_s=0.01), asyncio.Event()
+    long, gate = SharedLongWork(ManualClock(), patience_s=0.01), asyncio.Event()
     registered = {"a", "b"}
     answers: Any = iter(range(9))
 
@@ -151,7 +151,7 @@ async def test_a_kept_result_is_returned_only_if_the_circumstances_are_unchanged
 
 
 async def test_cancelled_work_ends_and_its_results_are_dropped() -> None:
-    long, gate = LongWork(ManualClock(), patience_s=PROGRAM_S), asyncio.Event()
+    long, gate = SharedLongWork(ManualClock(), patience_s=PROGRAM_S), asyncio.Event()
     ended: list[str] = []
 
     async def work() -> Document:
@@ -175,7 +175,7 @@ async def test_cancelled_work_ends_and_its_results_are_dropped() -> None:
 
 async def test_work_may_cancel_other_work_of_its_loop() -> None:
     sessions = Sessions()
-    upkeep, loop, is_begun = UpkeepApart(sessions.open, ManualClock()), asyncio.get_running_loop(), asyncio.Event()
+    upkeep, loop, is_begun = ThreadedUpkeep(sessions.open, ManualClock()), asyncio.get_running_loop(), asyncio.Event()
 
     async def endless(client: ClusterClient) -> Document:
         loop.call_soon_threadsafe(is_begun.set)
@@ -193,13 +193,13 @@ async def test_work_may_cancel_other_work_of_its_loop() -> None:
 
 
 async def test_too_much_long_work_is_refused() -> None:
-    long = LongWork(ManualClock(), patience_s=0.001)
+    long = SharedLongWork(ManualClock(), patience_s=0.001)
 
     async def work() -> Document:
         await asyncio.Event().wait()
         return {}
 
-    for number in range(LONG_MAX):
+    for number in range(LONG_WORKS_MAX):
         with pytest.raises(StillWorkingError):
             await long.result(number, work)
     with pytest.raises(OverloadedError):
@@ -211,7 +211,7 @@ async def test_the_repair_progress_is_not_read_for_each_request() -> None:
     sessions, clock = Sessions(), ManualClock()
     await sessions.cluster.fill()
     async with sessions.cluster.connected("") as client:
-        look = ProgressLook(watch_of(client), clock)
+        look = CachedRepairProgress(make_repair_watch(client), clock)
         first = await look.look()
         assert await look.look() is first
         clock.now_s += 10

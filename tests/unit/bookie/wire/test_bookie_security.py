@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli.configuration.security_options import given_or_of_this_call, set_for_this_call
+from auditor.cli.configuration.security_options import effective_security_files, set_security_before_command
 from bookie.wire.security import (
     BookieSecurity,
     SaslCredentials,
@@ -54,16 +54,16 @@ def test_longer_frames_are_allowed_within_bounds() -> None:
 
 def test_options_before_a_command_are_defaults_of_its_own_options(file: Path) -> None:
     before = SecurityFiles(tls_ca=file, frame_bytes_max=6_000_000)
-    set_for_this_call(before)
+    set_security_before_command(before)
     try:
-        assert given_or_of_this_call(SecurityFiles()) == before
-        assert given_or_of_this_call(SecurityFiles(frame_bytes_max=7_000_000)) == SecurityFiles(
+        assert effective_security_files(SecurityFiles()) == before
+        assert effective_security_files(SecurityFiles(frame_bytes_max=7_000_000)) == SecurityFiles(
             tls_ca=file, frame_bytes_max=7_000_000
         )
         login = SecurityFiles(sasl_username="auditor", sasl_password_file=file)
-        assert given_or_of_this_call(login) == replace(login, frame_bytes_max=6_000_000)
+        assert effective_security_files(login) == replace(login, frame_bytes_max=6_000_000)
     finally:
-        set_for_this_call(SecurityFiles())
+        set_security_before_command(SecurityFiles())
 
 
 def test_a_password_is_never_shown(file: Path) -> None:

@@ -485,7 +485,7 @@ async def test_all_large_entries_are_read_back(bad: int | None) -> None:
     async with scene(members="a b c", quorum=3, count=40, payload_bytes=700_000) as at:
         if bad is not None:
             at.bookies["a"].results[EntryId(bad)] = answers(Status.NO_ENTRY)
-        answer = await at.copier.not_served(at.ledger, BookieId("a"), sorted(at.packets))
+        answer = await at.copier.first_bad_answer(at.ledger, BookieId("a"), sorted(at.packets))
         assert answer == (None if bad is None else Answer(BookieId("a"), Status.NO_ENTRY))
 
 

@@ -14,7 +14,7 @@ from replicator.copying.pace import (
     UNLIMITED,
     Pace,
     Rates,
-    share_of,
+    worker_share,
 )
 from replicator.copying.throttle import DEBT_S_MAX
 from tests.worlds.clocks import VirtualClock
@@ -48,7 +48,7 @@ async def sent_in(pace: Pace, seconds: float, *bookies: BookieId, rank: int = OT
 
 def test_the_shares_of_all_workers_add_up_to_no_more_than_the_limits() -> None:
     for workers in (1, 3, 7, 400):
-        share = share_of(LIMITS, workers)
+        share = worker_share(LIMITS, workers)
         assert share.bytes_per_second * workers <= LIMITS.bytes_per_second
         assert share.requests_per_second * workers <= LIMITS.requests_per_second
         assert share.bookie_in_bytes_per_second * workers <= LIMITS.bookie_in_bytes_per_second
@@ -57,8 +57,8 @@ def test_the_shares_of_all_workers_add_up_to_no_more_than_the_limits() -> None:
 
 
 def test_no_limit_stays_unlimited_and_a_small_one_never_stops_a_worker() -> None:
-    assert share_of(CopyLimits(), 9) == UNLIMITED
-    assert share_of(CopyLimits(bytes_per_second=5), 400).bytes_per_second == 1
+    assert worker_share(CopyLimits(), 9) == UNLIMITED
+    assert worker_share(CopyLimits(bytes_per_second=5), 400).bytes_per_second == 1
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ async def test_nothing_is_sent_before_the_share_is_known() -> None:
 async def test_the_time_for_the_bytes_of_a_request_does_not_make_a_bookie_slow(size_bytes: int) -> None:
     clock = VirtualClock()
     pace = Pace(clock)
-    pace.set_share(share_of(CopyLimits(profile=CopyProfile.CLIENT_FIRST), 1))
+    pace.set_share(worker_share(CopyLimits(profile=CopyProfile.CLIENT_FIRST), 1))
     took_s = 0.01 + size_bytes / (100 * MIB)
     sent, end_s = 0, clock.monotonic_s() + 60
     while clock.monotonic_s() < end_s:
@@ -173,7 +173,7 @@ async def test_the_time_for_the_bytes_of_a_request_does_not_make_a_bookie_slow(s
 @in_virtual_time
 async def test_a_slow_bookie_gets_less_depending_on_the_profile(profile: CopyProfile) -> None:
     pace = Pace(VirtualClock())
-    pace.set_share(share_of(CopyLimits(profile=profile), 1))
+    pace.set_share(worker_share(CopyLimits(profile=profile), 1))
     full = await sent_in(pace, 10, A, store_s=0.1)
     later = await sent_in(pace, 10, A, store_s=0.1)
     slower = await sent_in(pace, 30, A, store_s=0.6)
@@ -185,7 +185,7 @@ async def test_a_slow_bookie_gets_less_depending_on_the_profile(profile: CopyPro
 @in_virtual_time
 async def test_a_bookie_that_is_fast_again_gets_the_full_rate_and_others_always_had_it() -> None:
     pace = Pace(VirtualClock())
-    pace.set_share(share_of(CopyLimits(profile=CopyProfile.CLIENT_FIRST), 1))
+    pace.set_share(worker_share(CopyLimits(profile=CopyProfile.CLIENT_FIRST), 1))
     await sent_in(pace, 30, A, store_s=0.2)
     assert await sent_in(pace, 10, B, store_s=0.01) >= 0.9 * 10 * 400 * MIB
     await sent_in(pace, 120, A, store_s=0.01)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bookie.metadata.bookies.topology import parse_topology
 from bookie.model.ids import BookieId
-from replicator.copying.loads import ASSUMED_S, RECENT_S, BookieLoads
-from replicator.copying.source_choice import QUICK_S, HolderView, Standing, distance, source_order
+from replicator.copying.loads import ASSUMED_S, MEASURED_READ_TTL_S, BookieLoads
+from replicator.copying.source_choice import EQUALLY_FAST_S, HolderView, Standing, distance, source_order
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.ledgers import names
 from tests.worlds.virtual_time import in_virtual_time
@@ -35,7 +35,7 @@ def test_a_bookie_in_the_rack_of_the_target_is_preferred() -> None:
 def test_load_decides_before_the_rack_if_it_differs_enough() -> None:
     quick, slow = HolderView(expected_s=0.02, distance=4), HolderView(expected_s=0.2)
     assert {first(turn, a=slow, b=quick, c=quick) for turn in range(3)} == {"b", "c"}
-    hardly_slower = HolderView(expected_s=0.9 * QUICK_S)
+    hardly_slower = HolderView(expected_s=0.9 * EQUALLY_FAST_S)
     assert {first(turn, a=hardly_slower, b=quick, c=quick) for turn in range(3)} == {"a"}
 
 
@@ -106,7 +106,7 @@ async def test_a_hanging_read_counts_before_it_ends() -> None:
 async def test_an_old_measurement_does_not_count() -> None:
     loads = BookieLoads(VirtualClock())
     await read(loads, A, 5.0)
-    await asyncio.sleep(RECENT_S)
+    await asyncio.sleep(MEASURED_READ_TTL_S)
     assert loads.expected_s(A) == loads.expected_s(B)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
-from replicator.knowledge.loss import acknowledged_sample, shows_loss
+from replicator.knowledge.loss import acknowledged_sample, has_lost_entries
 from tests.worlds.ledgers import make_metadata
 
 
@@ -22,11 +22,11 @@ from tests.worlds.ledgers import make_metadata
 )
 def test_a_member_that_lacks_the_beginning_or_has_a_gap_lost_entries(held: list[int], is_lost: bool) -> None:
     sample = [EntryId(each) for each in range(4)]
-    assert shows_loss(sample, EntryRuns.of(held)) is is_lost
+    assert has_lost_entries(sample, EntryRuns.of(held)) is is_lost
 
 
 def test_without_acknowledged_entries_no_loss_is_shown() -> None:
-    assert not shows_loss([], EntryRuns.of([]))
+    assert not has_lost_entries([], EntryRuns.of([]))
 
 
 @pytest.mark.parametrize("confirmed", [-1, 0, 5, 99, 10**6])

@@ -87,13 +87,13 @@ async def refresh_while_counting(world: RepairWorld) -> tuple[TaskQueue, Turns]:
 
 
 async def test_a_long_list_is_read_in_steps() -> None:
-    """Items are counted, because a time would depend on the machine: at most ``JUDGED_AT_ONCE`` between two turns."""
+    """Items are counted, not time: at most ``TASKS_JUDGED_PER_STEP`` are judged between two turns."""
     count = 3000
     async with a_world("") as world:
         await park_all(world, count)
         queue, turns = await refresh_while_counting(world)
         assert queue.outlook.parked == count
-        assert turns.count >= count / task_queue.JUDGED_AT_ONCE
+        assert turns.count >= count / task_queue.TASKS_JUDGED_PER_STEP
 
 
 async def test_a_striped_list_of_many_entries_is_compared_in_steps() -> None:
@@ -103,10 +103,10 @@ async def test_a_striped_list_of_many_entries_is_compared_in_steps() -> None:
     listed = EntryRuns(((0, 2), *runs))
     turns = Turns()
     watch = asyncio.create_task(turns.watch())
-    assert not await holdings._lacks_some(stripe, 2, listed, EntryId(0), last)
+    assert not await holdings._lacks_any_in_steps(stripe, 2, listed, EntryId(0), last)
     assert turns.count >= 6
     lacking = EntryRuns(tuple(run for run in listed.runs if run[0] != last - 4))
-    assert await holdings._lacks_some(stripe, 2, lacking, EntryId(0), last)
+    assert await holdings._lacks_any_in_steps(stripe, 2, lacking, EntryId(0), last)
     watch.cancel()
 
 

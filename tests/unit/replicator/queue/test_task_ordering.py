@@ -12,8 +12,8 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from replicator.queue.ordering import (
     AGE_STEP_MS,
-    NO_COPY_LEFT,
-    NOTHING_LOST,
+    NO_COPY_LEFT_RANK,
+    NOTHING_LOST_RANK,
     Candidate,
     Order,
     is_of_system_topic,
@@ -96,7 +96,12 @@ def test_system_topics_are_recognised_from_the_metadata_without_another_read(nam
 
 
 def test_ledgers_that_cannot_be_repaired_come_after_all_that_can() -> None:
-    tasks = [candidate(1, NO_COPY_LEFT), candidate(2, 1, is_recheck=True), candidate(3, NOTHING_LOST), candidate(4, 2)]
+    tasks = [
+        candidate(1, NO_COPY_LEFT_RANK),
+        candidate(2, 1, is_recheck=True),
+        candidate(3, NOTHING_LOST_RANK),
+        candidate(4, 2),
+    ]
     assert order(*tasks) == [4, 3, 1, 2]
 
 
@@ -109,14 +114,14 @@ def test_workers_with_the_same_list_do_not_start_with_the_same_task() -> None:
 @pytest.mark.parametrize(
     ("registered", "named", "draining", "expected"),
     [
-        ("a b c d e", "", "", NOTHING_LOST),
+        ("a b c d e", "", "", NOTHING_LOST_RANK),
         ("a b c d", "e", "", 2),
         ("a c d", "b e", "", 1),
         ("a e", "b c d", "", 1),  # some entries have one copy left, others none
-        ("", "a b c d e", "", NO_COPY_LEFT),
+        ("", "a b c d e", "", NO_COPY_LEFT_RANK),
         ("a b c d e", "e", "", 2),  # e is registered, but may have lost its disks
         ("a b c d e", "b c", "", 1),
-        ("a b c d e", "b c", "b c", NOTHING_LOST),
+        ("a b c d e", "b c", "b c", NOTHING_LOST_RANK),
         ("a c d e", "b c", "c", 2),
     ],
 )
@@ -135,8 +140,8 @@ def test_the_rank_is_that_of_the_repairable_entry_with_the_fewest_copies(
         ("a c b", 2),
         ("a a b", 1),
         ("a b a", 1),
-        ("a a a", NOTHING_LOST),
-        ("b b b", NO_COPY_LEFT),
+        ("a a a", NOTHING_LOST_RANK),
+        ("b b b", NO_COPY_LEFT_RANK),
         ("c a a d b", 2),
         ("a a c d b", 1),  # the entries on b, a and a
         ("c a a a d b e", 2),  # the entries that are only on a lack no position
@@ -158,5 +163,5 @@ def test_a_ledger_with_a_repairable_fragment_is_ranked_by_that_fragment() -> Non
 
 def test_ledgers_without_readable_metadata_count_as_nothing_lost() -> None:
     bookies = Bookies(frozenset(), frozenset())
-    assert rank(None, (), bookies) == NOTHING_LOST
-    assert rank(Unreadable(LedgerId(1), "cut"), (), bookies) == NOTHING_LOST
+    assert rank(None, (), bookies) == NOTHING_LOST_RANK
+    assert rank(Unreadable(LedgerId(1), "cut"), (), bookies) == NOTHING_LOST_RANK

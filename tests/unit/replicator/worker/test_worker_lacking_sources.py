@@ -13,7 +13,7 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import ListReply, Status
 from replicator.telemetry.events import Ending
-from spark_jobs.runs.marking.noted_damage import mark_noted
+from spark_jobs.runs.marking.noted_damage import mark_recorded_damage
 from tests.unit.replicator.worker.test_worker_progress import Fail, dead, lost_session
 from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import LEDGER, make_metadata
@@ -215,7 +215,7 @@ async def test_missing_copies_of_a_source_of_an_open_ledger_are_stored_there_aft
         closed = repaired.metadata.closed(EntryId(count - 1), PAYLOAD_BYTES * count)
         await world.ledgers.write(LEDGER, closed, repaired.version)
         notes, marking = DamageNotes(world.store, ROOT), world.tasks.marking
-        assert len(await mark_noted(notes, world.ledgers, marking.mark_many)) == 1
+        assert len(await mark_recorded_damage(notes, world.ledgers, marking.mark_many)) == 1
         await world.heal()
         await world.assert_whole(LEDGER, packets)
         assert (await world.is_clean(), await notes.all()) == (True, [])

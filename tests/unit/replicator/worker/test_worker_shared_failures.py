@@ -148,11 +148,11 @@ def test_a_listing_that_overlaps_the_write_of_a_failure_does_not_forget_it() -> 
     memory = Memory(clock, random.Random(1))
     record = memory.record_failure(LEDGER)
     clock.now_s += 1
-    memory.keep_shared((), clock.monotonic_s())
+    memory.forget_deleted_failures((), clock.monotonic_s())
     assert memory.failures(LEDGER) == 1
     memory.finish_recording(record)
     clock.now_s += 1
-    memory.keep_shared((), clock.monotonic_s())
+    memory.forget_deleted_failures((), clock.monotonic_s())
     assert memory.failures(LEDGER) == 0
 
 

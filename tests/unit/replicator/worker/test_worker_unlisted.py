@@ -15,7 +15,7 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import EntryResult, ListReply, Status
 from replicator.knowledge import damage as damages
-from replicator.knowledge.stored_again import TIMES_MAX
+from replicator.knowledge.stored_again import STORED_AGAIN_MAX
 from replicator.repair import execution
 from replicator.telemetry.events import Ending
 from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
@@ -382,13 +382,13 @@ async def test_a_bookie_that_repeatedly_loses_stored_copies_is_replaced(
         packets = await world.ledger(LEDGER, metadata, COUNT)
         running = world.worker(once=False)
         async with world.running(running):
-            for times in range(1, TIMES_MAX + 2):
+            for times in range(1, STORED_AGAIN_MAX + 2):
                 world.bookies["b"].unreadable = set(map(EntryId, damaged))
                 await world.tasks.marking.mark(LEDGER, names("b"))
                 await until(world.is_clean)
                 assert running.recorder.endings() == [Ending.REPAIRED] * times
                 is_member = "b" in (await world.metadata(LEDGER)).fragments[0].members
-                assert is_member == (times <= TIMES_MAX)
+                assert is_member == (times <= STORED_AGAIN_MAX)
         await world.assert_whole(LEDGER, packets)
 
 

@@ -23,8 +23,8 @@ from spark_jobs.checks.replicas.asking import (
     LEDGERS_IN_FLIGHT,
     PER_BOOKIE_IN_FLIGHT,
     READ_AGAIN_AFTER_S,
-    SILENT_AFTER,
-    UNREAD_AFTER,
+    SILENT_LEDGERS_MAX,
+    UNREAD_LEDGERS_MAX,
     Answers,
     Asker,
     CopyReply,
@@ -194,7 +194,7 @@ async def test_an_unreachable_bookie_is_no_longer_queried_after_a_while() -> Non
         assert answers.unknown == {(BookieId("b"), "UNREACHABLE"): count}
         assert "no server answers for bookie b" in answers.details[BookieId("b"), "UNREACHABLE"]
         asked_of_b = answers.requests - count
-        assert asked_of_b <= 3 * (PER_BOOKIE_IN_FLIGHT + SILENT_AFTER)
+        assert asked_of_b <= 3 * (PER_BOOKIE_IN_FLIGHT + SILENT_LEDGERS_MAX)
 
 
 @in_virtual_time
@@ -202,7 +202,7 @@ async def test_a_bookie_with_occasional_timeouts_is_queried_to_the_end() -> None
     """A bookie counts as unresponsive only after several ledgers in sequence without an answer."""
     lost = [ListReply(Status.TIMEOUT)] * ATTEMPTS_MAX
     async with a_cluster() as world:
-        count = 3 * SILENT_AFTER
+        count = 3 * SILENT_LEDGERS_MAX
         for number in range(count):
             await store(world, number, CLOSED, {})
 
@@ -412,7 +412,7 @@ async def test_a_single_failed_read_of_an_end_on_an_apache_bookie_is_not_a_findi
         assert (answers.found, dict(answers.unknown)) == ([], {})
 
 
-@pytest.mark.parametrize("count", [1, UNREAD_AFTER - 1, LEDGERS_IN_FLIGHT + 40])
+@pytest.mark.parametrize("count", [1, UNREAD_LEDGERS_MAX - 1, LEDGERS_IN_FLIGHT + 40])
 @in_virtual_time
 async def test_an_apache_bookie_that_fails_all_reads_for_a_few_seconds_has_no_findings(count: int) -> None:
     async with a_cluster() as world:
@@ -426,7 +426,9 @@ async def test_an_apache_bookie_that_fails_all_reads_for_a_few_seconds_has_no_fi
         assert (answers.ledgers, answers.found, dict(answers.unknown)) == (count, [], {})
 
 
-@pytest.mark.parametrize(("count", "is_failing"), [(UNREAD_AFTER - 1, False), (UNREAD_AFTER, True), (100, True)])
+@pytest.mark.parametrize(
+    ("count", "is_failing"), [(UNREAD_LEDGERS_MAX - 1, False), (UNREAD_LEDGERS_MAX, True), (100, True)]
+)
 @in_virtual_time
 async def test_an_apache_bookie_that_fails_the_samples_of_many_ledgers_is_unknown(count: int, is_failing: bool) -> None:
     async with a_cluster() as world:
@@ -449,7 +451,7 @@ async def test_an_apache_bookie_that_fails_the_samples_of_many_ledgers_is_unknow
 async def test_many_damaged_ledgers_of_an_apache_bookie_that_reads_others_are_reported() -> None:
     """The loss of an entry log damages all ledgers of several minutes."""
     other = make_metadata((0, "b c d"), (4, "a b c"), quorum=(2, 2), last=8, length=100)
-    count = 3 * UNREAD_AFTER
+    count = 3 * UNREAD_LEDGERS_MAX
     async with a_cluster() as world:
         for number in range(count):
             await store(world, number, CLOSED, {})
@@ -495,4 +497,4 @@ def test_everything_but_excludes_exactly_the_missing_entries(metadata: LedgerMet
     last = metadata.last_entry_id or 0
     for gaps in ([], [0], [last], [0, last], [3, 4], list(range(last + 1))):
         missing = sorted({EntryId(gap) for gap in gaps if gap <= last})
-        assert list(settled.everything_but(missing)) == [e for e in range(last + 1) if e not in missing]
+        assert list(settled.all_entries_except(missing)) == [e for e in range(last + 1) if e not in missing]

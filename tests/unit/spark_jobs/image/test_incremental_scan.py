@@ -38,7 +38,7 @@ from spark_jobs.image import part as part_module
 from spark_jobs.image.carried import ImageRows, leaves_of, tally
 from spark_jobs.image.columns import LEDGERS_SCHEMA, ImageColumns, tables_of
 from spark_jobs.image.folder import ImageFolder, LocalImageFolder
-from spark_jobs.image.leaves import LeafRecord, LeafSlice, LeafStat, leaf_records, leaf_table, newest_of_each
+from spark_jobs.image.leaves import LeafRecord, LeafSlice, LeafStat, leaf_records, leaf_table, newest_record_per_leaf
 from spark_jobs.image.manifest import ImageError, Manifest
 from spark_jobs.image.part import ImageFile
 from spark_jobs.pacing.pace import Pace
@@ -159,7 +159,7 @@ class World:
             directory = Path(options.image_dir)
             kind = self.cluster.kind.value
             manifest = Manifest("a", self.cluster.instance_id, self.cluster.root, kind, self.now_ms, 0, (), made)
-            self.records = newest_of_each(leaves_of(LocalImageFolder(directory), manifest))
+            self.records = newest_record_per_leaf(leaves_of(LocalImageFolder(directory), manifest))
             self.files = {file.name: file for file in made}
             self.places = dict.fromkeys(self.files, LocalImageFolder(directory))
             self.last_ms = self.now_ms
@@ -571,7 +571,7 @@ def test_leaves_are_read_back_as_written(tmp_path: Path) -> None:
     ]
     pq.write_table(leaf_table(records), tmp_path / "leaves")
     assert list(leaf_records(pq.read_table(tmp_path / "leaves"))) == records
-    assert newest_of_each([*records, replace(RECORD, read_from_ms=NOW_MS)])[1].read_from_ms == NOW_MS
+    assert newest_record_per_leaf([*records, replace(RECORD, read_from_ms=NOW_MS)])[1].read_from_ms == NOW_MS
     assert list(leaf_records(leaf_table([]))) == []
     with pytest.raises(ValueError, match="missing or negative"):
         list(leaf_records(leaf_table([replace(RECORD, leaf=-1)])))
@@ -595,7 +595,7 @@ async def test_the_last_read_is_that_of_the_image_or_else_of_the_oldest_unfinish
         files.commit(files.begin(place, made.cluster, "20270115-0"), manifest("20270115-0", now_ms - DAY_MS))
     for minutes in (30, 20, 10):
         run_id = f"20270115-{60 - minutes}"
-        writing = files.begin(place, made.cluster, run_id, kept=files.UNFINISHED)
+        writing = files.begin(place, made.cluster, run_id, kept=files.UNFINISHED_GENERATIONS_KEPT)
         files.note_beginning(writing, manifest(run_id, now_ms - minutes * 60_000))
     week_s = 7 * 86_400
     settings = SimpleNamespace(image_place=str(tmp_path / "image"), reread_within_s=week_s, image_age_max_s=week_s)

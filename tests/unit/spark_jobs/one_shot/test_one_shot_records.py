@@ -33,7 +33,7 @@ from bookie.runtime.clock import Clock
 from spark_jobs import audit as audit_module
 from spark_jobs.one_shot import keeper as keeper_module
 from spark_jobs.one_shot import run as run_module
-from spark_jobs.one_shot.keeper import WAIT_S_MAX, RunKeeper, chosen_options
+from spark_jobs.one_shot.keeper import WAIT_S_MAX, RunKeeper, non_default_options
 from spark_jobs.runs.gate import RunGate
 from spark_jobs.runs.life_cycle import RunLifeCycle, RunOutcome
 from spark_jobs.runs.needs import NoPulsarError, NoTopologyError
@@ -197,7 +197,7 @@ def test_a_placement_run_begins_with_a_topology(cell: MemoryCell, tmp_path: Path
 
 def test_the_recorded_options_are_switches_and_numbers_that_differ_from_their_defaults(tmp_path: Path) -> None:
     settings = AuditSettings(URI, tmp_path, is_dry_run=True, missing_share_max=0.25, report_store="s3://a/b")
-    assert chosen_options(settings) == {"missing_share_max": 0.25}
+    assert non_default_options(settings) == {"missing_share_max": 0.25}
 
 
 @pytest.mark.parametrize("wait_s", [math.inf, math.nan])

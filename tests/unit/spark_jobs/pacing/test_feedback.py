@@ -96,8 +96,8 @@ def test_a_distant_server_has_more_requests_in_flight() -> None:
 
 
 def test_a_task_measures_more_often_while_its_window_may_have_to_change() -> None:
-    assert begun().look_after_s == SOON_S
+    assert begun().next_measurement_s == SOON_S
     feedback = at_full_speed()
-    assert feedback.look_after_s == LOOK_S
-    assert seen(feedback, LIMIT_S).look_after_s == SOON_S
-    assert seen(feedback, AIM_S).look_after_s == LOOK_S
+    assert feedback.next_measurement_s == LOOK_S
+    assert seen(feedback, LIMIT_S).next_measurement_s == SOON_S
+    assert seen(feedback, AIM_S).next_measurement_s == LOOK_S

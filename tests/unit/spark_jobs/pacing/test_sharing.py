@@ -15,7 +15,7 @@ from bookie.metadata.store.memory_cell import MemoryCell
 from spark_jobs.pacing.budget import Budget
 from spark_jobs.pacing.pace import Pace
 from spark_jobs.pacing.paced_store import PacedStore
-from spark_jobs.pacing.sharing import LOOK_S, Sharing, readers_of
+from spark_jobs.pacing.sharing import LOOK_S, Sharing, readers_sharing_limits
 from tests.unit.spark_jobs.pacing.test_pace import Server, Slow
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.virtual_time import in_virtual_time
@@ -46,10 +46,10 @@ def state(number: int) -> Stat:
 
 
 def test_a_run_always_counts_itself() -> None:
-    assert readers_of([], "me") == 1
-    assert readers_of(["me"], "me") == 1
-    assert readers_of(["other", "me"], "me") == 2
-    assert readers_of(["other", "another"], "me") == 3
+    assert readers_sharing_limits([], "me") == 1
+    assert readers_sharing_limits(["me"], "me") == 1
+    assert readers_sharing_limits(["other", "me"], "me") == 2
+    assert readers_sharing_limits(["other", "another"], "me") == 3
 
 
 @pytest.mark.parametrize("answer", [AccessDeniedError("no"), None])

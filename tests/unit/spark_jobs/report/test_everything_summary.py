@@ -50,7 +50,7 @@ def test_an_incomplete_check_prevents_only_its_own_success() -> None:
     assert run.exit_code() is ExitCode.PARTIAL
     outcome = outcome_of(run, PATH)
     assert (outcome.is_success, outcome.also_done) == (False, (RunKind.BOOKIES,))
-    assert outcome.of_record()["contained_done"] == (RunKind.BOOKIES,)
+    assert outcome.record_fields()["contained_done"] == (RunKind.BOOKIES,)
     assert outcome.detail == "placement: 7 fragments were not judged: their bookies have no location"
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.report.page.plots import HEIGHT, WIDTH, line_chart, nice_step, parts, short
+from spark_jobs.report.page.plots import HEIGHT, WIDTH, line_chart, parts, round_axis_step, short
 from spark_jobs.report.tables import TrendPoint
 from spark_jobs.report.text import percent, plain, signed, some
 
@@ -33,7 +33,7 @@ def test_parts_of_a_bar_fill_it_without_gaps_or_overlap(values: list[int], room:
 
 @given(st.integers(0, 10**12))
 def test_an_axis_has_few_round_steps(highest: int) -> None:
-    step = nice_step(highest)
+    step = round_axis_step(highest)
     assert str(step).rstrip("0") in ("1", "2", "5")
     assert highest <= 4 * step
     assert step == 1 or highest > step

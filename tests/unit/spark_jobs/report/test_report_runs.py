@@ -11,7 +11,7 @@ import pytest
 
 from bookie.model.run import RunKind
 from spark_jobs.report import writing as report
-from spark_jobs.report.history import NoSuchReportError, earlier_than, find, prune, reports, to_prune
+from spark_jobs.report.history import NoSuchReportError, earlier_run_to_compare, find, prune, reports, run_ids_to_prune
 from spark_jobs.report.summary import ClusterName
 from spark_jobs.report.tables import trend
 from tests.worlds import report as world
@@ -79,8 +79,8 @@ def test_a_run_is_compared_with_the_last_complete_one_of_its_check_and_cluster()
         wanted,
         world.at(world.CLEAN, 1),
     ]
-    assert earlier_than(runs, world.at(world.CLEAN, 8)) == wanted
-    assert earlier_than(runs, world.at(world.CLEAN, 1)) is None
+    assert earlier_run_to_compare(runs, world.at(world.CLEAN, 8)) == wanted
+    assert earlier_run_to_compare(runs, world.at(world.CLEAN, 1)) is None
 
 
 def test_the_oldest_runs_are_removed_except_those_the_next_run_needs() -> None:
@@ -93,9 +93,9 @@ def test_the_oldest_runs_are_removed_except_those_the_next_run_needs() -> None:
         world.at(world.HELD, 5),
     ]
     ids = [run.run_id for run in runs]
-    assert to_prune(runs, 6) == []
-    assert to_prune(runs, 2) == [ids[0], ids[3]]
-    assert to_prune(runs, 0) == [ids[0], ids[3], ids[4]]
+    assert run_ids_to_prune(runs, 6) == []
+    assert run_ids_to_prune(runs, 2) == [ids[0], ids[3]]
+    assert run_ids_to_prune(runs, 0) == [ids[0], ids[3], ids[4]]
 
 
 def test_pruning_removes_only_our_directories_and_keeps_the_history(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from spark_jobs.report.sql_values import as_json
 from spark_jobs.report.summary import ClusterName, RunSummary
 from spark_jobs.report.table_files import days, newest_states, table_files
 from spark_jobs.report.table_upkeep import tidy
-from spark_jobs.report.unhealthy import continue_state, saw_every_ledger
+from spark_jobs.report.unhealthy import has_seen_every_ledger, write_next_state
 from tests.worlds import report as world
 from tests.worlds.report_tables import STORY, Row, finding, run, unreadable, write, write_story
 
@@ -86,7 +86,7 @@ def test_a_run_that_did_not_check_every_ledger_ends_no_unhealthy_state(tmp_path:
     ],
 )
 def test_runs_that_checked_every_ledger_are_recognized(summary: RunSummary, is_every: bool) -> None:
-    assert saw_every_ledger(summary) is is_every
+    assert has_seen_every_ledger(summary) is is_every
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_state_of_many_ledgers_is_complete_and_in_the_order_of_their_ids(tmp_p
         columns = {name: pa.repeat(row[name], 2 * len(found)) for name in ("kind", "severity_rank", "bytes_estimate")}
         file = tmp_path / f"{day}.parquet"
         pq.write_table(pa.table({"ledger_id": [*found, *found], **columns}), file)
-        continue_state(tmp_path, run(day, (row,)), [file])
+        write_next_state(tmp_path, run(day, (row,)), [file])
     (path,) = table_files(tmp_path, TABLE).partitioned
     table = pq.read_table(path)
     assert table["ledger_id"].to_pylist() == sorted(ids[100_000:])

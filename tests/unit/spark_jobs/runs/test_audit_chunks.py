@@ -10,7 +10,7 @@ from bookie.metadata.layout import LayoutKind
 from bookie.model.severity import Severity
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.report.counts import FindingSums, PublishOutcome, PublishResult, SeverityCount, WorstLedger
-from spark_jobs.runs.chunks import chunks, in_range, is_sampled
+from spark_jobs.runs.chunks import chunks, is_sampled, nodes_in_range
 from spark_jobs.runs.outcome import FindingTotals
 from spark_jobs.runs.reading.completeness import ScanTotals
 
@@ -27,9 +27,9 @@ def test_every_node_is_in_one_chunk_and_only_single_nodes_exceed_the_limit(sizes
 
 def test_nodes_outside_of_the_range_are_left_out() -> None:
     plan = [LeafParent(f"/ledgers/00/{middle:04d}", 1) for middle in range(4)]
-    kept = in_range(plan, CLUSTER, 10_000, 29_999)
+    kept = nodes_in_range(plan, CLUSTER, 10_000, 29_999)
     assert [parent.path for parent in kept] == ["/ledgers/00/0001", "/ledgers/00/0002"]
-    assert in_range(plan, CLUSTER, 19_999, 20_000) == tuple(plan[1:3])
+    assert nodes_in_range(plan, CLUSTER, 19_999, 20_000) == tuple(plan[1:3])
 
 
 def test_a_sample_depends_only_on_ids_and_seed() -> None:

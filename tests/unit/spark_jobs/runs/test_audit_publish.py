@@ -21,7 +21,7 @@ from spark_jobs.runs.kinds.bookie_run import BookieRun
 from spark_jobs.runs.marking.accepted import AcceptedLosses
 from spark_jobs.runs.marking.limits import MarkLimiter
 from spark_jobs.runs.marking.publish import Marking, publish
-from spark_jobs.runs.marking.withdrawal import FoundIds
+from spark_jobs.runs.marking.withdrawal import LedgerIdSet
 from spark_jobs.runs.port import OpenGate
 from spark_jobs.settings import AuditSettings
 
@@ -136,7 +136,7 @@ def test_accepted_losses_that_cannot_be_withdrawn_do_not_fail_a_run(
     monkeypatch.setattr("spark_jobs.runs.kinds.bookie_run.to_mark", lambda ledgers: iter(()))
     judged = SimpleNamespace(ledgers=None, sums=FindingSums(), losses=AcceptedLosses((), (decision,)))
     run = BookieRun(cast(RunContext, context))
-    published = run._publish(cast(Any, judged), MarkLimiter(RunLimits(), cast(Any, cluster)), FoundIds())
+    published = run._publish(cast(Any, judged), MarkLimiter(RunLimits(), cast(Any, cluster)), LedgerIdSet())
     assert (published.outcome, cluster.marked) == (PublishOutcome.PUBLISHED, {7: (BookieId("back:3181"),)})
 
 

@@ -10,7 +10,7 @@ from bookie.metadata.bookies.first_seen_down import Down
 from bookie.metadata.bookies.marking_times import HoldReason, MarkingPolicy, MarkingTimes
 from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.report.counts import FindingSums
-from spark_jobs.runs.marking.held_back import DueOnly, FoundLedger, HeldBookies
+from spark_jobs.runs.marking.held_back import HeldBookieFilter, HeldBookies, LedgerWithFindings
 from spark_jobs.runs.marking.lost_bookies import LostBookies
 
 OLD, YOUNG, NEW = BookieId("old"), BookieId("young"), BookieId("new")
@@ -20,8 +20,8 @@ DOWN = {OLD: Down(NOW_MS - 600_000), YOUNG: Down(NOW_MS - 60_000), NEW: Down(NOW
 LOST = LostBookies(DOWN, POLICY, NOW_MS)
 
 
-def ledger(*missing: BookieId, critical: tuple[BookieId, ...] = ()) -> FoundLedger:
-    return FoundLedger(LedgerId(1), missing, critical)
+def ledger(*missing: BookieId, critical: tuple[BookieId, ...] = ()) -> LedgerWithFindings:
+    return LedgerWithFindings(LedgerId(1), missing, critical)
 
 
 def test_a_bookie_is_held_back_until_its_own_delay_ends() -> None:
@@ -30,7 +30,7 @@ def test_a_bookie_is_held_back_until_its_own_delay_ends() -> None:
         NEW: NOW_MS + 540_001,
     }
     assert dict(LOST.due) == {OLD: DOWN[OLD]}
-    told, _ = sorted(LOST.in_report(FindingSums((), {"young": (4, 5)})), key=lambda each: -each.ledgers)
+    told, _ = sorted(LOST.waiting_bookies_by_id(FindingSums((), {"young": (4, 5)})), key=lambda each: -each.ledgers)
     assert (told.bookie_id, told.ledgers, told.until_ms) == ("young", 4, NOW_MS + 540_000)
     assert (told.critical_until_ms, told.reason) == (NOW_MS, "delay")
     assert not LostBookies(DOWN, MarkingPolicy(0), NOW_MS).waiting
@@ -63,7 +63,7 @@ def test_a_mark_contains_the_due_bookies_and_the_members_of_critical_fragments()
 
 
 def test_ledgers_held_back_are_counted_once_with_their_reason() -> None:
-    due_only = DueOnly(LOST.held)
+    due_only = HeldBookieFilter(LOST.held)
     found = [ledger(OLD), ledger(YOUNG), ledger(YOUNG, NEW), ledger(YOUNG, critical=(YOUNG,))]
     assert list(due_only.of(found)) == [((1, (OLD,)), 0), ((1, (YOUNG,)), 0)]
     assert due_only.ledgers_held == Counter({HoldReason.DELAY: 2})

@@ -10,7 +10,7 @@ from bookie.metadata.ledgers.serde import encode
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from spark_jobs.runs.marking.publish import Marking
-from spark_jobs.runs.marking.repaired_since import without_repaired
+from spark_jobs.runs.marking.repaired_since import skip_repaired_since
 
 LOST = BookieId("lost")
 
@@ -38,7 +38,7 @@ class Cluster:
 
 def left(cluster: Cluster, early: Collection[LedgerId], ids: Sequence[int], batch_size: int = 2) -> list[int]:
     markings = [(LedgerId(ledger_id), (LOST,)) for ledger_id in ids]
-    return [ledger_id for ledger_id, _ in without_repaired(markings, early, cluster, batch_size)]
+    return [ledger_id for ledger_id, _ in skip_repaired_since(markings, early, cluster, batch_size)]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def admitted(limiter: MarkLimiter, ledgers: list[DueLedger]) -> list[int]:
 def test_the_first_ledgers_are_admitted_and_the_rest_is_held_back(batch_size: int) -> None:
     limiter = MarkLimiter(RunLimits(marks_max=2), Marks(), batch_size)
     assert admitted(limiter, due(1, 1, 1, 1, 1)) == [0, 1]
-    assert (limiter.take_held(), limiter.take_held(), limiter.first_held) == (3, 0, 2)
+    assert (limiter.take_held_back_count(), limiter.take_held_back_count(), limiter.first_held) == (3, 0, 2)
     assert (admitted(limiter, due(1)), limiter.first_held) == ([], 0)
 
 
@@ -46,7 +46,7 @@ def test_existing_marks_do_not_count_so_the_next_run_gets_further() -> None:
     for _ in range(3):
         limiter = MarkLimiter(limits, marks, 2)
         marks.ledgers |= set(admitted(limiter, ledgers))
-        runs.append((len(marks.ledgers), limiter.take_held()))
+        runs.append((len(marks.ledgers), limiter.take_held_back_count()))
     assert runs == [(2, 3), (4, 1), (5, 0)]
 
 
@@ -63,10 +63,10 @@ def test_a_smaller_ledger_does_not_overtake_a_worse_one() -> None:
 def test_the_limits_apply_across_all_chunks_of_a_run() -> None:
     limiter = MarkLimiter(RunLimits(marks_max=3), Marks())
     assert len(admitted(limiter, due(1, 1))) + len(admitted(limiter, due(1, 1))) == 3
-    assert limiter.take_held() == 1
+    assert limiter.take_held_back_count() == 1
 
 
 def test_without_limits_nothing_is_read_or_held_back() -> None:
     limiter = MarkLimiter(RunLimits(), None)  # type: ignore[arg-type]
     assert admitted(limiter, due(1, 2, 3)) == [0, 1, 2]
-    assert limiter.take_held() == 0
+    assert limiter.take_held_back_count() == 0

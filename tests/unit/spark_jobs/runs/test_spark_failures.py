@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from bookie.model.exit_codes import ExitCode, audit_exit_code
 from bookie.runtime.version import UNKNOWN_VERSION
 from spark_jobs import executor_version
-from spark_jobs.runs.reading.one_reading import READINGS_MAX, with_one_reading
+from spark_jobs.runs.reading.one_reading import READINGS_MAX, retry_until_one_reading
 from spark_jobs.runs.spark_failures import (
     READ_AGAIN,
     ExecutorEnvironmentError,
@@ -93,7 +93,7 @@ def test_work_on_lost_metadata_is_started_again(losses: int) -> None:
             raise failures.pop()
         return "done"
 
-    assert with_one_reading(work) == "done"
+    assert retry_until_one_reading(work) == "done"
 
 
 def test_the_number_of_restarts_is_limited() -> None:
@@ -104,5 +104,5 @@ def test_the_number_of_restarts_is_limited() -> None:
         raise read_again()
 
     with pytest.raises(MetadataReadAgainError, match="run the audit again"):
-        with_one_reading(work)
+        retry_until_one_reading(work)
     assert len(attempts) == READINGS_MAX

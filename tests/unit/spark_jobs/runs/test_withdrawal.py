@@ -12,8 +12,8 @@ from bookie.model.errors import ConflictError
 from bookie.model.ids import LedgerId
 from bookie.model.run import Ended, RunState
 from spark_jobs.runs.gate import RunGate, Stop
-from spark_jobs.runs.marking.held_back import FoundLedger
-from spark_jobs.runs.marking.withdrawal import FoundIds, WithdrawalStep, withdraw_ended
+from spark_jobs.runs.marking.held_back import LedgerWithFindings
+from spark_jobs.runs.marking.withdrawal import LedgerIdSet, WithdrawalStep, withdraw_ended
 from spark_jobs.runs.port import Gate, OpenGate, RunStoppedError
 
 
@@ -79,8 +79,8 @@ def test_a_stopped_run_withdraws_no_further_part() -> None:
 
 def test_the_ids_of_ledgers_with_findings_are_collected_in_passing() -> None:
     ids = [LedgerId(number) for number in (5, 1, 1 << 62, 3)]
-    found = FoundIds()
+    found = LedgerIdSet()
     assert LedgerId(5) not in found
-    passed = [each.ledger_id for each in found.added(FoundLedger(ledger_id, ()) for ledger_id in ids)]
+    passed = [each.ledger_id for each in found.added(LedgerWithFindings(ledger_id, ()) for ledger_id in ids)]
     assert passed == ids
     assert [each for each in (0, 1, 2, 3, 4, 5, 6, 1 << 62, (1 << 63) - 1) if each in found] == [1, 3, 5, 1 << 62]

@@ -20,7 +20,14 @@ from bookie.model.run import RunKind
 from spark_jobs.connect import Connection
 from spark_jobs.report.counts import BookieCount, LedgerCounts, PublishOutcome, PublishResult
 from spark_jobs.report.summary import ClusterName, RunSummary
-from spark_jobs.shadow.reasons import ClusterLook, Difference, LedgerAtSecondLook, Outcome, Reason, present_difference
+from spark_jobs.shadow.reasons import (
+    ClusterAtSecondLook,
+    Difference,
+    LedgerAtSecondLook,
+    Outcome,
+    Reason,
+    present_difference,
+)
 from spark_jobs.shadow.second_look import Loss, SecondLook, losses
 from tests.worlds.cluster import ROOT
 from tests.worlds.commands import CommandCluster
@@ -51,15 +58,15 @@ def around(
     is_disabled: bool = False,
     leader: str = "apache:3181",
     registered_ms: int = 500,
-) -> ClusterLook:
+) -> ClusterAtSecondLook:
     bookies = Bookies(ids(registered), frozenset()).with_draining(ids(draining))
     since = dict.fromkeys(ids(registered), registered_ms)
-    return ClusterLook(bookies, since, ids(waiting), ids(new), ids(lost_in_run), is_disabled, leader)
+    return ClusterAtSecondLook(bookies, since, ids(waiting), ids(new), ids(lost_in_run), is_disabled, leader)
 
 
 def reason(
     second: tuple[Versioned | Unreadable | None, Task | UnreadableTask | None],
-    cluster: ClusterLook,
+    cluster: ClusterAtSecondLook,
     first: Outcome = Outcome.ONLY_HERE,
 ) -> tuple[Outcome, Reason] | None:
     found = present_difference(first, LedgerAtSecondLook(LEDGER, *second), cluster)
@@ -83,7 +90,9 @@ def test_a_lost_bookie_that_an_auditor_should_have_marked_is_not_explained() -> 
         (around(waiting="y"), Reason.NOT_MARKED),
     ],
 )
-def test_a_condition_that_prevents_marking_explains_a_difference(cluster: ClusterLook, expected: Reason) -> None:
+def test_a_condition_that_prevents_marking_explains_a_difference(
+    cluster: ClusterAtSecondLook, expected: Reason
+) -> None:
     assert reason((ledger("abx"), None), cluster) == (Outcome.ONLY_HERE, expected)
 
 

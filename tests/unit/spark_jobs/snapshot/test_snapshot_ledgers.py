@@ -18,7 +18,7 @@ from bookie.metadata.port import Stat
 from bookie.model.ids import LEDGER_ID_MAX, BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from spark_jobs.datasource.columns import LedgerColumns
-from spark_jobs.datasource.snapshot_ledgers import LedgerSieve, SnapshotTasks, groups_of
+from spark_jobs.datasource.snapshot_ledgers import SettledLedgerFilter, SnapshotTasks, divide_parts
 from spark_jobs.runs.reading.snapshot_reading import Division, creates_of, divide
 from spark_jobs.snapshot.errors import SnapshotError
 from spark_jobs.snapshot.index import SnapshotIndex, SnapshotPart, index_snapshot
@@ -40,7 +40,7 @@ def opened(*members: str) -> LedgerMetadata:
 
 @given(st.lists(ledger_metadata().map(encode) | st.binary(max_size=40), max_size=6), st.sets(st.sampled_from(BOOKIES)))
 def test_only_closed_ledgers_on_live_bookies_need_no_second_check(ledgers: list[bytes], live: set[BookieId]) -> None:
-    sieve = LedgerSieve(frozenset(live))
+    sieve = SettledLedgerFilter(frozenset(live))
     columns = LedgerColumns(frozenset(live))
     for number, data in enumerate(ledgers):
         try:
@@ -58,13 +58,13 @@ def test_only_closed_ledgers_on_live_bookies_need_no_second_check(ledgers: list[
 def test_a_name_that_is_not_a_bookie_id_is_not_live() -> None:
     """A registration may have any name. Metadata with such a name is unreadable."""
     sound = encode(closed("ab", "cd"))
-    assert LedgerSieve(frozenset({"ab", "cd"})).is_settled(sound)
-    assert not LedgerSieve(frozenset({"ab", "c,"})).is_settled(sound.replace(b"cd", b"c,"))
+    assert SettledLedgerFilter(frozenset({"ab", "cd"})).is_settled(sound)
+    assert not SettledLedgerFilter(frozenset({"ab", "c,"})).is_settled(sound.replace(b"cd", b"c,"))
 
 
 def read_parts(index: SnapshotIndex, cluster: Cluster, count: int = 1) -> tuple[list[int], pa.StructScalar]:
     """Return the ids to read again and the counts, from one task with all groups."""
-    groups = groups_of(index.parts, count)
+    groups = divide_parts(index.parts, count)
     tasks = SnapshotTasks(index.file, cluster.kind, cluster.root, LIVE, groups)
     batches = list(tasks(iter([pa.record_batch([pa.array(range(len(groups)))], names=["id"])])))
     named = [ledger_id for batch in batches[:-1] for ledger_id in batch.column(0).to_pylist()]
@@ -100,7 +100,7 @@ def test_the_others_are_kept_as_rows_if_requested(tmp_path: Path) -> None:
     file.write_bytes(written(tree_of(CLUSTER, ledgers)))
     index = index_snapshot(file, CLUSTER)
     named, summary = read_parts(index, CLUSTER)
-    tasks = SnapshotTasks(index.file, CLUSTER.kind, CLUSTER.root, LIVE, groups_of(index.parts, 1), keeps_all=True)
+    tasks = SnapshotTasks(index.file, CLUSTER.kind, CLUSTER.root, LIVE, divide_parts(index.parts, 1), keeps_all=True)
     rows = pa.Table.from_batches(tasks(iter([pa.record_batch([pa.array([0])], names=["id"])]))).to_pylist()
     assert [row["named_id"] for row in rows if row["named_id"] is not None] == named == [2, 3]
     assert [row["summary"] for row in rows if row["summary"] is not None] == [summary.as_py()]
@@ -144,7 +144,7 @@ def test_a_file_that_changed_after_it_was_verified_is_refused(tmp_path: Path) ->
 @given(st.lists(st.integers(0, 50), max_size=20), st.integers(1, 30))
 def test_groups_contain_every_part_once_in_order_and_are_about_equal(sizes: list[int], count: int) -> None:
     parts = [SnapshotPart(f"/{number}", 0, 0, 0, size, 0, 0) for number, size in enumerate(sizes)]
-    groups = groups_of(parts, count)
+    groups = divide_parts(parts, count)
     assert [part for group in groups for part in group] == parts
     assert len(groups) <= count
     assert all(groups)
@@ -154,7 +154,7 @@ def test_groups_contain_every_part_once_in_order_and_are_about_equal(sizes: list
 
 def test_zero_groups_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot divide into 0 groups"):
-        groups_of([], 0)
+        divide_parts([], 0)
 
 
 def stat(creates: int, children: int, czxid: int = 1) -> Stat:

@@ -16,7 +16,7 @@ import pytest
 from bookie.model.run import RunCause, RunKind, RunRecord
 from spark_jobs.ui.handler import TabHandler
 from spark_jobs.ui.port import ActionOutcome, ActionResult, Fact, RunView, TabState
-from spark_jobs.ui.request import HTML, Answer, StrangeCallError, decode_request, encode_answer
+from spark_jobs.ui.request import HTML, Answer, InvalidCallError, decode_request, encode_answer
 from spark_jobs.ui.settings import TabSettings
 from tests.worlds.clocks import ManualClock
 
@@ -299,7 +299,7 @@ def test_a_call_without_the_key_is_refused(auditor: Auditor) -> None:
 
 @pytest.mark.parametrize("text", ["", "key", "\x00", f"key={KEY}", f"key={KEY}&method=GET&length=x", "a=1&" * 500])
 def test_a_garbled_call_is_refused(text: str, auditor: Auditor) -> None:
-    with pytest.raises(StrangeCallError):
+    with pytest.raises(InvalidCallError):
         decode_request(text, KEY)
     assert read(handler(auditor).api(text))[0] == 403
 

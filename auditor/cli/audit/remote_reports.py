@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from spark_jobs.report.summary import RunSummary
 
 LATEST: Final = "latest"
-_WHOLE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}")
+_FULL_RUN_ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}")
 """The form of the ids that ``bookie.model.run.new_run_id`` makes."""
 _PAGE: Final = 100
-_LOOKED_AT_MAX: Final = 2_000
+_REPORTS_EXAMINED_MAX: Final = 2_000
 """Largest number of reports that are examined in a search for one."""
 
 
-def reports_there(service: Service, limit: int) -> list[dict[str, Any]]:
+def remote_reports(service: Service, limit: int) -> list[dict[str, Any]]:
     """Return the newest reports of a service, with the members of their summaries that lists use.
 
     A report that the service cannot read is omitted, as in a list of a directory.
@@ -36,12 +36,12 @@ def reports_there(service: Service, limit: int) -> list[dict[str, Any]]:
     return found
 
 
-def rows_there(service: Service) -> Iterator[dict[str, Any]]:
-    """Return the rows of the newest reports of a service, the newest first, at most ``_LOOKED_AT_MAX``."""
+def remote_report_rows(service: Service) -> Iterator[dict[str, Any]]:
+    """Return the rows of the newest reports of a service, the newest first, at most ``_REPORTS_EXAMINED_MAX``."""
     return _rows(service, _PAGE)
 
 
-def latest_there(service: Service) -> str:
+def remote_latest_run_id(service: Service) -> str:
     """Return the id of the newest run with a report at a service.
 
     Raises:
@@ -55,15 +55,15 @@ def latest_there(service: Service) -> str:
     return str(row["run_id"])
 
 
-def run_there(service: Service, name: str) -> str:
+def remote_run_id(service: Service, name: str) -> str:
     """Return the id of the named run: its id or a unique prefix of it, or the latest run.
 
     Raises:
         typer.BadParameter: there is no such run, or several ids have this prefix.
     """
     if name == LATEST:
-        return latest_there(service)
-    if _WHOLE.fullmatch(name):
+        return remote_latest_run_id(service)
+    if _FULL_RUN_ID.fullmatch(name):
         return name  # without a list, for which the service reads a file per row
     found = []
     for row in _rows(service, _PAGE):
@@ -76,7 +76,7 @@ def run_there(service: Service, name: str) -> str:
     return found[0] if found else name  # another auditor may have a report that this list lacks
 
 
-def summary_there(service: Service, run_id: str) -> RunSummary:
+def remote_summary(service: Service, run_id: str) -> RunSummary:
     """Return the summary of a run.
 
     Raises:
@@ -89,8 +89,8 @@ def summary_there(service: Service, run_id: str) -> RunSummary:
     return decode_summary(service.document("GET", f"/reports/{quote(run_id, safe='')}/{SUMMARY}"))
 
 
-def earlier_there(service: Service, later: RunSummary) -> RunSummary | None:
-    """Return the run to compare with: see ``spark_jobs.report.history.earlier_than``."""
+def remote_earlier_run(service: Service, later: RunSummary) -> RunSummary | None:
+    """Return the run to compare with: see ``spark_jobs.report.history.earlier_run_to_compare``."""
     from spark_jobs.report.history import is_whole
 
     for row in _rows(service, _PAGE, after=later.run_id):
@@ -98,16 +98,16 @@ def earlier_there(service: Service, later: RunSummary) -> RunSummary | None:
         if brief is None or not brief["complete"] or brief["run_kind"] != later.kind.value:
             continue
         if brief["cluster"].get("instance_id") == later.cluster.instance_id:
-            summary = summary_there(service, str(row["run_id"]))
+            summary = remote_summary(service, str(row["run_id"]))
             if is_whole(summary):
                 return summary
     return None
 
 
 def _rows(service: Service, page: int, after: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the rows, the newest first, at most ``_LOOKED_AT_MAX``. They are requested in pages."""
+    """Yield the rows, the newest first, at most ``_REPORTS_EXAMINED_MAX``. They are requested in pages."""
     seen = 0
-    while seen < _LOOKED_AT_MAX:
+    while seen < _REPORTS_EXAMINED_MAX:
         answer = service.ask("GET", "/reports", {"limit": min(page, _PAGE), "after": after})
         yield from answer["items"]
         seen += len(answer["items"])

@@ -16,7 +16,7 @@ LOOK_S: Final = 10.0
 """Shortest pause between two checks, because the auditor reads all ledgers for each of them."""
 
 
-def status_there(
+def remote_drain_status(
     service: Service,
     bookies: Sequence[BookieId],
     *,
