@@ -11,5 +11,12 @@ _WITHOUT_COPIES: Final = frozenset(level.label for level in Severity if not leve
 
 
 def copied_bytes(severity: str, bytes_estimate: int) -> str:
-    """Return how much is to be copied, or what has nothing to copy from. ``severity`` is the label in a document."""
-    return f"{size(bytes_estimate)} {'with nothing to copy from' if severity in _WITHOUT_COPIES else 'to copy'}"
+    """Return how much is to be copied, or for ledgers with entries without a live copy, how much lacks copies.
+
+    Other fragments of such a ledger may have copies, so a part of it can be copied.
+
+    Args:
+        severity: the label in a document.
+        bytes_estimate: in all fragments of the ledgers that lack copies.
+    """
+    return f"{size(bytes_estimate)} {'lacking copies' if severity in _WITHOUT_COPIES else 'to copy'}"

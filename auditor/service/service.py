@@ -33,6 +33,7 @@ from bookie.metadata.bookies.returned import ReturnedBookies
 from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore, parse_topology, topology_text
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import AccessDeniedError, MetadataStore, StoreUnavailableError
+from bookie.metadata.pulsar.tree import PulsarTree
 from bookie.metadata.runs.election import Election, Leadership
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.runs.records import Runs
@@ -46,6 +47,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.version import installed_version
 from spark_jobs.runs.gate import Stop
+from spark_jobs.runs.needs import NoPulsarError, require_pulsar, roots_in
 
 _log = logging.getLogger(__name__)
 
@@ -253,6 +255,27 @@ class AuditorService(Control):
         except (InvalidTopologyError, AccessDeniedError):
             return True
 
+    async def _refuse_in_vain(self, kind: RunKind) -> None:
+        """Refuse a run that could only fail.
+
+        Raises:
+            RefusedError: it lacks a topology, or managed ledgers of Pulsar.
+        """
+        if kind is RunKind.PLACEMENT and not await self.has_topology():
+            raise RefusedError(
+                "placement cannot be judged without a topology: write one to ZooKeeper, or start the auditor "
+                "with --topology-file"
+            )
+        if kind is RunKind.REFERENCES:
+            connection = self._require_parts().connection
+            roots = roots_in(self._settings.pulsar_roots, connection.cluster.root)
+            try:
+                require_pulsar([root for root in roots if not await PulsarTree(connection.store, root).exists()])
+            except NoPulsarError as error:
+                raise RefusedError(str(error)) from error
+            except AccessDeniedError:
+                return  # the run reports it
+
     @override
     async def run(self, run_id: str) -> RunRecord:
         return await self._require_parts().manager.get(run_id)
@@ -262,12 +285,9 @@ class AuditorService(Control):
         self, kind: RunKind, *, cause: RunCause, owner: str, is_dry_run: bool = False, options: Mapping[str, Any] = {}
     ) -> RunRecord:
         parts = self._require_parts()
-        is_requested = cause is not RunCause.SCHEDULE  # a scheduled run fails, so that its record shows the problem
-        if kind is RunKind.PLACEMENT and is_requested and parts.election.is_leader() and not await self.has_topology():
-            raise RefusedError(
-                "placement cannot be judged without a topology: write one to ZooKeeper, or start the auditor "
-                "with --topology-file"
-            )
+        # A scheduled run fails instead, so that its record shows the problem.
+        if cause is not RunCause.SCHEDULE and parts.election.is_leader():
+            await self._refuse_in_vain(kind)
         record = await parts.manager.start(kind, cause=cause, owner=owner, is_dry_run=is_dry_run, options=options)
         self._ports.events.run_started(record)
         return record

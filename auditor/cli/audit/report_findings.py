@@ -73,7 +73,7 @@ def findings(
     if since is not None:
         headings, cells, right = ("RUN", *headings), _cells_of_runs, (1, 2, 4)
     left_out = page.get("left_out", ())
-    nothing = "nothing was found" if since is not None else f"run {page['run_id']} {_nothing(wanted)}"
+    nothing = "nothing was found" if since is not None else f"run {page['run_id']} {_nothing(wanted, after)}"
     print_page(output, "FindingList", page, headings, cells, right=right, nothing=nothing, member="finding")
     for path in left_out:
         print_note(f"{printable(path)} is damaged, and its findings are left out")
@@ -81,11 +81,12 @@ def findings(
         print_note_if_no_runs(report_dir)
 
 
-def _nothing(wanted: FindingFilter) -> str:
+def _nothing(wanted: FindingFilter, after: str | None) -> str:
     """Which findings a run does not have. The latest run may be another check than a reader thinks of."""
     from spark_jobs.report.finding_filter import ANY
 
-    return "found nothing" if wanted == ANY else "has no such finding"
+    findings = "findings" if wanted == ANY else "such findings"
+    return f"has no {findings}" if after is None else f"has no more {findings}"
 
 
 def _cells_of_runs(row: dict[str, Any]) -> Sequence[object]:

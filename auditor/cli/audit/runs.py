@@ -291,7 +291,8 @@ def _say(run: RemoteRun) -> None:
 
 def run_lines(fields: Mapping[str, Any]) -> list[str]:
     """A run for people, with the words and units of the other commands. Facts that are not known are left out. Pure."""
-    shown = {name: _words(name, value) for name, value in fields.items() if value not in (None, "", {})}
+    known = {name: _words(name, value) for name, value in fields.items() if value not in (None, "", {})}
+    shown = {name: text for name, text in known.items() if text}
     if shown.get("total") is None:
         shown.pop("done", None)  # a phase without a known size does not count
     labels = {"tasks_changed": "new marks"}

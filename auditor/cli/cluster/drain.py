@@ -112,8 +112,8 @@ def start(
     unload them are printed before the wait. An interrupted wait is continued by `bkheal drain status`.
 
     Exit codes: 0 begun (or, with --dry-run, would be; with --wait: nothing is left), 1 refused (with --wait: or
-    something is left), 3 the store did not answer, 5 some metadata could not be read (the rest is marked), 69 the
-    bookie's HTTP server or Pulsar did not answer, 78 wrong address, token or CA.
+    something is left), 2 wrong usage, 3 the store did not answer, 5 some metadata could not be read (the rest is
+    marked), 69 the bookie's HTTP server or Pulsar did not answer, 78 wrong address, token or CA.
 
     Example: `bkheal drain start bookie-2:3181 --wait --pulsar-admin https://pulsar:8443 --pulsar-token-file token`
     """
@@ -164,7 +164,8 @@ def stop(
 
     After an error, the drains that were cancelled before it are shown, and the others are named.
 
-    Exit codes: 0 cancelled, 1 one of them is not being drained (the other drains are cancelled), 3 no answer.
+    Exit codes: 0 cancelled, 1 one of them is not being drained (the other drains are cancelled), 2 wrong usage, 3 no
+    answer.
     """
     bookies = bookie_ids(names)
     stopped: list[str] = []
@@ -346,11 +347,12 @@ def _remote_drain_stop(
     """As ``_stop``, through a running auditor."""
     drained = {row["bookie_id"] for row in service.ask("GET", "/drains")["items"]}
     found = [bookie for bookie in bookies if bookie in drained]
-    if is_dry_run or not found:
+    if is_dry_run:
         stopped += found
         return
-    _confirm_stop(found, is_sure)
-    for bookie in found:
+    if found:
+        _confirm_stop(found, is_sure)
+    for bookie in bookies:  # the start of another one may still be checked: it is cancelled without being recorded
         stopped += service.ask("DELETE", f"/drains/{quote(bookie, safe='')}")["stopped"]
 
 

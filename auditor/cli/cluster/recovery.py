@@ -133,8 +133,8 @@ def recover(
     Use it for bookies that will not return. A running bookie is refused: see `bkheal drain`. Ledgers whose loss on
     these bookies was accepted (`bkheal dead-letters accept-loss`) are not marked; their number is printed.
 
-    Exit codes: 0 marked (or, with --dry-run, would be), 1 refused, 3 the store did not answer, 5 some metadata could
-    not be read (the rest is marked), 6 the brake holds because too many bookies are missing.
+    Exit codes: 0 marked (or, with --dry-run, would be), 1 refused, 2 wrong usage, 3 the store did not answer, 5 some
+    metadata could not be read (the rest is marked), 6 the brake holds because too many bookies are missing.
 
     Example: `bkheal recover bookie-2:3181 --dry-run`
     """

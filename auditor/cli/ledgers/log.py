@@ -41,7 +41,6 @@ from bookie.model.times import rfc3339_if_known
 from bookie.runtime.human import counted, duration, printable, size
 
 if TYPE_CHECKING:
-    from bookie.client.log.log import Log
     from bookie.client.log.values import LogEntry, LogOptions, LogPosition
 
 app = typer.Typer(
@@ -210,13 +209,8 @@ def truncate(
     yes: YesOption = False,
 ) -> None:
     """Free the entries before a position, in whole ledgers. The position's ledger and the log's last one are kept."""
-    position, target = _position(before, "--before"), metadata_uri(uri, config)
-    if not yes:
-        ledgers = run(_show(target, name))["ledgers"]
-        going = sum(ledger["ledger_id"] < position.ledger_id for ledger in ledgers[:-1])
-        what = f"the {counted(going, 'ledger')} of log {name} before ledger {position.ledger_id}"
-        confirm(f"Delete {what} permanently?", is_sure=False)
-    dropped = run(_truncate(target, name, position))
+    position = _position(before, "--before")
+    dropped = run(_truncate(metadata_uri(uri, config), name, position, is_sure=yes))
     print_line(
         f"log {name}: {counted(len(dropped), 'ledger')} dropped{': ' if dropped else ''}{', '.join(map(str, dropped))}"
     )
@@ -241,7 +235,7 @@ async def _create(uri: str, name: str, options: LogOptions) -> None:
 
     async with await connect(uri, security=bookie_security()) as client:
         log = client.log(name)
-        if await _exists(log):
+        if await log.exists():
             raise LogExistsError(f"there is a log {name!r} already")
         await Actor(whoami(), "command").record(client, "log create", f"log {name}")
         await log.create(options)
@@ -342,15 +336,18 @@ async def _row(client: Any, name: str) -> dict[str, Any]:
     }
 
 
-async def _truncate(uri: str, name: str, before: LogPosition) -> list[int]:
+async def _truncate(uri: str, name: str, before: LogPosition, *, is_sure: bool) -> list[int]:
+    """Ask about the ledgers, and remove them. A truncation that is refused, or removes nothing, is not recorded."""
     from auditor.operating.client import Actor
     from bookie.client.connect import connect
 
     async with await connect(uri, security=bookie_security()) as client:
         log = client.log(name)
-        await log.info()  # what is refused is not recorded as a change
-        await Actor(whoami(), "command").record(client, "log truncate", f"log {name} before {before}")
-        return list(await log.truncate(before))
+        if going := await log.removable(before):
+            what = f"the {counted(len(going), 'ledger')} of log {name} before ledger {before.ledger_id}"
+            confirm(f"Delete {what} permanently?", is_sure=is_sure)
+            await Actor(whoami(), "command").record(client, "log truncate", f"log {name} before {before}")
+        return list(await log.truncate(before))  # without such ledgers, it completes an earlier truncation
 
 
 async def _delete(uri: str, name: str) -> None:
@@ -359,21 +356,12 @@ async def _delete(uri: str, name: str) -> None:
 
     async with await connect(uri, security=bookie_security()) as client:
         log, actor = client.log(name), Actor(whoami(), "command")
-        is_first = await _exists(log)
+        is_first = await log.exists()  # a deletion that is refused is not recorded
         if is_first:
             await actor.record(client, "log delete", f"log {name}")
         await log.delete()
         if not is_first:  # the end of an interrupted deletion; without a log it would have been refused
             await actor.record(client, "log delete", f"log {name}")
-
-
-async def _exists(log: Log) -> bool:
-    """Whether the log exists: what is refused is not recorded as a change."""
-    try:
-        await log.info()
-    except NoSuchLogError:
-        return False
-    return True
 
 
 def _first(text: str) -> LogPosition | Literal["start", "end"]:

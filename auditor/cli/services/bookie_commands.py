@@ -477,15 +477,15 @@ def _identity(directories: list[LocalDirectory]) -> dict[str, Any]:
     from bookie.metadata.bookies.cookies import InvalidCookieError, decode_cookie
 
     ids = set()
-    for directory in directories:
+    for version in (directory.version for directory in directories if directory.version is not None):
         try:
-            ids.add("none" if directory.version is None else str(decode_cookie(directory.version).bookie_id))
+            ids.add(str(decode_cookie(version).bookie_id))
         except InvalidCookieError:
             ids.add("unreadable")
-    incarnations = {str(directory.incarnation or "none") for directory in directories}
+    incarnations = {str(directory.incarnation) for directory in directories if directory.incarnation is not None}
     return {
-        "bookie_id": ", ".join(sorted(ids)),
-        "incarnation": ", ".join(sorted(incarnations)),
+        "bookie_id": ", ".join(sorted(ids)) or "none",
+        "incarnation": ", ".join(sorted(incarnations)) or "none",
         "limbo_pending": any(directory.pending is not None for directory in directories),
     }
 

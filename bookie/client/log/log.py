@@ -19,14 +19,14 @@ from typing import Final
 
 from bookie.client.log.reader import LogReader
 from bookie.client.log.takeover import take_over
-from bookie.client.log.trimming import delete_log, truncate
+from bookie.client.log.trimming import delete_log, removable_ledgers, truncate
 from bookie.client.log.values import InvalidLogOptionsError, LogEntry, LogOptions, LogPosition
 from bookie.client.log.writer import LogWriter
 from bookie.client.options import WriterOptions
 from bookie.client.ports import ClientPorts
 from bookie.client.reader.reader import open_reader
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
-from bookie.metadata.logs.log_store import LogLists
+from bookie.metadata.logs.log_store import LogLists, NoSuchLogError
 from bookie.model.ids import EntryId, LedgerId
 
 _TOKEN_BITS: Final = 128
@@ -188,6 +188,29 @@ class Log:
             LogConflictError, OutcomeUnknownError, StoreUnavailableError: truncate again.
         """
         return await truncate(self._ports, self._lists, self.name, before)
+
+    async def removable(self, before: LogPosition) -> Sequence[LedgerId]:
+        """Return the ledgers that ``truncate(before)`` would remove now. Nothing is changed.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+            InvalidPositionError: the log never had that ledger.
+            StoreUnavailableError: no answer from the metadata store.
+        """
+        listed = await self._lists.read(self.name, is_newest=True)
+        return removable_ledgers(self.name, listed.list, before)
+
+    async def exists(self) -> bool:
+        """Whether there is such a log, by a read that is not outdated.
+
+        Raises:
+            StoreUnavailableError: no answer from the metadata store.
+        """
+        try:
+            await self._lists.read(self.name, is_newest=True)
+        except NoSuchLogError:
+            return False
+        return True
 
     async def delete(self) -> None:
         """Delete the log and all its ledgers permanently; its writer is deposed.

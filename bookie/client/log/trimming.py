@@ -38,11 +38,7 @@ async def truncate(ports: ClientPorts, lists: LogLists, name: str, before: LogPo
 
     def decide(now: LogList) -> LogList | None:
         nonlocal dropped
-        check_log_not_deleted(name, now)
-        if before.ledger_id > now.last_listed:
-            last = "it had none yet" if now.last_listed < 0 else f"its last one is {now.last_listed}"
-            raise InvalidPositionError(f"log {name!r} never had ledger {before.ledger_id}; {last}")
-        going = tuple(ledger_id for ledger_id in now.ledgers[:-1] if ledger_id < before.ledger_id)
+        going = removable_ledgers(name, now, before)
         if not going:
             return None
         dropped = going
@@ -51,6 +47,20 @@ async def truncate(ports: ClientPorts, lists: LogLists, name: str, before: LogPo
     listed = await lists.change(await lists.read(name, is_newest=True), decide)
     await finish_trimming(ports, lists, listed)
     return dropped
+
+
+def removable_ledgers(name: str, now: LogList, before: LogPosition) -> tuple[LedgerId, ...]:
+    """Return the ledgers that a truncation removes: those that end before a position, except the last one. Pure.
+
+    Raises:
+        InvalidPositionError: the log never had the ledger of the position.
+        NoSuchLogError: the log is deleted.
+    """
+    check_log_not_deleted(name, now)
+    if before.ledger_id > now.last_listed:
+        last = "it had none yet" if now.last_listed < 0 else f"its last one is {now.last_listed}"
+        raise InvalidPositionError(f"log {name!r} never had ledger {before.ledger_id}; {last}")
+    return tuple(ledger_id for ledger_id in now.ledgers[:-1] if ledger_id < before.ledger_id)
 
 
 async def delete_log(ports: ClientPorts, lists: LogLists, name: str) -> None:

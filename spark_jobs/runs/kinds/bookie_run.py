@@ -51,7 +51,7 @@ from spark_jobs.runs.marking.image_marks import ImageMarks
 from spark_jobs.runs.marking.limits import MarkLimiter
 from spark_jobs.runs.marking.lost_bookies import LostBookies
 from spark_jobs.runs.marking.publish import BATCH, Marking, publish
-from spark_jobs.runs.marking.repaired_since import skip_repaired_since
+from spark_jobs.runs.marking.repaired_since import UnrepairedMarkings, with_early_marks
 from spark_jobs.runs.marking.withdrawal import LedgerIdSet, withdraw_ended
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult, add_sums, combine_published, worst_of
 from spark_jobs.runs.port import Phase, ProgressEvent
@@ -342,8 +342,10 @@ class BookieRun:
             returned = ((marking, 0) for marking in losses.markings())
             due = limiter.admitted(chain(returned, due_only.of(found.added(to_mark(judged.ledgers)))))
             early = self._image_marks.ledgers if self._image_marks.is_used else self._driver_marks.ledgers
-            still_due = skip_repaired_since(self._counted(due, total), early, self._cluster)
-            published = publish(still_due, self._cluster, gate=self._context.gate, note=self._context.note_marks)
+            unrepaired = UnrepairedMarkings(early, self._cluster)
+            markings = unrepaired.of(self._counted(due, total))
+            published = publish(markings, self._cluster, gate=self._context.gate, note=self._context.note_marks)
+        published = with_early_marks(published, unrepaired.skipped)
         published = replace(published, held_back=held_back(limiter, due_only))
         if published.outcome is PublishOutcome.PUBLISHED and not published.is_limited:
             self._withdraw(losses.returned)

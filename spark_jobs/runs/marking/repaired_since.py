@@ -10,11 +10,13 @@ R rules are defined in docs/failure-model.md.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Protocol
 
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.model.ids import LedgerId
+from spark_jobs.report.counts import PublishOutcome, PublishResult
 from spark_jobs.runs.marking.publish import BATCH, Marking
 
 
@@ -30,26 +32,43 @@ class CurrentMarks(Protocol):
         ...
 
 
-def skip_repaired_since(
-    markings: Iterable[Marking], early: Container[LedgerId], cluster: CurrentMarks, batch_size: int = BATCH
-) -> Iterator[Marking]:
-    """Yield ``markings`` in order, without ledgers that were marked early, and then repaired or deleted.
+class UnrepairedMarkings:
+    """The markings of a run without ledgers that it marked early, and that were repaired or deleted since."""
 
-    The marks of these ledgers are read. Their metadata is read only if the mark is missing.
+    def __init__(self, early: Container[LedgerId], cluster: CurrentMarks, batch_size: int = BATCH) -> None:
+        """Prepare.
 
-    Args:
-        markings: ledgers with their missing bookies.
-        early: the ledgers that this run has already marked.
-        cluster: reads the current marks and ledgers.
-        batch_size: number of ledgers read at a time.
+        Args:
+            early: the ledgers that this run has already marked.
+            cluster: reads the current marks and ledgers.
+            batch_size: number of ledgers read at a time.
+        """
+        self._early = early
+        self._cluster = cluster
+        self._batch_size = batch_size
+        self.skipped = 0
+        """Number of ledgers left out so far."""
 
-    Raises:
-        StoreUnavailableError: marks or ledgers cannot be read.
-    """
-    remaining = iter(markings)
-    while batch := tuple(islice(remaining, batch_size)):
-        done = _repaired([marking for marking in batch if marking[0] in early], cluster)
-        yield from (marking for marking in batch if marking[0] not in done)
+    def of(self, markings: Iterable[Marking]) -> Iterator[Marking]:
+        """Yield ``markings`` in order, without the repaired ledgers.
+
+        The marks of the early ledgers are read. Their metadata is read only if the mark is missing.
+
+        Raises:
+            StoreUnavailableError: marks or ledgers cannot be read.
+        """
+        remaining = iter(markings)
+        while batch := tuple(islice(remaining, self._batch_size)):
+            done = _repaired([marking for marking in batch if marking[0] in self._early], self._cluster)
+            self.skipped += len(done)
+            yield from (marking for marking in batch if marking[0] not in done)
+
+
+def with_early_marks(published: PublishResult, skipped: int) -> PublishResult:
+    """Count the ledgers that were marked early and then skipped: this run has marked them as well. Pure."""
+    is_any = skipped > 0 and published.outcome is PublishOutcome.NOTHING_TO_PUBLISH
+    outcome = PublishOutcome.PUBLISHED if is_any else published.outcome
+    return replace(published, outcome=outcome, ledgers=published.ledgers + skipped)
 
 
 def _repaired(marked: Sequence[Marking], cluster: CurrentMarks) -> set[LedgerId]:

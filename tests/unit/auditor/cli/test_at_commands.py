@@ -254,6 +254,24 @@ async def test_drains_start_and_stop(world: ApiWorld) -> None:
     assert (await document(world, "drain", "stop", "c", "--yes"))["stopped"] == ["c"]
 
 
+async def test_the_start_of_a_drain_that_is_still_being_checked_is_cancelled(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_checking = asyncio.Event()
+
+    async def endless(*_: Any, **__: Any) -> None:
+        is_checking.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("auditor.operating.drains.check_startable", endless)
+    starting = asyncio.create_task(world.operate("POST", "/api/v1/drains", json={"bookies": ["c"]}))
+    await is_checking.wait()
+    stopped = await call(world, "drain", "stop", "c")  # without a question: nothing is recorded yet
+    assert stopped.exit_code == ExitCode.FAILED
+    assert (await starting).status == 409
+    assert await Drains(world.upkeep.cluster.keeper, ROOT).read() == {}
+
+
 async def test_drains_cancelled_by_the_service_before_an_error_are_shown(
     world: ApiWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

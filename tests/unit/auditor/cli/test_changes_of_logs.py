@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -51,7 +52,10 @@ async def recorded(world: LogWorld) -> list[str]:
 async def test_a_log_is_created_and_deleted_on_record(using: Callable[[LogWorld], None]) -> None:
     async with log_world() as world:
         using(world)
-        for refused in (log._delete(URI, NAME), log._truncate(URI, NAME, LogPosition(LedgerId(1), EntryId(0)))):
+        for refused in (
+            log._delete(URI, NAME),
+            log._truncate(URI, NAME, LogPosition(LedgerId(1), EntryId(0)), is_sure=True),
+        ):
             with pytest.raises(NoSuchLogError):
                 await refused
         assert await recorded(world) == []
@@ -59,9 +63,29 @@ async def test_a_log_is_created_and_deleted_on_record(using: Callable[[LogWorld]
         with pytest.raises(LogExistsError):
             await log._create(URI, NAME, SMALL)
         with pytest.raises(InvalidPositionError):
-            await log._truncate(URI, NAME, LogPosition(LedgerId(1), EntryId(0)))
+            await log._truncate(URI, NAME, LogPosition(LedgerId(1), EntryId(0)), is_sure=True)
         await log._delete(URI, NAME)
-        assert await recorded(world) == ["log create", "log truncate", "log delete"]
+        assert await recorded(world) == ["log create", "log delete"]
+
+
+@in_virtual_time
+async def test_a_truncation_is_on_record_if_it_removes_ledgers(
+    using: Callable[[LogWorld], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())  # no terminal to ask
+    async with log_world() as world:
+        using(world)
+        writer = await world.client(2).log(NAME).write(SMALL)
+        first = await writer.append(b"a")
+        await writer.roll()
+        last = await writer.append(b"b")
+        with pytest.raises(typer.Exit):
+            await log._truncate(URI, NAME, last, is_sure=False)
+        assert await recorded(world) == []
+        assert await log._truncate(URI, NAME, last, is_sure=True) == [first.ledger_id]
+        assert await log._truncate(URI, NAME, last, is_sure=False) == []
+        await writer.close()
+        assert await recorded(world) == ["log truncate"]
 
 
 @in_virtual_time

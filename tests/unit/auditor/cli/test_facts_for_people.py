@@ -34,6 +34,11 @@ def test_the_figures_of_a_run() -> None:
     assert all(text in shown["image"] for text in ("1 ledger ", "192 ledgers", "2.0 KiB", "T", "Z"))
 
 
+def test_facts_that_say_nothing_are_left_out() -> None:
+    image = {"marked": 0, "written_from_ms": 0, "written_ledgers": 0, "written_bytes": 0}
+    assert "image" not in values(run_lines(replace(RUN, image=image).to_json()))
+
+
 def test_a_phase_counts_only_if_its_size_is_known() -> None:
     assert "done" not in values(run_lines(RUN.to_json()))
     shown = values(run_lines(replace(RUN, state=RunState.RUNNING, phase="check", done=3, total=10).to_json()))

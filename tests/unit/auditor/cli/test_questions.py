@@ -87,7 +87,6 @@ def test_after_the_answer_to_a_prompt_a_signal_cancels_the_work_again(
     [
         (ledger, ["ledger", "delete", "7"]),
         (log, ["log", "delete", "orders"]),
-        (log, ["log", "truncate", "orders", "--before", "7:0"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -122,7 +121,7 @@ def test_each_ledger_id_must_be_typed_exactly(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.parametrize("typed", ["", "\n", "n\n", "7\n"], ids=repr)
 @pytest.mark.parametrize(
     "words",
-    [["ledger", "delete", "7"], ["log", "delete", "orders"], ["log", "truncate", "orders", "--before", "7:0"]],
+    [["ledger", "delete", "7"], ["log", "delete", "orders"]],
     ids=" ".join,
 )
 def test_nothing_is_deleted_without_a_yes(monkeypatch: pytest.MonkeyPatch, words: list[str], typed: str) -> None:
@@ -138,7 +137,6 @@ def test_nothing_is_deleted_without_a_yes(monkeypatch: pytest.MonkeyPatch, words
     for module in (ledger, log):
         monkeypatch.setattr(module, "_show", show)
         monkeypatch.setattr(module, "_delete", change)
-    monkeypatch.setattr(log, "_truncate", change)
     uri = ("--metadata-uri", "zk://h:1/ledgers")
     ended = CliRunner().invoke(app, [*words, *uri], input=typed)
     is_answered = typed in ("\n", "n\n")

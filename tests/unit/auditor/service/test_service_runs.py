@@ -86,6 +86,15 @@ async def test_a_placement_run_requested_without_a_topology_is_refused(world: Se
 
 
 @in_service_world
+async def test_a_references_run_requested_without_managed_ledgers_is_refused(world: ServiceWorld) -> None:
+    auditor = await world.leader()
+    with pytest.raises(RefusedError, match="no managed ledgers"):
+        await start(auditor.service, RunKind.REFERENCES)
+    assert not await auditor.service.runs()
+    await auditor.service.start_run(RunKind.REFERENCES, cause=RunCause.SCHEDULE, owner="a")
+
+
+@in_service_world
 async def test_a_run_is_recorded_from_its_start_to_its_end(world: ServiceWorld) -> None:
     world.check_s = 20
     auditor = await world.leader()

@@ -9,8 +9,9 @@ import pytest
 from bookie.metadata.ledgers.serde import encode
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
+from spark_jobs.report.counts import PublishOutcome, PublishResult
 from spark_jobs.runs.marking.publish import Marking
-from spark_jobs.runs.marking.repaired_since import skip_repaired_since
+from spark_jobs.runs.marking.repaired_since import UnrepairedMarkings, with_early_marks
 
 LOST = BookieId("lost")
 
@@ -37,8 +38,12 @@ class Cluster:
 
 
 def left(cluster: Cluster, early: Collection[LedgerId], ids: Sequence[int], batch_size: int = 2) -> list[int]:
-    markings = [(LedgerId(ledger_id), (LOST,)) for ledger_id in ids]
-    return [ledger_id for ledger_id, _ in skip_repaired_since(markings, early, cluster, batch_size)]
+    unrepaired = UnrepairedMarkings(early, cluster, batch_size)
+    found: list[int] = [
+        ledger_id for ledger_id, _ in unrepaired.of((LedgerId(ledger_id), (LOST,)) for ledger_id in ids)
+    ]
+    assert unrepaired.skipped == len(ids) - len(found)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -63,3 +68,19 @@ def test_the_order_stays_and_other_ledgers_are_not_read() -> None:
     cluster = Cluster(dict.fromkeys(range(1, 8), on("a", "b")), marked={2, 4})
     assert left(cluster, set(map(LedgerId, (2, 3, 4, 7))), [5, 4, 3, 2, 1, 7, 6]) == [5, 4, 2, 1, 6]
     assert cluster.read == 2
+
+
+@pytest.mark.parametrize(
+    ("outcome", "skipped", "counted"),
+    [
+        (PublishOutcome.NOTHING_TO_PUBLISH, 3, PublishOutcome.PUBLISHED),
+        (PublishOutcome.NOTHING_TO_PUBLISH, 0, PublishOutcome.NOTHING_TO_PUBLISH),
+        (PublishOutcome.PUBLISHED, 3, PublishOutcome.PUBLISHED),
+        (PublishOutcome.INTERRUPTED, 3, PublishOutcome.INTERRUPTED),
+    ],
+)
+def test_skipped_ledgers_count_as_marked_by_the_run(
+    outcome: PublishOutcome, skipped: int, counted: PublishOutcome
+) -> None:
+    published = with_early_marks(PublishResult(outcome, 2, 5), skipped)
+    assert (published.outcome, published.ledgers, published.tasks_changed) == (counted, 2 + skipped, 5)
