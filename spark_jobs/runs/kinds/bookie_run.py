@@ -259,7 +259,7 @@ class BookieRun:
             held = replace(self.lost.held, limit_from=limiter.first_held)
             if not self._settings.is_dry_run and published.outcome.is_all:
                 published = replace(published, damage_marked=self._mark_noted_damage())
-            early = self._image_marks.tasks_changed + self._driver_marks.tasks_changed
+            early = self._image_marks.marking.tasks_changed + self._driver_marks.marking.tasks_changed
             published = replace(published, tasks_changed=published.tasks_changed + early)
             if not (scanned.problems or self._settings.is_dry_run) and published.outcome.is_all:
                 withdrawn = withdraw_ended(self._cluster, self._context.gate, found=found)
@@ -341,8 +341,8 @@ class BookieRun:
         with self._context.tasks(Phase.PUBLISH, is_reported=False):
             returned = ((marking, 0) for marking in losses.markings())
             due = limiter.admitted(chain(returned, due_only.of(found.added(to_mark(judged.ledgers)))))
-            early = self._image_marks.ledgers if self._image_marks.is_used else self._driver_marks.ledgers
-            unrepaired = UnrepairedMarkings(early, self._cluster)
+            early = self._image_marks if self._image_marks.is_used else self._driver_marks
+            unrepaired = UnrepairedMarkings(early.marking.ledgers, self._cluster)
             markings = unrepaired.of(self._counted(due, total))
             published = publish(markings, self._cluster, gate=self._context.gate, note=self._context.note_marks)
         published = with_early_marks(published, unrepaired.skipped)

@@ -10,7 +10,6 @@ R rules are defined in docs/failure-model.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import chain, islice
@@ -18,7 +17,7 @@ from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.errors import OutcomeUnknownError, TransientError
-from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ids import BookieId
 from spark_jobs.options.marking import RunLimits
 from spark_jobs.pacing.budget import Budget
 from spark_jobs.pacing.pace import NODE_BYTES
@@ -49,23 +48,14 @@ class DriverMarks:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._cluster = context.cluster
-        self._marking = EarlyMarking(context)
+        self.marking = EarlyMarking(context)
+        """The marks so far."""
         self._counts = DriverMarksCounts()
-
-    @property
-    def tasks_changed(self) -> int:
-        """Number of tasks created or extended."""
-        return self._marking.tasks_changed
-
-    @property
-    def ledgers(self) -> Container[LedgerId]:
-        """The marked ledgers."""
-        return self._marking.ledgers
 
     @property
     def counts(self) -> DriverMarksCounts:
         """The ledgers read and marked so far."""
-        return self._marking.counted(self._counts)
+        return self.marking.counted(self._counts)
 
     def mark(self, cookies: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
         """Mark the ledgers of new losses, worst first, in a cluster of up to ``LEDGERS_MAX`` ledgers.
@@ -95,23 +85,23 @@ class DriverMarks:
         parents = cluster.leaf_parents()
         if sum(parent.planned for parent in parents) > _ledgers_max(context.settings.budget):
             return
-        decided = self._marking.decided()
+        decided = self.marking.decided()
         listed = chain.from_iterable(cluster.ledgers_under([parent.path for parent in parents]))
         ids = (ledger_id for ledger_id in listed if ledger_id not in decided)
         verdicts: list[FreshVerdict] = []
         members: set[BookieId] = set()
         while batch := list(islice(ids, BATCH)):
             context.gate.pass_through()
-            read = self._marking.read(batch, before)
+            read = self.marking.read(batch, before)
             verdicts += filter(losses.concern, read.verdicts)
             members |= read.members
             self._counts = replace(self._counts, ledgers=self._counts.ledgers + len(batch))
         if not verdicts:
             return
-        if problem := self._marking.publish(verdicts, lost, known | members, self._counts.ledgers):
+        if problem := self.marking.publish(verdicts, lost, known | members, self._counts.ledgers):
             self._stopped(problem)
             return
-        fields = {"ledgers": self._counts.ledgers, "marked": self._marking.marked, "run_id": context.run_id}
+        fields = {"ledgers": self._counts.ledgers, "marked": self.marking.marked, "run_id": context.run_id}
         _log.info("ledgers of lost bookies were marked by the driver, Spark reads all ledgers now", extra=fields)
 
     def _stopped(self, reason: str) -> None:

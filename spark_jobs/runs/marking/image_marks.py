@@ -12,14 +12,13 @@ R rules are defined in docs/failure-model.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.errors import OutcomeUnknownError, TransientError
-from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ids import BookieId
 from spark_jobs.image.files import newest
 from spark_jobs.image.folder import image_folder
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable
@@ -45,7 +44,8 @@ class ImageMarks:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._cluster = context.cluster
-        self._marking = EarlyMarking(context)
+        self.marking = EarlyMarking(context)
+        """The marks so far."""
         self._counts = ImageCounts()
 
     @property
@@ -54,19 +54,9 @@ class ImageMarks:
         return self._counts.read_from_ms > 0
 
     @property
-    def tasks_changed(self) -> int:
-        """Number of tasks created or extended."""
-        return self._marking.tasks_changed
-
-    @property
-    def ledgers(self) -> Container[LedgerId]:
-        """The marked ledgers."""
-        return self._marking.ledgers
-
-    @property
     def counts(self) -> ImageCounts:
         """How the image was used so far."""
-        return self._marking.counted(self._counts)
+        return self.marking.counted(self._counts)
 
     def mark(self, cookies: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
         """Mark the ledgers named by the image, if it is usable. Any failure is logged, and the run continues.
@@ -95,7 +85,7 @@ class ImageMarks:
             self._mark(found, cookies | before.registered | set(map(BookieId, manifest.bookies)), before, lost)
         except (TransientError, OutcomeUnknownError) as error:
             self._stopped(str(error))
-        fields = {"suspects": len(found), "marked": self._marking.marked, "run_id": self._context.run_id}
+        fields = {"suspects": len(found), "marked": self.marking.marked, "run_id": self._context.run_id}
         _log.info("ledgers of lost bookies were marked by the image, all ledgers are read now", extra=fields)
 
     def _suspects(self, lost: LostBookies, wanted: NewLosses) -> tuple[Manifest, Suspects]:
@@ -109,13 +99,13 @@ class ImageMarks:
 
     def _mark(self, found: Suspects, known: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
         context, total, done = self._context, len(found), 0
-        decided = self._marking.decided()
+        decided = self.marking.decided()
         for batch in found.batches(FIRST_BATCH, BATCH):
             context.gate.pass_through()
             context.progress(ProgressEvent(Phase.IMAGE, done, total))
             done += len(batch)
-            read = self._marking.read([ledger_id for ledger_id in batch if ledger_id not in decided], before)
-            problem = self._marking.publish(read.verdicts, lost, known | read.members, len(batch))
+            read = self.marking.read([ledger_id for ledger_id in batch if ledger_id not in decided], before)
+            problem = self.marking.publish(read.verdicts, lost, known | read.members, len(batch))
             if problem:
                 self._stopped(problem)
                 return
