@@ -10,14 +10,13 @@ import fcntl
 import os
 import struct
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.deadlines import PROGRAM_S, STATE_S
+from tests.deadlines import PROGRAM_S
 from tests.required import missing
 
 _SHUTDOWN: Final = 0x8004587D
@@ -58,14 +57,8 @@ class FragileDisk:
             os.close(descriptor)
 
     def power_on(self) -> None:
-        """Mount the file system again. No process must be using it.
-
-        The kernel may close the last files of a killed process a moment after its end.
-        """
-        deadline_s = time.monotonic() + STATE_S
-        while _is_busy(self.root):
-            assert time.monotonic() < deadline_s, f"a process still uses {self.root}"
-            time.sleep(0.01)  # between two attempts
+        """Mount the file system again. No process must be using it."""
+        _run("umount", str(self.root))
         _run("mount", "-o", "loop", str(self.image), str(self.root))
 
 
@@ -105,17 +98,6 @@ def slow_disk(directory: Path, outer: FragileDisk) -> Iterator[Path]:
         yield root
     finally:
         _run("umount", "--lazy", str(root))
-
-
-def _is_busy(root: Path) -> bool:
-    """Whether the file system is in use. If it is not, it is unmounted."""
-    try:
-        _run("umount", str(root))
-    except subprocess.CalledProcessError as error:
-        if "busy" not in error.stderr:
-            raise
-        return True
-    return False
 
 
 def _run(*command: str) -> None:

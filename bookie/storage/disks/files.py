@@ -85,12 +85,12 @@ class FileDisk(Disk):
 
     @override
     async def create(self, path: str) -> DiskFile:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        return await self._change(_open_file, self._root / path, flags, self._threads, self._changes)
+        with self._changes.one():
+            return await self._opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     @override
     async def open(self, path: str) -> DiskFile:
-        return await self._run(_open_file, self._root / path, os.O_RDONLY, self._threads, self._changes)
+        return await self._opened(path, os.O_RDONLY)
 
     @override
     async def replace(self, path: str, data: bytes) -> None:
@@ -134,12 +134,45 @@ class FileDisk(Disk):
             lock, self._lock = self._lock, None
             os.close(lock)
 
+    async def _opened(self, path: str, flags: int) -> DiskFile:
+        opening = _Opening()
+        try:
+            return await self._run(opening.open, self._root / path, flags, self._threads, self._changes)
+        except asyncio.CancelledError:
+            opening.abandon()
+            raise
+
     async def _change(self, work: Callable[..., T], *arguments: object) -> T:
         with self._changes.one():
             return await self._run(work, *arguments)
 
     async def _run(self, work: Callable[..., T], *arguments: object) -> T:
         return await _in_thread(self._threads, work, *arguments)
+
+
+class _Opening:
+    """One file being opened by a thread for a caller. If the caller was cancelled, the file is closed again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_abandoned = False
+        self._file: _File | None = None
+
+    def open(self, path: Path, flags: int, threads: ThreadPoolExecutor, changes: Changes) -> _File:
+        """Open the file, in a thread."""
+        file = _open_file(path, flags, threads, changes)
+        with self._lock:
+            self._file = file
+            if self._is_abandoned:
+                file.discard()
+        return file
+
+    def abandon(self) -> None:
+        """Close the file, now or as soon as it is open: its caller was cancelled, and does not get it."""
+        with self._lock:
+            self._is_abandoned = True
+            if self._file is not None:
+                self._file.discard()
 
 
 class _File(DiskFile):
@@ -203,6 +236,12 @@ class _File(DiskFile):
     async def close(self) -> None:
         if self._descriptor is not None:
             await _in_thread(self._threads, self._close)
+
+    def discard(self) -> None:
+        """Close the file, from which nothing was read and to which nothing was written."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
 
     async def _change(self, work: Callable[..., T], *arguments: object) -> T:
         with self._changes.one():

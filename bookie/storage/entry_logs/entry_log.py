@@ -236,11 +236,11 @@ class EntryLogs:
     async def _close_surplus(self) -> None:
         over = max(len(self._open) - self._open_max, 0)
         idle = [log_id for log_id, log in self._open.items() if not log.uses][:over]
-        surplus = [*self._surplus, *(self._open.pop(log_id) for log_id in idle)]
-        self._surplus = [log for log in surplus if log.uses]
-        for log in [log for log in surplus if not log.uses]:
-            with suppress(DiskError):
-                await log.file.close()
+        self._surplus += [self._open.pop(log_id) for log_id in idle]
+        while closing := [log for log in self._surplus if not log.uses]:
+            self._surplus = [log for log in self._surplus if log is not closing[0]]
+            with suppress(DiskError):  # if the caller is cancelled here, the next one closes the rest
+                await closing[0].file.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from bookie.storage.entry_logs.entry_log import (
     log_ids,
     log_path,
 )
-from bookie.storage.port import DiskError, DiskFullError
+from bookie.storage.port import DiskError, DiskFile, DiskFullError
 from tests.worlds.entries import raw_entry
 
 
@@ -179,6 +179,31 @@ async def test_files_in_use_by_concurrent_readers_are_never_closed() -> None:
         assert results == [entry(location.log_id - 1) for location in places]
     assert all(log.uses == 0 for log in logs._open.values())
     assert len(logs._open) == 1
+
+
+async def test_files_are_closed_although_the_reader_that_closes_them_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logs, locations = await logs_with(MemoryDisk(), *([entry(number)] for number in range(6)), open_max=6)
+    await logs.read(locations)
+    opened: list[Any] = [log.file for log in logs._open.values()]
+    logs._open_max, gate = 1, asyncio.Event()
+
+    async def close(file: DiskFile) -> None:
+        await gate.wait()
+        monkeypatch.undo()
+        await file.close()
+
+    monkeypatch.setattr(type(opened[0]), "close", close)
+    reading = asyncio.create_task(logs.read(locations[-1:]))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    monkeypatch.undo()
+    assert await logs.read(locations[-1:]) == [entry(5)]
+    assert [file.is_closed for file in opened[1:]] == [True] * 4 + [False]
 
 
 async def test_full_disk_at_creation_leaves_no_file_and_its_id_is_not_reused() -> None:

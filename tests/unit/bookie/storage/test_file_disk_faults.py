@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from bookie.storage.disks.directory_lock import DirectoryInUseError, lock_direct
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.port import DiskError, DiskFullError, StalledDiskError
-from tests.deadlines import PROGRAM_S
+from tests.deadlines import PROGRAM_S, STATE_S
 
 
 @pytest.fixture
@@ -40,6 +42,39 @@ async def test_short_writes_are_continued(disk: FileDisk, monkeypatch: pytest.Mo
     assert await file.append([b"0123456", b"", b"789", b"ab"]) == 12
     assert await file.read([(0, 20)]) == [b"0123456789ab"]
     await file.close()
+
+
+def open_descriptors(path: Path) -> int:
+    """Count the descriptors of this process for a file."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(f"/proc/self/fd/{name}") == str(path)
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not list open files")
+async def test_a_file_whose_opening_was_cancelled_is_closed(
+    disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real, is_begun = tmp_path / "d/a", os.open, threading.Event()
+    os.mkfifo(path)  # opening it waits for a writer, as that of a file waits for a slow disk
+
+    def begun(opened: Path, *arguments: Any) -> int:
+        if opened == path:
+            is_begun.set()
+        return real(opened, *arguments)
+
+    monkeypatch.setattr(os, "open", begun)
+    opening = asyncio.create_task(disk.open("d/a"))
+    assert await asyncio.to_thread(is_begun.wait, STATE_S)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    writer = await asyncio.to_thread(real, path, os.O_WRONLY)
+    await disk.close()
+    assert open_descriptors(path) == 1, "only the writer's own"
+    os.close(writer)
 
 
 async def test_space_is_reserved_before_it_is_used(disk: FileDisk, tmp_path: Path) -> None:
