@@ -97,6 +97,16 @@ def click(browser: Chrome, row: str, label: str) -> None:
     eventually(browser, press)
 
 
+def follow(browser: Chrome, link: str) -> None:
+    """Click a link in the navigation bar, after it is shown: the page reloads itself, and a narrow one hides the bar."""
+
+    def press(found: Chrome) -> bool:
+        found.find_element(By.CSS_SELECTOR, "nav.navbar").find_element(By.LINK_TEXT, link).click()
+        return True
+
+    eventually(browser, press)
+
+
 def run_states(browser: Chrome) -> list[str]:
     """Return the first words of each run's state, newest first."""
     cells = browser.find_elements(By.CSS_SELECTOR, "#auditor-runs tbody tr td:nth-child(3)")

@@ -21,7 +21,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from tests.deadlines import PROGRAM_S, STATE_S
-from tests.integration.chromium import browser, click, eventually, run_states
+from tests.integration.chromium import browser, click, eventually, follow, run_states
 from tests.integration.tab_forms import forms_of
 
 __all__ = ["browser"]
@@ -138,7 +138,7 @@ def test_a_user_starts_an_audit_and_sees_the_repair_of_a_lost_bookie(demo: Demo,
         return bool(page.find_elements(By.LINK_TEXT, "Auditor"))
 
     eventually(browser, shows_the_tab)
-    browser.find_element(By.CSS_SELECTOR, "nav.navbar").find_element(By.LINK_TEXT, "Auditor").click()
+    follow(browser, "Auditor")
     eventually(browser, lambda page: have_ended(run_states(page), 2))  # the runs of the schedules
 
     click(browser, "auditor-kind-bookies", "Run audit")

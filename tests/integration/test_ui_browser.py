@@ -15,7 +15,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from tests.deadlines import STATE_S
-from tests.integration.chromium import browser, click, eventually, programs, run_states
+from tests.integration.chromium import browser, click, eventually, follow, programs, run_states
 
 __all__ = ["browser"]
 
@@ -62,7 +62,7 @@ def keep_picture(browser: Chrome, name: str) -> None:
 
 def test_a_user_starts_watches_and_cancels_audits(browser: Chrome, ui_url: str) -> None:
     browser.get(ui_url)
-    browser.find_element(By.CSS_SELECTOR, "nav.navbar").find_element(By.LINK_TEXT, "Auditor").click()
+    follow(browser, "Auditor")
     assert urlsplit(browser.current_url).path == "/auditor/"
     assert browser.title.endswith("Auditor")
     assert run_states(browser) == []
@@ -106,5 +106,5 @@ def test_a_user_starts_watches_and_cancels_audits(browser: Chrome, ui_url: str) 
     assert {scrolling for _, scrolling in beyond} == {"auto"}
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
-    browser.find_element(By.LINK_TEXT, "Jobs").click()
-    assert "Completed Jobs" in browser.page_source
+    follow(browser, "Jobs")
+    eventually(browser, lambda page: "Completed Jobs" in page.page_source)
