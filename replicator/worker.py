@@ -49,7 +49,7 @@ from replicator.repair.context import RepairContext
 from replicator.repair.lease import Lease, other_node_paths
 from replicator.repair.ledger_repair import LedgerRepair
 from replicator.settings import ReplicatorSettings
-from replicator.telemetry.events import Ending, EventSink, Load, Outlook, TaskResult
+from replicator.telemetry.events import Ending, EventSink, Load, QueueState, TaskResult
 
 _log = logging.getLogger(__name__)
 
@@ -240,12 +240,17 @@ class Worker:
                 self._search_error = await self._search_debts()  # before the listing, which then contains its marks
             await self._queue.refresh()
             self._follow_debts()
-            self._events.tasks_listed(self._queue.outlook)
+            self._events.tasks_listed(self._queue.queue_state)
         self._clear_refusal(_TASKS)
         self._start_turns()
         if is_listed:
             await self._standby.call(math.ceil(len(self._queue) / self._large_limit))
-        if self._settings.once and not self._running and not self._queue.is_stale and self._queue.outlook.is_settled:
+        if (
+            self._settings.once
+            and not self._running
+            and not self._queue.is_stale
+            and self._queue.queue_state.is_settled
+        ):
             return await self._check_once_ended()
         if not self._running and (self._queue.is_stale or (self._is_active and self._queue.is_idle)):
             return None
@@ -259,11 +264,11 @@ class Worker:
 
     async def _wait_connected(self, session: Session) -> None:
         """Wait for a change of the session, during which the tasks count as unknown: others may end them."""
-        self._events.tasks_listed(Outlook())
+        self._events.tasks_listed(QueueState())
         await first_of([self._ports.store.wait_session_changed(session), self._wake.wait()])
         now = self._ports.store.session
         if now.is_connected and now.epoch == session.epoch:
-            self._events.tasks_listed(self._queue.outlook)
+            self._events.tasks_listed(self._queue.queue_state)
 
     async def _wait_enabled(self) -> RunEnd | None:
         """Wait while repair is disabled; with ``once``, end the run instead."""
@@ -271,7 +276,7 @@ class Worker:
             _log.warning("repair is disabled cluster-wide, nothing was done; enable it and run again")
             return RunEnd.UNSETTLED
         self._clear_refusal(_TASKS)
-        self._events.tasks_listed(Outlook())
+        self._events.tasks_listed(QueueState())
         await first_of([self._ports.tasks.switches.wait_enabled(), self._wake.wait()])
         self._queue.mark_stale()  # the tasks were not watched since
         return None
@@ -279,7 +284,7 @@ class Worker:
     async def _check_once_ended(self) -> RunEnd | None:
         """Return how a run with ``once`` ended; None for another look, if the search for debts may succeed then."""
         if self._search_error is None or isinstance(self._search_error, PermanentError):
-            is_settled = self._search_error is None and not self._queue.outlook.given_up
+            is_settled = self._search_error is None and not self._queue.queue_state.given_up
             return RunEnd.SETTLED if is_settled else RunEnd.UNSETTLED
         await first_of([self._wake.wait(), self._ports.clock.sleep(STORE_PAUSE_S)])
         self._queue.mark_stale()
@@ -344,7 +349,7 @@ class Worker:
         self._queue.forget()
         self._repayment.forget()
         self._clear_refusal(_DEBTS)
-        self._events.tasks_listed(self._queue.outlook)
+        self._events.tasks_listed(self._queue.queue_state)
 
     async def _end_watches(self) -> None:
         watchers, self._watchers = self._watchers, []
@@ -424,7 +429,7 @@ class Worker:
                 await self._queue.note_failure(turn)
             return result
         finally:
-            await self._give_back(lease)
+            await self._release(lease)
 
     async def _lock(self, ledger_id: LedgerId) -> Lease | None:
         epoch = self._ports.store.session.epoch
@@ -437,7 +442,7 @@ class Worker:
         self._queue.note_lock_answer(ledger_id, is_settled=True)
         return None if held is None else Lease(self._ports, held, epoch)
 
-    async def _give_back(self, lease: Lease) -> None:
+    async def _release(self, lease: Lease) -> None:
         if not await lease.release():
             self._unreleased.append(lease)
 
@@ -445,7 +450,7 @@ class Worker:
         """Retry failed releases, and settle locks whose creation was not answered."""
         leases, self._unreleased = self._unreleased, []
         for lease in leases:
-            await self._give_back(lease)
+            await self._release(lease)
         for ledger_id in self._queue.unmarked_locks - self._running.keys():
             try:
                 settled = await self._lock(ledger_id)  # this leaves no lock, unless the ledger was marked again
@@ -456,7 +461,7 @@ class Worker:
                 )
                 return
             if settled is not None:
-                await self._give_back(settled)
+                await self._release(settled)
 
     async def _watch_session(self) -> None:
         store = self._ports.store

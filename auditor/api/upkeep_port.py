@@ -20,7 +20,7 @@ class StillWorkingError(TransientError):
     """The work takes longer than a request may take. It continues, and the same request receives its result later."""
 
 
-class CalledOffError(ConflictError):
+class WorkCancelledError(ConflictError):
     """Another request ended the work before its end."""
 
 
@@ -44,13 +44,13 @@ class Upkeep(Protocol):
 
         Raises:
             StillWorkingError: the work continues; ask again with the same key.
-            CalledOffError: ``call_off`` ended it.
+            WorkCancelledError: ``cancel_matching`` ended it.
             OverloadedError: too much such work is under way.
             Exception: any error of the work.
         """
         ...
 
-    async def call_off(self, is_meant: Callable[[Hashable], bool]) -> None:
+    async def cancel_matching(self, is_meant: Callable[[Hashable], bool]) -> None:
         """End the work with matching keys at any point, and forget its results. Other work may call this."""
         ...
 

@@ -113,7 +113,7 @@ async def run(settings: ClusterSettings, note: Callable[[str], None]) -> dict[st
         victims = cluster.bookies[: settings.lost]
         note(f"timing appends of the idle cluster for {settings.idle_s:g} s")
         idle_ms = await appends.during(clock.sleep(settings.idle_s))
-        await _lose(client, victims)
+        await _kill_and_wait(client, victims)
         copies_left = await _copies_left(client, ids)
         note(f"{settings.lost} bookies are lost, {len(copies_left)} of {len(ids)} ledgers lack copies; auditing")
         started_s = clock.monotonic_s()
@@ -236,7 +236,7 @@ async def _write_all(
     return written
 
 
-async def _lose(client: ConnectedBookKeeper, victims: Sequence[EmbeddedBookie]) -> None:
+async def _kill_and_wait(client: ConnectedBookKeeper, victims: Sequence[EmbeddedBookie]) -> None:
     """Kill bookies, and wait until none of them is registered."""
     await asyncio.gather(*(victim.kill9() for victim in victims))
     lost = {victim.bookie_id for victim in victims}

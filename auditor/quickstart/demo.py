@@ -68,7 +68,7 @@ async def demo(settings: DemoSettings, display: Display) -> None:
                 written = await write_and_close(client, specs, lambda _: step.advance())
                 step.result.count = f"{len(written)} ledgers"
             async with _service(cluster, client, settings, display) as (line, processes):
-                tell(cluster, settings, line, display)
+                print_addresses(cluster, settings, line, display)
                 await _keep_running(processes, display)
 
 
@@ -136,7 +136,7 @@ async def _listens(port: int) -> bool:
     return True
 
 
-def tell(cluster: EmbeddedCluster, settings: DemoSettings, line: str, display: Display) -> None:
+def print_addresses(cluster: EmbeddedCluster, settings: DemoSettings, line: str, display: Display) -> None:
     """Print the addresses, and how to kill a bookie."""
     victim, session_s = cluster.bookies[0], cluster.session_timeout_s
     base = f"http://127.0.0.1:{settings.http_port}"

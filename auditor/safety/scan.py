@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from bookie.metadata.ledgers.glance import Glance, glance
+from bookie.metadata.ledgers.glance import PartialMetadata, decode_partial
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.model.ids import BookieId, LedgerId
@@ -123,7 +123,7 @@ def _look(
     needles: Sequence[bytes],
     visit: Visit,
 ) -> None:
-    seen = glance(data)
+    seen = decode_partial(data)
     if seen is not None and not any(needle in data for needle in needles):
         _note(result, seen)
         return
@@ -134,12 +134,12 @@ def _look(
         if len(result.unreadable) < UNREADABLE_KEPT:
             result.unreadable.append(ledger_id)
         return
-    _note(result, Glance(metadata.is_closed, metadata.ensemble_size, metadata.write_quorum))
+    _note(result, PartialMetadata(metadata.is_closed, metadata.ensemble_size, metadata.write_quorum))
     if not wanted.isdisjoint(metadata.members()):
         visit(ledger_id, metadata)
 
 
-def _note(result: ScanResult, seen: Glance) -> None:
+def _note(result: ScanResult, seen: PartialMetadata) -> None:
     result.ledgers += 1
     if not seen.is_closed:
         result.unclosed[Shape(seen.ensemble_size, seen.write_quorum)] += 1

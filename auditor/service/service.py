@@ -190,7 +190,7 @@ class AuditorService(Control):
             try:
                 await _first_of(stop, tasks)
             finally:
-                await self._wind_up(parts, tasks)
+                await self._stop_parts(parts, tasks)
         finally:
             await connection.store.close()
 
@@ -255,7 +255,7 @@ class AuditorService(Control):
         except (InvalidTopologyError, AccessDeniedError):
             return True
 
-    async def _refuse_in_vain(self, kind: RunKind) -> None:
+    async def _check_can_succeed(self, kind: RunKind) -> None:
         """Refuse a run that could only fail.
 
         Raises:
@@ -287,7 +287,7 @@ class AuditorService(Control):
         parts = self._require_parts()
         # A scheduled run fails instead, so that its record shows the problem.
         if cause is not RunCause.SCHEDULE and parts.election.is_leader():
-            await self._refuse_in_vain(kind)
+            await self._check_can_succeed(kind)
         record = await parts.manager.start(kind, cause=cause, owner=owner, is_dry_run=is_dry_run, options=options)
         self._ports.events.run_started(record)
         return record
@@ -543,7 +543,7 @@ class AuditorService(Control):
                 )
             raise
 
-    async def _wind_up(self, parts: _Parts, tasks: Sequence[asyncio.Task[Any]]) -> None:
+    async def _stop_parts(self, parts: _Parts, tasks: Sequence[asyncio.Task[Any]]) -> None:
         self._scheduler.stop()
         parts.manager.refuse_new_runs()
         parts.manager.stop_all(Stop("the auditor is stopping", RunState.ABANDONED))

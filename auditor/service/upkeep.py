@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from auditor.api.problems import OverloadedError
-from auditor.api.upkeep_port import CalledOffError, StillWorkingError, Upkeep, Work
+from auditor.api.upkeep_port import StillWorkingError, Upkeep, Work, WorkCancelledError
 from auditor.operating.client import ClusterClient, Document
 from auditor.service.watch.cluster_status import cluster_status
 from auditor.service.watch.progress import make_repair_watch, progress_document
@@ -75,7 +75,7 @@ class SharedLongWork:
     def __init__(self, clock: Clock, patience_s: float = LONG_WORK_WAIT_S_MAX) -> None:
         self._clock = clock
         self._patience_s = patience_s
-        self._works: dict[Hashable, _LongWorkEntry] = {}
+        self._entries: dict[Hashable, _LongWorkEntry] = {}
 
     async def result(
         self,
@@ -89,26 +89,26 @@ class SharedLongWork:
 
         Raises:
             StillWorkingError: the work is not done yet, and continues.
-            CalledOffError: another request ended the work.
+            WorkCancelledError: another request ended the work.
             OverloadedError: too much other work is under way.
             Exception: any error that the work raises.
         """
         self._forget_old()
-        work = self._works.get(key)
+        work = self._entries.get(key)
         if work is not None and work.has_result and work.task.result()[1] != await circumstances():
             self._forget(key, work)
-            work = self._works.get(key)
+            work = self._entries.get(key)
         if work is None:
-            if sum(each.ended_s is None for each in self._works.values()) >= LONG_WORKS_MAX:
+            if sum(each.ended_s is None for each in self._entries.values()) >= LONG_WORKS_MAX:
                 raise OverloadedError(f"{LONG_WORKS_MAX} such requests are under way, and each reads all metadata")
-            work = self._works[key] = _LongWorkEntry(asyncio.ensure_future(_done(begin, circumstances)))
+            work = self._entries[key] = _LongWorkEntry(asyncio.ensure_future(_done(begin, circumstances)))
             work.task.add_done_callback(lambda _: self._note_end(key))
         try:
             async with asyncio.timeout(self._patience_s):
                 found, _ = await asyncio.shield(work.task)
         except asyncio.CancelledError:
             if work.task.cancelled():
-                raise CalledOffError("another request has cancelled this one") from None
+                raise WorkCancelledError("another request has cancelled this one") from None
             raise
         except TimeoutError:
             if not work.task.done():
@@ -119,9 +119,9 @@ class SharedLongWork:
                 self._forget(key, work)  # a later request needs the state at its own time
         return found
 
-    async def call_off(self, is_meant: Callable[[Hashable], bool]) -> None:
+    async def cancel_matching(self, is_meant: Callable[[Hashable], bool]) -> None:
         """End the work with matching keys, and forget its results."""
-        meant = {key: work for key, work in self._works.items() if is_meant(key)}
+        meant = {key: work for key, work in self._entries.items() if is_meant(key)}
         for key, work in meant.items():
             self._forget(key, work)
             work.task.cancel()
@@ -129,14 +129,14 @@ class SharedLongWork:
 
     async def close(self) -> None:
         """End all work."""
-        await self.call_off(lambda _: True)
+        await self.cancel_matching(lambda _: True)
 
     def _forget(self, key: Hashable, work: _LongWorkEntry) -> None:
-        if self._works.get(key) is work:
-            del self._works[key]
+        if self._entries.get(key) is work:
+            del self._entries[key]
 
     def _note_end(self, key: Hashable) -> None:
-        work = self._works.get(key)
+        work = self._entries.get(key)
         if work is not None and work.task.done():
             work.ended_s = self._clock.monotonic_s()
             if not work.task.cancelled():
@@ -144,9 +144,9 @@ class SharedLongWork:
 
     def _forget_old(self) -> None:
         now_s = self._clock.monotonic_s()
-        for key, work in list(self._works.items()):
+        for key, work in list(self._entries.items()):
             if work.ended_s is not None and now_s - work.ended_s > KEPT_S:
-                del self._works[key]
+                del self._entries[key]
 
 
 class CachedRepairProgress:
@@ -215,8 +215,8 @@ class ThreadedUpkeep(Upkeep):
         return await self._run_on_own_thread(self._long.result(key, lambda: self._asked(work), look))
 
     @override
-    async def call_off(self, is_meant: Callable[[Hashable], bool]) -> None:
-        await self._run_on_own_thread(self._long.call_off(is_meant))
+    async def cancel_matching(self, is_meant: Callable[[Hashable], bool]) -> None:
+        await self._run_on_own_thread(self._long.cancel_matching(is_meant))
 
     @override
     async def progress(self) -> Document:
@@ -251,7 +251,7 @@ class ThreadedUpkeep(Upkeep):
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def _asked(self, work: Work[T]) -> T:
-        client = await self._there()
+        client = await self._open_client()
         try:
             return await work(client)
         except StoreUnavailableError:
@@ -269,7 +269,7 @@ class ThreadedUpkeep(Upkeep):
             self._progress = CachedRepairProgress(make_repair_watch(client), self._clock)
         return await self._progress.look()
 
-    async def _there(self) -> ClusterClient:
+    async def _open_client(self) -> ClusterClient:
         async with self._opening:
             if self._client is None:
                 stack = AsyncExitStack()

@@ -312,7 +312,7 @@ class BookieService(BookieHandler):
             try:
                 return await read()
             finally:
-                self._reads.give_back()
+                self._reads.release()
 
         return await self._running.run_uncancelled(placed(), failed)
 

@@ -253,7 +253,7 @@ class LedgerRepair:
             doubtful=shortfall.doubtful,
             lagging=shortfall.lagging,
             damaged=damaged,
-            spoiled=shortfall.spoiled_positions.union(on_apache),
+            with_wrong_bytes=shortfall.wrong_byte_positions.union(on_apache),
             unreadable=tuple(self._found.unreadable.items()),
             failed_targets=frozenset(self._found.failed_targets),
             flapping=self._context.returns.flapping(absent),

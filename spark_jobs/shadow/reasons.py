@@ -137,7 +137,7 @@ def present_difference(first: Outcome, second: LedgerAtSecondLook, around: Clust
         if task is None:
             return None
         reason = Reason.LEDGER_DELETED if ledger is None else Reason.UNREADABLE_METADATA
-        return _there(second, reason)
+        return _only_there(second, reason)
     members = ledger.metadata.members()
     gone = members - around.bookies.registered
     lost = _bookies_of_unaccepted_losses(ledger.metadata, gone, around.accepted.get(second.ledger_id, frozenset()))
@@ -145,18 +145,18 @@ def present_difference(first: Outcome, second: LedgerAtSecondLook, around: Clust
     if task is None:
         return _unfinished_repair_difference(second, Outcome.ONLY_HERE, lost, drained, frozenset(), around)
     if isinstance(task, UnreadableTask):
-        return _there(second, Reason.UNREADABLE_TASK, lost)
+        return _only_there(second, Reason.UNREADABLE_TASK, lost)
     named = frozenset(task.missing)
     if lost - named or (drained and not lost and not drained & named and first is not Outcome.ONLY_THERE):
         return _unfinished_repair_difference(second, Outcome.DIFFER, lost, drained, named, around)
     if lost:
         is_overlooked = first is Outcome.ONLY_THERE and bool(lost & around.lost_in_run)
-        return _there(second, Reason.OVERLOOKED) if is_overlooked else None
+        return _only_there(second, Reason.OVERLOOKED) if is_overlooked else None
     if drained & named:
         return None
     if gone & named:
-        return _there(second, Reason.LOSS_ACCEPTED)
-    return _there(second, _why_marked(task, members, around))
+        return _only_there(second, Reason.LOSS_ACCEPTED)
+    return _only_there(second, _why_marked(task, members, around))
 
 
 def _bookies_of_unaccepted_losses(
@@ -213,7 +213,7 @@ def _why_marked(task: Task, members: AbstractSet[BookieId], around: ClusterAtSec
     return Reason.MISSING_ENTRIES
 
 
-def _there(second: LedgerAtSecondLook, reason: Reason, lost: AbstractSet[BookieId] = frozenset()) -> Difference:
+def _only_there(second: LedgerAtSecondLook, reason: Reason, lost: AbstractSet[BookieId] = frozenset()) -> Difference:
     return _difference(second, Outcome.DIFFER if lost else Outcome.ONLY_THERE, reason, lost)
 
 

@@ -18,7 +18,7 @@ from auditor.api.control import (
     LostBookie,
     NotLeaderError,
     RunBusyError,
-    RunOverError,
+    RunEndedError,
     ServiceStatus,
     SeverityBacklog,
     UnknownRunError,
@@ -204,7 +204,7 @@ class TwinControl:
         self._leads()
         run = await self.run(run_id)
         if run.state.is_final:
-            raise RunOverError(f"run {run_id} has already ended")
+            raise RunEndedError(f"run {run_id} has already ended")
         await self.put(replace(run, state=state, detail=detail))
         return self._runs[run_id]
 
@@ -290,8 +290,8 @@ class TwinUpkeep:
             return await self.long.result(key, lambda: self.ask(work))
         return await self.long.result(key, lambda: self.ask(work), lambda: self.ask(circumstances))
 
-    async def call_off(self, is_meant: Callable[[Hashable], bool]) -> None:
-        await self.long.call_off(is_meant)
+    async def cancel_matching(self, is_meant: Callable[[Hashable], bool]) -> None:
+        await self.long.cancel_matching(is_meant)
 
     async def progress(self) -> Document:
         return await self.ask(self._progressed)

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from auditor.api.http import upkeep_queries as queries
 from auditor.api.http.documents import document
-from auditor.api.http.queries import json_boolean, json_integer, json_object, refuse_unknown, truth, whole_number
+from auditor.api.http.queries import boolean, json_boolean, json_integer, json_object, refuse_unknown, whole_number
 from auditor.api.http.routes import JSON, Answer, Call, Parameter, Route, segment
 from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGER_ID, WINDOW_TARGET_PATTERN
 from auditor.api.problems import InvalidRequestError, NotFoundError, NotOkToStopError
@@ -227,7 +227,7 @@ class UpkeepRoutes:
 
         async def work(client: ClusterClient) -> Document:
             async with self._recording:
-                await self._upkeep.call_off(is_meant)
+                await self._upkeep.cancel_matching(is_meant)
                 stopped = await drains.stop_drains(client, actor, (bookie,))
                 for left in self._marking.values():
                     left.discard(bookie)
@@ -275,7 +275,7 @@ class UpkeepRoutes:
         bookies = _bookies(call)
         if not bookies:
             raise InvalidRequestError(f"name 1 to {_STOP_CHECK_BOOKIES_MAX} bookies: ?bookie=ID, repeated for each")
-        is_strict = truth(query.get("strict", "false"), "strict")
+        is_strict = boolean(query.get("strict", "false"), "strict")
 
         async def registered(client: ClusterClient) -> Hashable:
             return (await client.ports.registrations.list()).registered

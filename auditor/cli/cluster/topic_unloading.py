@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Final
 
 from auditor.cli.cluster.admin_requests import AdminClient, AdminLoginError, AdminRefusedError
-from auditor.safety.unloading import AT_ONCE, Attempts, after, due, hopeless, kept, unload_path
+from auditor.safety.unloading import AT_ONCE, Attempts, after, due, kept, unload_path, unloading_failure
 from bookie.model.errors import BkhealError
 from bookie.runtime.human import printable
 
@@ -86,7 +86,7 @@ class TopicUnloading:
             return self._refused
         if len(holdings.unclosed) < len(holdings.ledgers):
             return None  # replicators still move ledgers
-        return hopeless(holdings.open_topics, self._attempts, self._clock.monotonic_s())
+        return unloading_failure(holdings.open_topics, self._attempts, self._clock.monotonic_s())
 
     async def _unload(self, topic: str, turns: asyncio.Semaphore) -> None:
         async with turns:

@@ -205,9 +205,9 @@ class TaskLocks:
                 seen = Task(ledger_id, data.missing, data.ctime_ms, task.stat.version)
                 return HeldTask(lock, seen, task.stat.czxid, tuple(others))
         except UnreadableTaskError:
-            await self._give_back(lock)
+            await self._release_new(lock)
             raise
-        await self._give_back(lock)
+        await self._release_new(lock)
         return None
 
     async def lock_unmarked(self, ledger_id: LedgerId, owner: str) -> HeldLock | None:
@@ -325,7 +325,7 @@ class TaskLocks:
                 self._left_behind.discard(ledger_id)
         return lock, nodes
 
-    async def _give_back(self, lock: HeldLock) -> None:
+    async def _release_new(self, lock: HeldLock) -> None:
         """Release a lock right after its creation; until then it counts as left behind."""
         self._left_behind.add(lock.ledger_id)
         try:

@@ -109,7 +109,7 @@ class ConfigWatch:
         """Log each change as a warning, because commands log only warnings by default."""
         for change in decision.taken:
             _log.warning("option changed", extra=_values(change.option, change.old, change.new) | fields)
-        for change in decision.outranked:
+        for change in decision.overridden:
             more: dict[str, object] = {"stays_with": self._source.given[change.option]} | fields
             _log.warning("option does not follow the file", extra=_values(change.option, change.old, change.new) | more)
         for change in decision.waiting:

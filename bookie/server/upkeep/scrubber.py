@@ -160,7 +160,7 @@ class Scrubber:
         await self._pause.rest(min(START_S, self._interval_s))
         while True:
             try:
-                await self._go_on()
+                await self._advance()
             except BkhealError as error:
                 _log.warning("scrub interrupted", extra={"bookie_id": self._bookie, "error": str(error)})
                 self.progress, self.phase = None, ScrubPhase.WAITING
@@ -178,7 +178,7 @@ class Scrubber:
         self._is_stop_asked = True
         self._pause.end()
 
-    async def _go_on(self) -> None:
+    async def _advance(self) -> None:
         """Take the next step: load the progress, wait, or run a pass."""
         progress = self.progress = self.progress or await self._load()
         self.phase = ScrubPhase.STOPPED if self._is_stop_asked else ScrubPhase.WAITING

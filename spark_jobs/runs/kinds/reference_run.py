@@ -34,9 +34,9 @@ from spark_jobs.checks.references.comparison import (
     NotJudged,
     Verdict,
     compared,
-    spared,
     suspects,
     unread,
+    without_doubtful_topics,
 )
 from spark_jobs.checks.references.second_look import SECOND_LOOK_DDL, LookSettings, looking
 from spark_jobs.checks.sql_text import literal
@@ -197,7 +197,7 @@ class ReferenceRun:
         again = suspects(first, found, lost).repartition(tasks, F.expr("coalesce(topic_hash, hash(by[0].name))"))
         seen = again.mapInArrow(looking(look), SECOND_LOOK_DDL)
         if doubts.has_any:
-            seen = spared(seen, found)
+            seen = without_doubtful_topics(seen, found)
         seen = seen.persist(StorageLevel.MEMORY_AND_DISK)
         kept.callback(unpersist, seen)
         with self._context.tasks(Phase.CHECK), _reading():

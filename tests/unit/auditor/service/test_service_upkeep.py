@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from auditor.api.problems import OverloadedError
-from auditor.api.upkeep_port import CalledOffError, StillWorkingError
+from auditor.api.upkeep_port import StillWorkingError, WorkCancelledError
 from auditor.operating.client import ClusterClient, Document
 from auditor.service.upkeep import KEPT_S, LONG_WORKS_MAX, CachedRepairProgress, SharedLongWork, ThreadedUpkeep
 from auditor.service.watch.progress import make_repair_watch
@@ -165,8 +165,8 @@ async def test_cancelled_work_ends_and_its_results_are_dropped() -> None:
     other = asyncio.create_task(long.result(("drain", "b"), work))
     for _ in range(3):
         await asyncio.sleep(0)
-    await long.call_off(lambda key: key == ("drain", "a"))
-    with pytest.raises(CalledOffError):
+    await long.cancel_matching(lambda key: key == ("drain", "a"))
+    with pytest.raises(WorkCancelledError):
         await waiting
     assert ended == ["drain"]
     gate.set()
@@ -185,8 +185,8 @@ async def test_work_may_cancel_other_work_of_its_loop() -> None:
     try:
         waiting = asyncio.create_task(upkeep.ask_long("endless", endless))
         await is_begun.wait()
-        await upkeep.ask(lambda client: upkeep.call_off(lambda key: key == "endless"))
-        with pytest.raises(CalledOffError):
+        await upkeep.ask(lambda client: upkeep.cancel_matching(lambda key: key == "endless"))
+        with pytest.raises(WorkCancelledError):
             await waiting
     finally:
         await upkeep.close()

@@ -13,7 +13,7 @@ from bookie.runtime.tasks import cancel
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.disk_watch import DiskWatch
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, yield_control
 from bookie.storage.port import StalledDiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
@@ -254,7 +254,7 @@ async def test_a_disk_that_is_slow_but_writes_is_not_stalled() -> None:
     adding = asyncio.create_task(adds())
     assert not await watched_for(world, 120)
     assert not world.storage.fatal.done()
-    world.journal.before = give_way
+    world.journal.before = yield_control
     await cancel(adding)
 
 

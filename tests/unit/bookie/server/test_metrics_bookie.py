@@ -18,7 +18,7 @@ from bookie.server.measured import MeasuredService, TimedDisk
 from bookie.server.metrics import Sampler, bookie_metrics
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.collector import CollectorReport
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, yield_control
 from bookie.storage.entry_logs.compaction import CompactionResult
 from bookie.storage.port import DiskError
 from bookie.storage.settings import StorageSettings
@@ -67,7 +67,7 @@ async def bookie() -> AsyncIterator[Bookie]:
     timed = TimedDisk(journal, metrics, SystemClock())
     storage = await LedgerStorage.open(timed, ledgers, MemoryIndex(), StorageSettings(), SystemClock())
     yield Bookie(metrics, storage, journal, ledgers)
-    journal.before = give_way
+    journal.before = yield_control
     await storage.abort()
 
 

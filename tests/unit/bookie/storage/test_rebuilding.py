@@ -270,7 +270,7 @@ class _BadSectors:
             raise DiskError("input/output error")
         return await self._file.read(ranges)
 
-    def read_at_once(self, offset: int, size: int) -> bytes | None:
+    def read_cached(self, offset: int, size: int) -> bytes | None:
         return None
 
 

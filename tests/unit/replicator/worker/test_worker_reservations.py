@@ -158,7 +158,7 @@ async def test_a_reservation_taken_over_by_another_worker_stops_the_installation
         running = world.worker(once=False)
         other = Reservation(EntryId(0), 1, BookieId("u"), "1")
 
-        async def take_over() -> None:
+        async def take_lock() -> None:
             await world.store.delete(lock_path(ROOT, LEDGER))
             assert await world.tasks.locks.lock(LEDGER, "other") is not None
             await world.reservations.reserve(LEDGER, "other", [other])
@@ -168,7 +168,7 @@ async def test_a_reservation_taken_over_by_another_worker_stops_the_installation
         async def late(operation: str, path: str) -> Fault | None:
             if operation == "multi" and path == world.ledgers.path(LEDGER) and not writes:
                 writes.append(path)
-                await take_over()
+                await take_lock()
             return None
 
         running.store.fault_hook = late
