@@ -109,7 +109,7 @@ class Worker:
         self._standby = Standby(ports.store, ports.standby, ports.clock, ports.rng)
         self._is_active = False
         """Whether this worker left standby and looks for work by itself."""
-        self._looking: asyncio.Task[None] | None = None
+        self._search: asyncio.Task[None] | None = None
         """The latest search for repayable debts while this worker watches, including the pause after a failure."""
         self._debts_refused = GrowingPause(STORE_PAUSE_S, REFUSED_PAUSE_S_MAX)
         self._search_error: Exception | None = None
@@ -123,7 +123,7 @@ class Worker:
         """The rank of each large ledger in ``_running``."""
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
-        """Set to make the loop look at the tasks immediately: a repair ended, the session or the bookies changed, or
+        """Set to make the loop check the tasks immediately: a repair ended, the session or the bookies changed, or
         ``stop`` was called."""
         self._unreleased: list[Lease] = []
         self._refused: Mapping[str, str] = {}
@@ -181,7 +181,7 @@ class Worker:
         finally:
             for watch in watches:
                 await cancel(watch)
-            await cancel(self._looking)
+            await cancel(self._search)
             await self._end_watches()
             self._abandon()
             await self._finish(RELEASE_TIMEOUT_S)
@@ -195,7 +195,7 @@ class Worker:
         while not self._stop.is_set():
             self._wake.clear()
             try:
-                end = await self._look()
+                end = await self._step()
             except (TransientError, OutcomeUnknownError, ConflictError) as error:
                 _log.warning("listing failed, trying again", extra={"error": str(error)})
                 await first_of([self._wake.wait(), self._ports.clock.sleep(STORE_PAUSE_S)])
@@ -223,7 +223,7 @@ class Worker:
         if what in self._refused:
             self._refused = {other: why for other, why in self._refused.items() if other != what}
 
-    async def _look(self) -> RunEnd | None:
+    async def _step(self) -> RunEnd | None:
         """List the tasks if necessary, start turns, and wait for a change."""
         session = self._ports.store.session
         if not session.is_connected:
@@ -282,7 +282,7 @@ class Worker:
         return None
 
     async def _check_once_ended(self) -> RunEnd | None:
-        """Return how a run with ``once`` ended; None for another look, if the search for debts may succeed then."""
+        """Return how a run with ``once`` ended; None for another round, if the search for debts may succeed then."""
         if self._search_error is None or isinstance(self._search_error, PermanentError):
             is_settled = self._search_error is None and not self._queue.queue_state.given_up
             return RunEnd.SETTLED if is_settled else RunEnd.UNSETTLED
@@ -295,16 +295,16 @@ class Worker:
 
         A search among many debts takes long. Listings and repairs do not wait for it, and continue if it fails.
         """
-        if self._looking is not None and self._looking.done():
-            looking, self._looking = self._looking, None
-            looking.result()
-        if self._looking is None and self._standby.is_watching and not self._settings.once:
-            self._looking = guarded("placement debts", self._search_repayable_debts())
+        if self._search is not None and self._search.done():
+            ended, self._search = self._search, None
+            ended.result()
+        if self._search is None and self._standby.is_watching and not self._settings.once:
+            self._search = guarded("placement debts", self._search_repayable_debts())
 
     async def _search_debts(self) -> Exception | None:
         """Search for repayable debts. Return an error instead of raising it, because it must not delay repairs."""
         try:
-            await self._repayment.look()
+            await self._repayment.mark_movable()
         except (TransientError, OutcomeUnknownError, ConflictError, PermanentError) as error:
             _log.warning("search for placement debts failed", extra={"error": str(error)})
             return error
@@ -312,7 +312,7 @@ class Worker:
 
     async def _search_repayable_debts(self) -> None:
         try:
-            if await self._repayment.look():
+            if await self._repayment.mark_movable():
                 self._queue.mark_stale()
                 self._wake.set()
         except (TransientError, OutcomeUnknownError, ConflictError) as error:

@@ -167,13 +167,13 @@ class StoreOperations(Operations):
         lost = unaudited(await self._down.read())
         slots = asyncio.Semaphore(_INFO_AT_ONCE)
 
-        async def look(bookie: BookieId) -> BookieView:
+        async def bounded_view(bookie: BookieId) -> BookieView:
             async with slots:
-                return await self._look(bookie, registered)
+                return await self._bookie_view(bookie, registered)
 
-        return await asyncio.gather(*(look(bookie) for bookie in sorted(known | registered.registered | lost)))
+        return await asyncio.gather(*(bounded_view(bookie) for bookie in sorted(known | registered.registered | lost)))
 
-    async def _look(self, bookie: BookieId, registered: Bookies) -> BookieView:
+    async def _bookie_view(self, bookie: BookieId, registered: Bookies) -> BookieView:
         info = await self._registrations.service_info(bookie) if bookie in registered.registered else None
         if info is None:
             return BookieView(bookie, BookieState.LOST)

@@ -27,11 +27,11 @@ class WorkCancelledError(ConflictError):
 class Upkeep(Protocol):
     """Does the operators' work on the cluster."""
 
-    async def ask(self, work: Work[T]) -> T:
+    async def run(self, work: Work[T]) -> T:
         """Do work shorter than a request's time. Raises the errors of the work, and StoreUnavailableError."""
         ...
 
-    async def ask_long(
+    async def run_long(
         self, key: Hashable, work: Work[Document], circumstances: Work[Hashable] | None = None
     ) -> Document:
         """Do work of any length; requests with the same key share it.
@@ -55,9 +55,9 @@ class Upkeep(Protocol):
         ...
 
     async def progress(self) -> Document:
-        """Return the progress of repairs, with a rate from the second call on. Raises the errors of ``ask_long``."""
+        """Return the progress of repairs, with a rate from the second call on. Raises the errors of ``run_long``."""
         ...
 
     async def cluster_status(self) -> Document:
-        """Return the state of the whole cluster, as ``bkheal status`` shows it. Raises the errors of ``ask_long``."""
+        """Return the state of the whole cluster, as ``bkheal status`` shows it. Raises the errors of ``run_long``."""
         ...

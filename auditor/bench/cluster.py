@@ -54,7 +54,7 @@ _GONE_DEADLINE_S: Final = 60.0
 _AUDIT_DEADLINE_S: Final = 600.0
 _REPAIR_DEADLINE_S: Final = 3_600.0
 _READ_TIMEOUT_S: Final = 30.0
-_LOOK_S: Final = 0.02
+_POLL_S: Final = 0.02
 
 
 class ClusterBenchmarkError(FatalError):
@@ -306,7 +306,7 @@ async def _repair(
                             finished[ledger_id] = Finished(ended_s - took_s, ended_s, copies_left[ledger_id])
                 if is_over:
                     break
-                await clock.sleep(_LOOK_S)
+                await clock.sleep(_POLL_S)
     if missing := copies_left.keys() - finished.keys():
         raise ClusterBenchmarkError(f"{len(missing)} ledgers were not repaired, for example {min(missing)}")
 

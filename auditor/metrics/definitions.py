@@ -312,7 +312,7 @@ STATE: Final = (
     ),
     _state(LAST_HELD, "Whether the last run was held by the brake and published nothing (1)", _BY_KIND, "it is 1"),
 )
-"""The service, its runs and its cluster at the last look."""
+"""The service, its runs and its cluster at the last observation."""
 
 AUDITOR: Final = (*STATE, *BACKLOG, *EVENTS)
 """The metrics of an auditor, in addition to those of every process."""

@@ -30,7 +30,7 @@ LOST_BOOKIE_DELAY_S: Final = 5
 _READY_DEADLINE_S: Final = 60.0
 _SPARK_DEADLINE_S: Final = 120.0
 _STOP_GRACE_S: Final = 20.0
-_LOOK_S: Final = 1.0
+_POLL_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ async def _keep_running(services: Sequence[_Service], display: Display) -> None:
             if (code := service.process.exit_code) is not None:
                 display.line(f"{service.process.name} ended with exit code {code} and is started again")
                 service.process = service.start()
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
 
 
 def _start_auditor(cluster: EmbeddedCluster, settings: DemoSettings) -> ManagedProcess:

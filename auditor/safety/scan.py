@@ -76,7 +76,7 @@ async def scan(ledgers: LedgerStore, bookies: Collection[BookieId], visit: Visit
             following = asyncio.ensure_future(anext(reading, None))  # read while this part is examined
             for ledger_id, data in zip(*chunk, strict=True):
                 if data is not None:  # None: deleted during the scan
-                    _look(result, ledger_id, data, wanted, needles, visit)
+                    _scan_ledger(result, ledger_id, data, wanted, needles, visit)
             advance(len(chunk[0]))
             await asyncio.sleep(0)
     finally:
@@ -101,7 +101,7 @@ async def scan_ids(
         part = ids[start : start + CHUNK]
         for ledger_id, data in zip(part, await ledgers.read_many_data(part), strict=True):
             if data is not None:
-                _look(result, ledger_id, data, wanted, needles, visit)
+                _scan_ledger(result, ledger_id, data, wanted, needles, visit)
         advance(len(part))
     return result
 
@@ -115,7 +115,7 @@ async def count(ledgers: LedgerStore) -> int:
     return sum(children for _, children in await ledgers.leaf_parents())
 
 
-def _look(
+def _scan_ledger(
     result: ScanResult,
     ledger_id: LedgerId,
     data: bytes,

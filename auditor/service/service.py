@@ -312,7 +312,7 @@ class AuditorService(Control):
         await parts.runs.pause_kind(kind, owner, pause.until_ms)
         fields = {"kind": kind.value, "owner": owner, "until": rfc3339(pause.until_ms)}
         _log.info("schedule paused", extra=fields)
-        parts.overview.request_look()
+        parts.overview.request_observation()
         return pause
 
     @override
@@ -324,7 +324,7 @@ class AuditorService(Control):
         await parts.changes.record(owner, via, "schedule resume", kind.value)
         await parts.runs.resume_kind(kind)
         _log.info("schedule resumed", extra={"kind": kind.value, "owner": owner})
-        parts.overview.request_look()
+        parts.overview.request_observation()
 
     @override
     async def wait_changed(self, run_id: str, seen: RunRecord) -> RunRecord:
@@ -374,8 +374,8 @@ class AuditorService(Control):
                         term = guarded(f"term {new.term}", self._lead(parts))
                     if new.is_leader != state.is_leader:
                         self._ports.events.leadership_changed(new.is_leader)
-                    parts.watch.request_look()
-                    parts.overview.request_look()
+                    parts.watch.request_observation()
+                    parts.overview.request_observation()
                 state = new
         finally:
             self._end_term(parts)
@@ -456,7 +456,7 @@ class AuditorService(Control):
     async def _end_pauses(self, parts: _Parts) -> None:
         for kind in await parts.runs.end_pauses(self._ports.clock.epoch_ms(), self._settings.pause_s):
             _log.warning("the pause of a schedule has ended", extra={"kind": kind.value})
-            parts.overview.request_look()
+            parts.overview.request_observation()
 
     async def _fire(self, kind: RunKind) -> None:
         """Begin the run of a schedule that is due."""
@@ -595,8 +595,8 @@ class AuditorService(Control):
 
         def ended(record: RunRecord) -> None:
             ports.events.run_ended(record)
-            watch.request_look()
-            overview.request_look()
+            watch.request_observation()
+            overview.request_observation()
 
         manager.on_ended(ended)
         windows, returned = MaintenanceWindows(store, cluster.root), ReturnedBookies(store, cluster.root)

@@ -26,7 +26,7 @@ from auditor.api.upkeep_port import StillWorkingError, Upkeep, Work, WorkCancell
 from auditor.operating.client import ClusterClient, Document
 from auditor.service.watch.cluster_status import cluster_status
 from auditor.service.watch.progress import make_repair_watch, progress_document
-from auditor.service.watch.repairs import LOOK_SHARE, Rate, RateMeter, RepairObservation, RepairWatch
+from auditor.service.watch.repairs import POLL_SHARE, Rate, RateMeter, RepairObservation, RepairWatch
 from bookie.metadata.port import StoreUnavailableError
 from bookie.runtime.clock import Clock
 
@@ -38,8 +38,8 @@ LONG_WORK_WAIT_S_MAX: Final = 20.0
 """How long a request waits for long work; shorter than the deadline of a request."""
 KEPT_S: Final = 30.0
 """How long a result is kept for a repeated request, from the end of the work."""
-LOOK_INTERVAL_S: Final = 5.0
-"""Shortest time between two looks at the repairs; requests before that receive the last look."""
+CHECK_INTERVAL_S: Final = 5.0
+"""Shortest time between two observations of the repairs; requests before that receive the last observation."""
 
 OpenClient = Callable[[AsyncExitStack], Awaitable[ClusterClient]]
 """Opens a client; the stack closes it. Raises StoreUnavailableError."""
@@ -150,9 +150,10 @@ class SharedLongWork:
 
 
 class CachedRepairProgress:
-    """Reads the repairs of one cluster, at most once in ``LOOK_INTERVAL_S`` and for at most ``LOOK_SHARE`` of the time.
+    """Reads the repairs of one cluster, at most once in ``CHECK_INTERVAL_S`` and at most for ``POLL_SHARE`` of time.
 
-    A look reads every mark, so with a large backlog it takes minutes. Requests before the next look receive the last.
+    An observation reads every mark, so with a large backlog it takes minutes. Requests before the next observation
+    receive the last.
     """
 
     def __init__(self, watch: RepairWatch, clock: Clock) -> None:
@@ -163,15 +164,15 @@ class CachedRepairProgress:
         self._last: tuple[RepairObservation, Rate] | None = None
         self._next_s = 0.0
 
-    async def look(self) -> tuple[RepairObservation, Rate]:
-        """Return the last look, or a new one. Raises StoreUnavailableError."""
+    async def observe(self) -> tuple[RepairObservation, Rate]:
+        """Return the last observation, or a new one. Raises StoreUnavailableError."""
         async with self._one:
             begun_s = self._clock.monotonic_s()
             if self._last is None or begun_s >= self._next_s:
-                look = await self._watch.look()
+                observation = await self._watch.observe()
                 now_s = self._clock.monotonic_s()
-                self._last = look, self._meter.add(look, now_s)
-                self._next_s = now_s + max(LOOK_INTERVAL_S, (now_s - begun_s) / LOOK_SHARE)
+                self._last = observation, self._meter.add(observation, now_s)
+                self._next_s = now_s + max(CHECK_INTERVAL_S, (now_s - begun_s) / POLL_SHARE)
             return self._last
 
 
@@ -204,15 +205,15 @@ class ThreadedUpkeep(Upkeep):
         self._is_closed = False
 
     @override
-    async def ask(self, work: Work[T]) -> T:
+    async def run(self, work: Work[T]) -> T:
         return await self._run_on_own_thread(self._asked(work))
 
     @override
-    async def ask_long(
+    async def run_long(
         self, key: Hashable, work: Work[Document], circumstances: Work[Hashable] | None = None
     ) -> Document:
-        look = _no_circumstances if circumstances is None else partial(self._asked, circumstances)
-        return await self._run_on_own_thread(self._long.result(key, lambda: self._asked(work), look))
+        circumstances_work = _no_circumstances if circumstances is None else partial(self._asked, circumstances)
+        return await self._run_on_own_thread(self._long.result(key, lambda: self._asked(work), circumstances_work))
 
     @override
     async def cancel_matching(self, is_meant: Callable[[Hashable], bool]) -> None:
@@ -220,11 +221,11 @@ class ThreadedUpkeep(Upkeep):
 
     @override
     async def progress(self) -> Document:
-        return await self.ask_long("progress", self._progressed)
+        return await self.run_long("progress", self._progressed)
 
     @override
     async def cluster_status(self) -> Document:
-        return await self.ask_long("cluster status", self._status)
+        return await self.run_long("cluster status", self._status)
 
     async def close(self) -> None:
         """End the work, the session and the thread. Idempotent."""
@@ -259,15 +260,15 @@ class ThreadedUpkeep(Upkeep):
             raise
 
     async def _progressed(self, client: ClusterClient) -> Document:
-        return progress_document(*await self._look(client))
+        return progress_document(*await self._observe(client))
 
     async def _status(self, client: ClusterClient) -> Document:
-        return await cluster_status(client, *await self._look(client))
+        return await cluster_status(client, *await self._observe(client))
 
-    async def _look(self, client: ClusterClient) -> tuple[RepairObservation, Rate]:
+    async def _observe(self, client: ClusterClient) -> tuple[RepairObservation, Rate]:
         if self._progress is None:
             self._progress = CachedRepairProgress(make_repair_watch(client), self._clock)
-        return await self._progress.look()
+        return await self._progress.observe()
 
     async def _open_client(self) -> ClusterClient:
         async with self._opening:

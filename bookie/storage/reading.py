@@ -174,11 +174,11 @@ class EntryReader:
             missing = [place for place, data in zip(places, stored, strict=True) if data is None]
             if not missing or attempt == _MOVE_RETRIES_MAX:
                 break
-            if not await self._look_again(ledger_id, entry_ids, found, missing):
+            if not await self._look_up_again(ledger_id, entry_ids, found, missing):
                 break
         return stored
 
-    async def _look_again(
+    async def _look_up_again(
         self,
         ledger_id: LedgerId,
         entry_ids: Sequence[EntryId],

@@ -117,7 +117,7 @@ class Execution:
             plan: the plan to carry out.
             shortfall: the entries that incomplete members have.
             completing: the conditions for deleting the task with the last installation (``is_completed``), if nothing
-                is missing after the plan; None if another round must look.
+                is missing after the plan; None if another round must check.
 
         Raises:
             MetadataConflictError, PreconditionFailedError, NoSuchLedgerError, LeaseLostError: see ``Installer``.
@@ -137,7 +137,7 @@ class Execution:
         log_targets_outside_groups(self._placement, ledger.ledger_id, ledger.metadata, fresh)
         incarnations = await self._prepare(ledger, steps)
         if await self._test_damaged_bookies(ledger, steps, incarnations):
-            return True  # another look asks these bookies again
+            return True  # another check asks these bookies again
         swaps = [
             step for step in steps if isinstance(step, SwapMember) and step.target not in self._found.failed_targets
         ]

@@ -121,7 +121,7 @@ class ApacheRoutes:
 
     async def _record(self, call: Call, action: str, detail: str = "") -> None:
         actor = Actor(call.who.name, "http")
-        await self._upkeep.ask(lambda client: actor.record(client, action, detail))
+        await self._upkeep.run(lambda client: actor.record(client, action, detail))
 
     async def _cluster(self, call: Call) -> web.Response:
         status = self._control.status()

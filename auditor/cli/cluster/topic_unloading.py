@@ -60,7 +60,9 @@ class TopicUnloading:
         self.unloaded = 0
         """Number of successful requests."""
 
-    async def look(self, open_topics: AbstractSet[str], writable: AbstractSet[str], within_s: float | None) -> None:
+    async def unload_due(
+        self, open_topics: AbstractSet[str], writable: AbstractSet[str], within_s: float | None
+    ) -> None:
         """Unload the topics that are due. Return after ``within_s`` at the latest, and always after a bounded time.
 
         Nothing is unloaded while one of the bookies is writable: the next ledger of a topic could be on it again.

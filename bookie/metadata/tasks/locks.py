@@ -263,7 +263,7 @@ class TaskLocks:
             await self.prune()
         return True
 
-    async def look(self, held: HeldTask, other_nodes: Sequence[str] = ()) -> HeldTaskState:
+    async def reread(self, held: HeldTask, other_nodes: Sequence[str] = ()) -> HeldTaskState:
         """Read the lock, the task and other nodes again, all no older than this call.
 
         Raises:
@@ -278,7 +278,7 @@ class TaskLocks:
     def completion(self, held: HeldTask) -> tuple[Delete, Delete, Delete]:
         """Return operations that delete lock, task and its directory, and fail if the lock or the task has changed.
 
-        The version of a recreated node begins at 0 again. So call ``look`` right before the transaction, and do not
+        The version of a recreated node begins at 0 again. So call ``reread`` right before the transaction, and do not
         continue unless both nodes are unchanged. After the transaction, call ``note_completed``.
         """
         ledger_id = held.task.ledger_id

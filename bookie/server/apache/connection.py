@@ -159,7 +159,7 @@ class ApacheConnection(asyncio.Protocol):
         if self._transport is None:
             return
         pending = self._pending
-        self._large_frames.look(self._incoming.frames, is_begun=not pending.are_waiting, is_read=not pending.are_due)
+        self._large_frames.update(self._incoming.frames, is_begun=not pending.are_waiting, is_read=not pending.are_due)
         self._read_on()
         self._end_if_finished()
 

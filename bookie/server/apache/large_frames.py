@@ -46,7 +46,7 @@ class LargeFrames:
         """Whether the next frame waits for room, so the connection must not be read."""
         return bool(self._wanted)
 
-    def look(self, frames: FrameBlocks, *, is_begun: bool, is_read: bool) -> None:
+    def update(self, frames: FrameBlocks, *, is_begun: bool, is_read: bool) -> None:
         """Update the room. To be called after each piece of the stream, and whenever requests have begun.
 
         Args:

@@ -108,9 +108,9 @@ class OutgoingAnswers:
 
     def _watch(self) -> None:
         fetched = self._written - self._unsent
-        self._too_slow = self._loop.call_later(self._limits.unfetched_s, self._look, fetched)
+        self._too_slow = self._loop.call_later(self._limits.unfetched_s, self._check_progress, fetched)
 
-    def _look(self, fetched_before: int) -> None:
+    def _check_progress(self, fetched_before: int) -> None:
         fetched = self._written - self._unsent - fetched_before
         if self._room.is_wanted and fetched < self._limits.unsent_bytes_max:
             self._disconnect(

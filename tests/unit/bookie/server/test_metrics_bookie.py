@@ -143,7 +143,7 @@ async def test_disks_and_limbo_are_shown(bookie: Bookie) -> None:
     clock = SystemClock()
     await bookie.storage.set_limbo([LedgerId(n) for n in range(2500)])
     sampler = Sampler(bookie.metrics, {"journal": bookie.journal, "ledgers": bookie.ledgers}, bookie.storage, clock)
-    await sampler.look()
+    await sampler.update()
     assert bookie.value(names.LIMBO) == 2500
     total, free = await bookie.ledgers.space()
     assert bookie.value(names.DISK_TOTAL, disk="ledgers") == total
@@ -153,9 +153,9 @@ async def test_disks_and_limbo_are_shown(bookie: Bookie) -> None:
 async def test_refused_polls_are_counted(bookie: Bookie) -> None:
     refused = 3
     sampler = Sampler(bookie.metrics, {}, bookie.storage, SystemClock(), polls_refused=lambda: refused)
-    await sampler.look()
+    await sampler.update()
     refused = 5
-    await sampler.look()
+    await sampler.update()
     assert bookie.value(names.POLLS_REFUSED) == 5
 
 
@@ -166,7 +166,7 @@ async def test_the_read_cache_is_counted(bookie: Bookie) -> None:
     sampler = Sampler(bookie.metrics, {"ledgers": bookie.ledgers}, bookie.storage, SystemClock())
     for number in range(20):  # from the second read on, the reads count as sequential
         await bookie.storage.read(LEDGER, [EntryId(number)])
-        await sampler.look()
+        await sampler.update()
     assert (bookie.value(names.CACHE_HITS), bookie.value(names.CACHE_MISSES)) == (18, 2)
     assert bookie.value(names.READ_AHEAD_BYTES) == sum(map(len, entries[1:]))
 
@@ -177,14 +177,14 @@ async def test_a_disk_that_does_not_answer_keeps_its_last_values(
     sampler = Sampler(
         bookie.metrics, {"journal": bookie.journal, "ledgers": bookie.ledgers}, bookie.storage, SystemClock()
     )
-    await sampler.look()
+    await sampler.update()
     before = bookie.value(names.DISK_TOTAL, disk="ledgers")
 
     async def gone(disk: MemoryDisk) -> tuple[int, int]:
         raise DiskError("the device is gone")
 
     monkeypatch.setattr(MemoryDisk, "space", gone)
-    await sampler.look()
+    await sampler.update()
     assert bookie.value(names.DISK_TOTAL, disk="ledgers") == before > 0
 
 

@@ -33,10 +33,10 @@ GRACE_S = 30.0
 
 
 def _has_failed(running: Running, times: int) -> Callable[[], Awaitable[bool]]:
-    async def look() -> bool:
+    async def has_failed() -> bool:
         return running.recorder.endings().count(Ending.FAILED) >= times
 
-    return look
+    return has_failed
 
 
 async def a_writer(world: RepairWorld) -> LedgerWriter:
