@@ -66,7 +66,7 @@ def _(stack: ExitStack) -> None:
 
         return behind
 
-    swap(stack, Pull, "bring", make)
+    swap(stack, Pull, "pull_entries", make)
 
 
 @plants("moved-before-copied", "S11", "a move replaces the old copy in the metadata before the new one is complete")

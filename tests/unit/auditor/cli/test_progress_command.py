@@ -84,7 +84,7 @@ def two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
             if count == 2:
                 return
 
-    monkeypatch.setattr(progress, "looks", progress_documents)
+    monkeypatch.setattr(progress, "progress_documents", progress_documents)
 
 
 @pytest.mark.usefixtures("two_looks")
