@@ -219,22 +219,22 @@ def _(stack: ExitStack) -> None:
     "a ledger is collected as soon as no fragment names the bookie, even if it is not closed",
 )
 def _(stack: ExitStack) -> None:
-    def careless(metadata: Any, bookie: Any) -> Verdict:
+    def without_check(metadata: Any, bookie: Any) -> Verdict:
         if metadata is None:
             return Verdict.DELETED
         return Verdict.KEEP if bookie in metadata.members() else Verdict.SURPLUS
 
-    swap(stack, collector, "verdict", lambda _: careless)
+    swap(stack, collector, "verdict", lambda _: without_check)
 
 
 @plants("only-last-fragment-kept", "I16", "a bookie deletes a ledger in which only older fragments name it")
 def _(stack: ExitStack) -> None:
     def make(verdict: Any) -> Any:
-        def careless(metadata: Any, bookie: Any) -> Any:
+        def without_check(metadata: Any, bookie: Any) -> Any:
             if metadata is not None and metadata.is_closed and bookie not in metadata.last_fragment.members:
                 return Verdict.SURPLUS
             return verdict(metadata, bookie)
 
-        return careless
+        return without_check
 
     swap(stack, collector, "verdict", make)
