@@ -92,7 +92,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, WriterState, "confirm", lambda _: without_check)
 
 
-@plants("silence-is-an-ack", "I1", "an add without an answer counts as stored")
+@plants("timeout-is-ack", "I1", "an add without an answer counts as stored")
 def _(stack: ExitStack) -> None:
     def make(offer: Any) -> Any:
         async def hopeful(self: Pipeline, lane: Any, batch: Any) -> AddReply:
@@ -166,7 +166,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, LedgerStore, "write", make)
 
 
-@plants("early-lac", "T9", "readers learn of entries before they are confirmed")
+@plants("unconfirmed-entries-readable", "T9", "readers learn of entries before they are confirmed")
 def _(stack: ExitStack) -> None:
     def make(admit: Any) -> Any:
         def early(self: Pipeline, packet: bytes, payload_bytes: int, waiter: Any) -> None:
@@ -193,7 +193,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, RecoveryReader, "__init__", make)
 
 
-@plants("no-floor", "#2615", "recovery starts at entry 0 if its bookies have no entry")
+@plants("recovery-starts-at-zero", "#2615", "recovery starts at entry 0 if its bookies have no entry")
 def _(stack: ExitStack) -> None:
     swap(stack, recovery_fence, "_fenced", lambda fenced: lambda first, entries: fenced(EntryId(0), entries))
 
@@ -217,7 +217,7 @@ def _taken_for_denial(stack: ExitStack, *statuses: Status) -> None:
     swap(stack, Votes, "answer", make)
 
 
-@plants("silence-is-denial", "BK-365, #1067", 'recovery treats a timeout as "no such entry"')
+@plants("timeout-is-denial", "BK-365, #1067", 'recovery treats a timeout as "no such entry"')
 def _(stack: ExitStack) -> None:
     _taken_for_denial(stack, Status.TIMEOUT, Status.UNREACHABLE, Status.UNRESOLVED)
 
@@ -237,7 +237,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, RecoveryWriter, "_check", lambda _: lambda self, block, parts: None)
 
 
-@plants("recovery-names-early", "BK-581", "recovery stores its replacement bookies before it closes")
+@plants("replacements-stored-early", "BK-581", "recovery stores its replacement bookies before it closes")
 def _(stack: ExitStack) -> None:
     def make(replace_some: Any) -> Any:
         async def early(self: RecoveryWriter, block: Any, parts: Any) -> bool:
@@ -261,7 +261,7 @@ def _(stack: ExitStack) -> None:
 
 
 @plants(
-    "recovered-lac-not-frozen", "R26, TLA+ 5d69fdd", "recovery builds entries again, with its own last add confirmed"
+    "recovered-lac-changed", "R26, TLA+ 5d69fdd", "recovery builds entries again, with its own last add confirmed"
 )
 def _(stack: ExitStack) -> None:
     def make(store: Any) -> Any:

@@ -53,7 +53,7 @@ def _(stack: ExitStack) -> None:
 
 
 @plants(
-    "copies-packed-anew", "R26", "a worker builds copied entries again, with the ledger's end as last add confirmed"
+    "copies-packed-again", "R26", "a worker builds copied entries again, with the ledger's end as last add confirmed"
 )
 def _(stack: ExitStack) -> None:
     def make(init: Any) -> Any:

@@ -68,7 +68,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, reading.EntryReader, "unreachable", lambda _: none)
 
 
-@plants("log-id-used-again", "R114", "if a ledger directory fails to create a log, the next log gets the same id")
+@plants("log-id-reused", "R114", "if a ledger directory fails to create a log, the next log gets the same id")
 def _(stack: ExitStack) -> None:
     def make(create: Any) -> Any:
         async def again(self: EntryLogs, log_id: int) -> EntryLogWriter:
@@ -132,7 +132,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, reading, "_verified", make)
 
 
-@plants("checksum-not-looked-at", "ALICE, NATS bit flips", "stored bytes are served without verifying them")
+@plants("checksum-ignored", "ALICE, NATS bit flips", "stored bytes are served without verifying them")
 def _(stack: ExitStack) -> None:
     swap(stack, reading, "is_entry", lambda _: lambda location, data, ledger_id, entry_id: True)
 
