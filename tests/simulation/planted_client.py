@@ -260,9 +260,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, LedgerTail, "closed", lambda _: anyway)
 
 
-@plants(
-    "recovered-lac-changed", "R26, TLA+ 5d69fdd", "recovery builds entries again, with its own last add confirmed"
-)
+@plants("recovered-lac-changed", "R26, TLA+ 5d69fdd", "recovery builds entries again, with its own last add confirmed")
 def _(stack: ExitStack) -> None:
     def make(store: Any) -> Any:
         async def repacked(self: RecoveryWriter, block: Sequence[FoundEntry]) -> None:

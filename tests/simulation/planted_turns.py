@@ -42,7 +42,9 @@ TURN_DEFECTS = Registry()
 plants = TURN_DEFECTS.add
 
 
-@plants("loss-not-recorded", "S6", "a worker forgets after its turn which members lost entries, and believes them later")
+@plants(
+    "loss-not-recorded", "S6", "a worker forgets after its turn which members lost entries, and believes them later"
+)
 def _(stack: ExitStack) -> None:
     async def in_memory(self: UnclosedLedgerRepair, members: Any) -> None:
         self._doubted.update(members)
@@ -57,7 +59,9 @@ def _(stack: ExitStack) -> None:
     swap(stack, UnclosedLedgerRepair, "_trust", lambda _: of_this_turn)
 
 
-@plants("denial-after-judgement-counts", "R91", "a recovery believes a bookie that registered after the members were judged")
+@plants(
+    "denial-after-judgement-counts", "R91", "a recovery believes a bookie that registered after the members were judged"
+)
 def _(stack: ExitStack) -> None:
     async def always(self: DoubtingTransport, bookie: BookieId) -> bool:
         return bookie not in self._trust.doubted
@@ -160,7 +164,9 @@ def _(stack: ExitStack) -> None:
 
 
 @plants(
-    "critical-not-preferred", "limits on copying", "copies of ledgers with one copy left wait for the limits like all others"
+    "critical-not-preferred",
+    "limits on copying",
+    "copies of ledgers with one copy left wait for the limits like all others",
 )
 def _(stack: ExitStack) -> None:
     def make(pass_limits: Any) -> Any:

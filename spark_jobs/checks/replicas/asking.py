@@ -7,7 +7,7 @@ is read again, and the denying bookies are asked again: an entry is absent if a 
 metadata and denies it twice. Every other failure of a bookie is reported as unknown (S6).
 
 A bookie of Apache's is not asked for a list unless the operator permits it
-(docs/decisions/0068-apaches-bookies-are-read.md), and with DbLedgerStorage it has no list. It is asked for the first
+(docs/decisions/0068-apaches-bookies-are-not-asked-for-lists.md), and with DbLedgerStorage it has no list. It is asked for the first
 and the last entry of each of its positions, as in Apache's own check by default (docs/formats.md#sampling). If it
 serves both, the entries between them count as present. Ledgers checked only by such a sample are counted separately,
 because a complete list is better evidence. If the ledger is closed, an I/O error for such an entry means a damaged
