@@ -5,8 +5,8 @@
 #   BKHEAL_IMAGE_STORE=DIRECTORY python -m pytest tests/chart/test_image_runs.py
 #
 # Needs root, and Debian's packages buildah and mmdebstrap; the tests need podman, crun and iproute2.
-# The base image is built from packages of Debian 12 and its Python 3.11. It replaces the official
-# image of the same name, which is Debian 12 with another build of Python 3.11. All other lines of the recipe are unchanged.
+# The base image is built from packages of Debian 12 and its Python 3.11. It replaces the official image of the same name,
+# which is Debian 12 with another build of Python 3.11. All other lines of the recipe are unchanged.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 directory=$(mkdir -p "$1" && cd "$1" && pwd)
