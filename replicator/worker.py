@@ -49,7 +49,7 @@ from replicator.repair.context import RepairContext
 from replicator.repair.lease import Lease, other_node_paths
 from replicator.repair.ledger_repair import LedgerRepair
 from replicator.settings import ReplicatorSettings
-from replicator.telemetry.events import Ending, EventSink, Load, Outlook, TaskResult
+from replicator.telemetry.events import Ending, EventSink, Load, QueueState, TaskResult
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Worker:
         self._standby = Standby(ports.store, ports.standby, ports.clock, ports.rng)
         self._is_active = False
         """Whether this worker left standby and looks for work by itself."""
-        self._looking: asyncio.Task[None] | None = None
+        self._search: asyncio.Task[None] | None = None
         """The latest search for repayable debts while this worker watches, including the pause after a failure."""
         self._debts_refused = GrowingPause(STORE_PAUSE_S, REFUSED_PAUSE_S_MAX)
         self._search_error: Exception | None = None
@@ -123,7 +123,7 @@ class Worker:
         """The rank of each large ledger in ``_running``."""
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
-        """Set to make the loop look at the tasks immediately: a repair ended, the session or the bookies changed, or
+        """Set to make the loop check the tasks immediately: a repair ended, the session or the bookies changed, or
         ``stop`` was called."""
         self._unreleased: list[Lease] = []
         self._refused: Mapping[str, str] = {}
@@ -181,7 +181,7 @@ class Worker:
         finally:
             for watch in watches:
                 await cancel(watch)
-            await cancel(self._looking)
+            await cancel(self._search)
             await self._end_watches()
             self._abandon()
             await self._finish(RELEASE_TIMEOUT_S)
@@ -195,7 +195,7 @@ class Worker:
         while not self._stop.is_set():
             self._wake.clear()
             try:
-                end = await self._look()
+                end = await self._step()
             except (TransientError, OutcomeUnknownError, ConflictError) as error:
                 _log.warning("listing failed, trying again", extra={"error": str(error)})
                 await first_of([self._wake.wait(), self._ports.clock.sleep(STORE_PAUSE_S)])
@@ -223,7 +223,7 @@ class Worker:
         if what in self._refused:
             self._refused = {other: why for other, why in self._refused.items() if other != what}
 
-    async def _look(self) -> RunEnd | None:
+    async def _step(self) -> RunEnd | None:
         """List the tasks if necessary, start turns, and wait for a change."""
         session = self._ports.store.session
         if not session.is_connected:
@@ -240,12 +240,17 @@ class Worker:
                 self._search_error = await self._search_debts()  # before the listing, which then contains its marks
             await self._queue.refresh()
             self._follow_debts()
-            self._events.tasks_listed(self._queue.outlook)
+            self._events.tasks_listed(self._queue.queue_state)
         self._clear_refusal(_TASKS)
         self._start_turns()
         if is_listed:
             await self._standby.call(math.ceil(len(self._queue) / self._large_limit))
-        if self._settings.once and not self._running and not self._queue.is_stale and self._queue.outlook.is_settled:
+        if (
+            self._settings.once
+            and not self._running
+            and not self._queue.is_stale
+            and self._queue.queue_state.is_settled
+        ):
             return await self._check_once_ended()
         if not self._running and (self._queue.is_stale or (self._is_active and self._queue.is_idle)):
             return None
@@ -259,11 +264,11 @@ class Worker:
 
     async def _wait_connected(self, session: Session) -> None:
         """Wait for a change of the session, during which the tasks count as unknown: others may end them."""
-        self._events.tasks_listed(Outlook())
+        self._events.tasks_listed(QueueState())
         await first_of([self._ports.store.wait_session_changed(session), self._wake.wait()])
         now = self._ports.store.session
         if now.is_connected and now.epoch == session.epoch:
-            self._events.tasks_listed(self._queue.outlook)
+            self._events.tasks_listed(self._queue.queue_state)
 
     async def _wait_enabled(self) -> RunEnd | None:
         """Wait while repair is disabled; with ``once``, end the run instead."""
@@ -271,15 +276,15 @@ class Worker:
             _log.warning("repair is disabled cluster-wide, nothing was done; enable it and run again")
             return RunEnd.UNSETTLED
         self._clear_refusal(_TASKS)
-        self._events.tasks_listed(Outlook())
+        self._events.tasks_listed(QueueState())
         await first_of([self._ports.tasks.switches.wait_enabled(), self._wake.wait()])
         self._queue.mark_stale()  # the tasks were not watched since
         return None
 
     async def _check_once_ended(self) -> RunEnd | None:
-        """Return how a run with ``once`` ended; None for another look, if the search for debts may succeed then."""
+        """Return how a run with ``once`` ended; None for another round, if the search for debts may succeed then."""
         if self._search_error is None or isinstance(self._search_error, PermanentError):
-            is_settled = self._search_error is None and not self._queue.outlook.given_up
+            is_settled = self._search_error is None and not self._queue.queue_state.given_up
             return RunEnd.SETTLED if is_settled else RunEnd.UNSETTLED
         await first_of([self._wake.wait(), self._ports.clock.sleep(STORE_PAUSE_S)])
         self._queue.mark_stale()
@@ -290,16 +295,16 @@ class Worker:
 
         A search among many debts takes long. Listings and repairs do not wait for it, and continue if it fails.
         """
-        if self._looking is not None and self._looking.done():
-            looking, self._looking = self._looking, None
-            looking.result()
-        if self._looking is None and self._standby.is_watching and not self._settings.once:
-            self._looking = guarded("placement debts", self._search_repayable_debts())
+        if self._search is not None and self._search.done():
+            ended, self._search = self._search, None
+            ended.result()
+        if self._search is None and self._standby.is_watching and not self._settings.once:
+            self._search = guarded("placement debts", self._search_repayable_debts())
 
     async def _search_debts(self) -> Exception | None:
         """Search for repayable debts. Return an error instead of raising it, because it must not delay repairs."""
         try:
-            await self._repayment.look()
+            await self._repayment.mark_movable()
         except (TransientError, OutcomeUnknownError, ConflictError, PermanentError) as error:
             _log.warning("search for placement debts failed", extra={"error": str(error)})
             return error
@@ -307,7 +312,7 @@ class Worker:
 
     async def _search_repayable_debts(self) -> None:
         try:
-            if await self._repayment.look():
+            if await self._repayment.mark_movable():
                 self._queue.mark_stale()
                 self._wake.set()
         except (TransientError, OutcomeUnknownError, ConflictError) as error:
@@ -344,7 +349,7 @@ class Worker:
         self._queue.forget()
         self._repayment.forget()
         self._clear_refusal(_DEBTS)
-        self._events.tasks_listed(self._queue.outlook)
+        self._events.tasks_listed(self._queue.queue_state)
 
     async def _end_watches(self) -> None:
         watchers, self._watchers = self._watchers, []
@@ -424,7 +429,7 @@ class Worker:
                 await self._queue.note_failure(turn)
             return result
         finally:
-            await self._give_back(lease)
+            await self._release(lease)
 
     async def _lock(self, ledger_id: LedgerId) -> Lease | None:
         epoch = self._ports.store.session.epoch
@@ -437,7 +442,7 @@ class Worker:
         self._queue.note_lock_answer(ledger_id, is_settled=True)
         return None if held is None else Lease(self._ports, held, epoch)
 
-    async def _give_back(self, lease: Lease) -> None:
+    async def _release(self, lease: Lease) -> None:
         if not await lease.release():
             self._unreleased.append(lease)
 
@@ -445,7 +450,7 @@ class Worker:
         """Retry failed releases, and settle locks whose creation was not answered."""
         leases, self._unreleased = self._unreleased, []
         for lease in leases:
-            await self._give_back(lease)
+            await self._release(lease)
         for ledger_id in self._queue.unmarked_locks - self._running.keys():
             try:
                 settled = await self._lock(ledger_id)  # this leaves no lock, unless the ledger was marked again
@@ -456,7 +461,7 @@ class Worker:
                 )
                 return
             if settled is not None:
-                await self._give_back(settled)
+                await self._release(settled)
 
     async def _watch_session(self) -> None:
         store = self._ports.store

@@ -43,7 +43,7 @@ class UnknownRunError(PermanentError):
     """There is no run of this id."""
 
 
-class RunOverError(ConflictError):
+class RunEndedError(ConflictError):
     """The run has ended, so it cannot be paused, resumed or cancelled."""
 
 
@@ -213,7 +213,7 @@ class Control(Protocol):
         """Ask a run of this process to end; it ends within seconds. Its marks remain.
 
         Raises:
-            UnknownRunError, RunOverError, NotLeaderError: see their documentation.
+            UnknownRunError, RunEndedError, NotLeaderError: see their documentation.
         """
         ...
 
@@ -221,7 +221,7 @@ class Control(Protocol):
         """Pause a run at its next gate for the time of the option ``pause_s``. Pausing again restarts that time.
 
         Raises:
-            UnknownRunError, RunOverError, NotLeaderError: see their documentation.
+            UnknownRunError, RunEndedError, NotLeaderError: see their documentation.
         """
         ...
 
@@ -229,7 +229,7 @@ class Control(Protocol):
         """Let a paused run continue.
 
         Raises:
-            UnknownRunError, RunOverError, NotLeaderError: see their documentation.
+            UnknownRunError, RunEndedError, NotLeaderError: see their documentation.
         """
         ...
 

@@ -71,7 +71,7 @@ _INFO_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Around:
+class _ClusterState:
     """The cluster state by which the marks of a page are judged."""
 
     bookies: Bookies
@@ -108,8 +108,8 @@ class StoreOperations(Operations):
         bookies = (await self._registrations.list()).with_draining(draining)
         found = await self._ledgers.read_many(ids)
         parked = {park.ledger_id: park for park in await self._parked.read_many(ids, {})}
-        around = _Around(bookies, await self._under_replication.locks.locked_among(ids), parked)
-        views = [_view(task, ledger, around) for task, ledger in zip(page.tasks, found, strict=True)]
+        cluster_state = _ClusterState(bookies, await self._under_replication.locks.locked_among(ids), parked)
+        views = [_view(task, ledger, cluster_state) for task, ledger in zip(page.tasks, found, strict=True)]
         return TaskPage(views, page.next_after)
 
     @override
@@ -167,13 +167,13 @@ class StoreOperations(Operations):
         lost = unaudited(await self._down.read())
         slots = asyncio.Semaphore(_INFO_AT_ONCE)
 
-        async def look(bookie: BookieId) -> BookieView:
+        async def bounded_view(bookie: BookieId) -> BookieView:
             async with slots:
-                return await self._look(bookie, registered)
+                return await self._bookie_view(bookie, registered)
 
-        return await asyncio.gather(*(look(bookie) for bookie in sorted(known | registered.registered | lost)))
+        return await asyncio.gather(*(bounded_view(bookie) for bookie in sorted(known | registered.registered | lost)))
 
-    async def _look(self, bookie: BookieId, registered: Bookies) -> BookieView:
+    async def _bookie_view(self, bookie: BookieId, registered: Bookies) -> BookieView:
         info = await self._registrations.service_info(bookie) if bookie in registered.registered else None
         if info is None:
             return BookieView(bookie, BookieState.LOST)
@@ -203,16 +203,16 @@ def worst_fragment(metadata: LedgerMetadata, bookies: Bookies) -> FragmentHealth
     return worst
 
 
-def _view(task: Task, ledger: Versioned | Unreadable | None, around: _Around) -> TaskView:
-    park = around.parked.get(task.ledger_id)
-    is_locked = task.ledger_id in around.locked
+def _view(task: Task, ledger: Versioned | Unreadable | None, cluster_state: _ClusterState) -> TaskView:
+    park = cluster_state.parked.get(task.ledger_id)
+    is_locked = task.ledger_id in cluster_state.locked
     state = TaskState.IN_PROGRESS if is_locked else TaskState.PARKED if park else TaskState.WAITING
     condition, copies_min, detail = "gone", None, park.detail if park else ""
     ledger_bytes, owner = None, NO_OWNER
     if isinstance(ledger, Unreadable):
         condition, detail = "unreadable", ledger.reason
     elif ledger is not None:
-        worst = worst_fragment(ledger.metadata, around.bookies)
+        worst = worst_fragment(ledger.metadata, cluster_state.bookies)
         severity = worst.severity if worst else None
         condition = severity.label if severity is not None else "healthy"
         copies_min = worst.copies_min if worst else None

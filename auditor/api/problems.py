@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
+from auditor.api.control import NotLeaderError, RunBusyError, RunEndedError, UnknownRunError
 from auditor.api.idempotency import InvalidKeyError, KeyReusedError
 from auditor.api.upkeep_port import StillWorkingError
 from auditor.operating.client import NoSuchObjectError, RefusedError
@@ -93,7 +93,7 @@ def problem_of(error: Exception) -> Problem:
             return Problem(
                 503, "not-leader", "This process is not the leader", detail, members, _retry(_LEADER_RETRY_S)
             )
-        case RunOverError():
+        case RunEndedError():
             return Problem(409, "run-over", "The run has ended", detail)
         case KeyReusedError():
             return Problem(422, "key-reused", "The idempotency key was used for another request", detail)

@@ -20,18 +20,18 @@ class StillWorkingError(TransientError):
     """The work takes longer than a request may take. It continues, and the same request receives its result later."""
 
 
-class CalledOffError(ConflictError):
+class WorkCancelledError(ConflictError):
     """Another request ended the work before its end."""
 
 
 class Upkeep(Protocol):
     """Does the operators' work on the cluster."""
 
-    async def ask(self, work: Work[T]) -> T:
+    async def run(self, work: Work[T]) -> T:
         """Do work shorter than a request's time. Raises the errors of the work, and StoreUnavailableError."""
         ...
 
-    async def ask_long(
+    async def run_long(
         self, key: Hashable, work: Work[Document], circumstances: Work[Hashable] | None = None
     ) -> Document:
         """Do work of any length; requests with the same key share it.
@@ -44,20 +44,20 @@ class Upkeep(Protocol):
 
         Raises:
             StillWorkingError: the work continues; ask again with the same key.
-            CalledOffError: ``call_off`` ended it.
+            WorkCancelledError: ``cancel_matching`` ended it.
             OverloadedError: too much such work is under way.
             Exception: any error of the work.
         """
         ...
 
-    async def call_off(self, is_meant: Callable[[Hashable], bool]) -> None:
+    async def cancel_matching(self, is_meant: Callable[[Hashable], bool]) -> None:
         """End the work with matching keys at any point, and forget its results. Other work may call this."""
         ...
 
     async def progress(self) -> Document:
-        """Return the progress of repairs, with a rate from the second call on. Raises the errors of ``ask_long``."""
+        """Return the progress of repairs, with a rate from the second call on. Raises the errors of ``run_long``."""
         ...
 
     async def cluster_status(self) -> Document:
-        """Return the state of the whole cluster, as ``bkheal status`` shows it. Raises the errors of ``ask_long``."""
+        """Return the state of the whole cluster, as ``bkheal status`` shows it. Raises the errors of ``run_long``."""
         ...

@@ -87,7 +87,7 @@ async def run(ledgers: int, bytes_per_s: int = BYTES_PER_S, rounds: int = ROUNDS
     return {"ledgers": ledgers, "bytes_per_s_of_slow_server": bytes_per_s, **measured}
 
 
-_Around = Callable[[OtherClient], AbstractContextManager[None]]
+_ContextFactory = Callable[[OtherClient], AbstractContextManager[None]]
 """The conditions during the measurement of one situation."""
 
 
@@ -114,10 +114,10 @@ def _spark_processes() -> list[int]:
 
 
 def _measure(
-    spark: SparkSession, settings: BenchSettings, path: str, rounds: int, around: _Around
+    spark: SparkSession, settings: BenchSettings, path: str, rounds: int, context_of: _ContextFactory
 ) -> Mapping[str, Any]:
     seen = {name: _Seen() for name in ("idle", *_FACTORS)}
-    with OtherClient(settings.hosts, path) as other, around(other):
+    with OtherClient(settings.hosts, path) as other, context_of(other):
         for _ in range(rounds):
             with _record_latencies(other, seen["idle"]):
                 other.wait(IDLE_S)

@@ -54,7 +54,7 @@ _GONE_DEADLINE_S: Final = 60.0
 _AUDIT_DEADLINE_S: Final = 600.0
 _REPAIR_DEADLINE_S: Final = 3_600.0
 _READ_TIMEOUT_S: Final = 30.0
-_LOOK_S: Final = 0.02
+_POLL_S: Final = 0.02
 
 
 class ClusterBenchmarkError(FatalError):
@@ -113,7 +113,7 @@ async def run(settings: ClusterSettings, note: Callable[[str], None]) -> dict[st
         victims = cluster.bookies[: settings.lost]
         note(f"timing appends of the idle cluster for {settings.idle_s:g} s")
         idle_ms = await appends.during(clock.sleep(settings.idle_s))
-        await _lose(client, victims)
+        await _kill_and_wait(client, victims)
         copies_left = await _copies_left(client, ids)
         note(f"{settings.lost} bookies are lost, {len(copies_left)} of {len(ids)} ledgers lack copies; auditing")
         started_s = clock.monotonic_s()
@@ -236,7 +236,7 @@ async def _write_all(
     return written
 
 
-async def _lose(client: ConnectedBookKeeper, victims: Sequence[EmbeddedBookie]) -> None:
+async def _kill_and_wait(client: ConnectedBookKeeper, victims: Sequence[EmbeddedBookie]) -> None:
     """Kill bookies, and wait until none of them is registered."""
     await asyncio.gather(*(victim.kill9() for victim in victims))
     lost = {victim.bookie_id for victim in victims}
@@ -306,7 +306,7 @@ async def _repair(
                             finished[ledger_id] = Finished(ended_s - took_s, ended_s, copies_left[ledger_id])
                 if is_over:
                     break
-                await clock.sleep(_LOOK_S)
+                await clock.sleep(_POLL_S)
     if missing := copies_left.keys() - finished.keys():
         raise ClusterBenchmarkError(f"{len(missing)} ledgers were not repaired, for example {min(missing)}")
 

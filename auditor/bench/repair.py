@@ -143,7 +143,7 @@ async def run(entries: int, entry_bytes: int, ledgers: int = LEDGERS, *, is_pull
             async with await connect(cluster.metadata_uri) as client:
                 ids = await _write_all(client, entries, entry_bytes, ledgers)
                 await cluster.add_bookies(1)
-                await _lose(client, cluster.bookies[0], ids)
+                await _kill_and_wait(client, cluster.bookies[0], ids)
             done = await _repair(cluster, ledgers, ["--pull"] if is_pulling else [])
         copy_s = _time_file_copy(Path(directory), done.bytes)
     lost_bytes = entries * (entry_bytes + HEADER_SIZE + digest_for(DIGEST, b"").size)
@@ -190,7 +190,7 @@ async def _write(client: ConnectedBookKeeper, entries: int, entry_bytes: int) ->
     return writer.ledger_id
 
 
-async def _lose(client: ConnectedBookKeeper, victim: EmbeddedBookie, ids: list[LedgerId]) -> None:
+async def _kill_and_wait(client: ConnectedBookKeeper, victim: EmbeddedBookie, ids: list[LedgerId]) -> None:
     """Kill the bookie, wait until its registration has expired, and mark its ledgers as an audit would."""
     await victim.kill9()
     async with asyncio.timeout(_GONE_DEADLINE_S):

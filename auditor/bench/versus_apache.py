@@ -95,7 +95,7 @@ async def run(settings: VersusSettings, say: Say) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bkheal-bench-") as name:
         directory = Path(name)
         programs = await asyncio.to_thread(JavaPrograms.compile, java, lib, directory / "classes")
-        figures = _about(lib, java.version)
+        figures = _versions_and_machine(lib, java.version)
         if settings.part in (Part.AUDIT, Part.ALL):
             audits = []
             for ledgers in settings.ledgers:
@@ -144,7 +144,7 @@ def _lib(given: Path | None) -> Path:
     return given.resolve()
 
 
-def _about(lib: Path, java_version: int) -> dict[str, Any]:
+def _versions_and_machine(lib: Path, java_version: int) -> dict[str, Any]:
     return {
         "versions": {
             "apache": apache_version(lib),

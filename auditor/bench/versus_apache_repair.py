@@ -153,7 +153,7 @@ class RepairComparison:
                 self._say(f"repair of {case.name}: writing them for each contestant")
                 work = [(each, *await _write_both(client, case)) for each in contestants]
                 spare = (await cluster.add_bookies(1))[0]
-                await _lose(client, cluster.bookies[0])
+                await _kill_and_wait(client, cluster.bookies[0])
                 results = {}
                 for (who, command), warm, measured in work:
                     self._say(f"repair of {case.name}: {who}")
@@ -283,7 +283,7 @@ PACKET_OVERHEAD: Final = 36
 """Header and CRC32C (docs/formats.md#entries)."""
 
 
-async def _lose(client: ConnectedBookKeeper, victim: ApacheBookie) -> None:
+async def _kill_and_wait(client: ConnectedBookKeeper, victim: ApacheBookie) -> None:
     await victim.kill9()
     async with asyncio.timeout(_GONE_DEADLINE_S):
         seen = await client.ports.registrations.list()

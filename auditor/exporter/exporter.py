@@ -20,7 +20,7 @@ from auditor.api.control import NotLeaderError, ServiceStatus
 from auditor.exporter.settings import ExporterSettings
 from auditor.metrics.service_metrics import observe_detection
 from auditor.service.events import EventFanout, ServiceEvents
-from auditor.service.watch.bookie_watch import LOOK_INTERVAL_S, SETTLE_SESSIONS, BookieWatch, WatchPorts
+from auditor.service.watch.bookie_watch import CHECK_INTERVAL_S, SETTLE_SESSIONS, BookieWatch, WatchPorts
 from auditor.service.watch.loss_observer import LossObserver
 from auditor.service.watch.overview import BacklogSource, Overview
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
@@ -34,7 +34,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.telemetry.metrics import MetricSet
 
-FRESH_S: Final = 4 * LOOK_INTERVAL_S
+FRESH_S: Final = 4 * CHECK_INTERVAL_S
 
 
 class DetectionEvents(ServiceEvents):

@@ -14,7 +14,7 @@ from bookie.runtime.telemetry.metric_definitions import RUN_BUCKETS_S, WAIT_BUCK
 COMPONENT: Final = "auditor"
 
 LEADER: Final = "bkheal_auditor_leader"
-OTHER_LEADS: Final = "bkheal_auditor_other_leads"
+OTHER_AUDITOR_LEADS: Final = "bkheal_auditor_other_leads"
 LEADERSHIP_CHANGES: Final = "bkheal_auditor_leadership_changes_total"
 MARKED_LEDGERS: Final = "bkheal_underreplicated_ledgers"
 MARKED_BYTES: Final = "bkheal_underreplicated_bytes"
@@ -187,7 +187,7 @@ STATE: Final = (
         of_leader=False,
     ),
     _state(
-        OTHER_LEADS,
+        OTHER_AUDITOR_LEADS,
         "Whether another candidate, of bkheal or of Apache, leads as this process read it in ZooKeeper (1); 0 if none "
         "does, if this process leads, or without a session",
         of_leader=False,
@@ -312,7 +312,7 @@ STATE: Final = (
     ),
     _state(LAST_HELD, "Whether the last run was held by the brake and published nothing (1)", _BY_KIND, "it is 1"),
 )
-"""The service, its runs and its cluster at the last look."""
+"""The service, its runs and its cluster at the last observation."""
 
 AUDITOR: Final = (*STATE, *BACKLOG, *EVENTS)
 """The metrics of an auditor, in addition to those of every process."""

@@ -125,7 +125,7 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
     """Return the values of ``STATE`` and ``BACKLOG``; a value that it omits is 0."""
     values: dict[Key, float] = {
         (names.LEADER,): status.is_leader,
-        (names.OTHER_LEADS,): is_other_auditor_leading(status),
+        (names.OTHER_AUDITOR_LEADS,): is_other_auditor_leading(status),
         (names.REFUSED,): bool(status.problems),
         (names.RECOVERY_ENABLED,): status.is_recovery_enabled,
         (names.LOST_BOOKIE_DELAY,): status.lost_bookie_delay_s,

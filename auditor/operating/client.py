@@ -103,20 +103,20 @@ async def check_names_or_in_ledgers(
         NoSuchObjectError: some names are unknown, and no readable ledger has them; the message has these names.
         StoreUnavailableError, NotAClusterError: see ``scan``.
     """
-    strangers = await _names_unknown_to_cluster(client, names)
-    if strangers:
+    unknown_names = await _names_unknown_to_cluster(client, names)
+    if unknown_names:
         noted = await FirstSeenDown(client.store, client.cluster.root).read()
-        strangers = [name for name in strangers if name not in noted]
-    if not strangers:
+        unknown_names = [name for name in unknown_names if name not in noted]
+    if not unknown_names:
         return
     named: set[BookieId] = set()
 
     def visit(_: LedgerId, metadata: LedgerMetadata) -> None:
-        named.update(metadata.members().intersection(strangers))
+        named.update(metadata.members().intersection(unknown_names))
 
     with counting(await count(client.ports.ledgers)) as advance:
-        await scan(client.ports.ledgers, strangers, visit, advance)
-    _refuse([name for name in strangers if name not in named])
+        await scan(client.ports.ledgers, unknown_names, visit, advance)
+    _refuse([name for name in unknown_names if name not in named])
 
 
 async def _names_unknown_to_cluster(client: ClusterClient, names: Sequence[BookieId]) -> list[BookieId]:
@@ -126,6 +126,6 @@ async def _names_unknown_to_cluster(client: ClusterClient, names: Sequence[Booki
     return [name for name in names if name not in known]
 
 
-def _refuse(strangers: Sequence[BookieId]) -> None:
-    if strangers:
-        raise NoSuchObjectError(f"no bookie of this cluster: {', '.join(strangers)}; `bkheal bookies` lists them")
+def _refuse(unknown_names: Sequence[BookieId]) -> None:
+    if unknown_names:
+        raise NoSuchObjectError(f"no bookie of this cluster: {', '.join(unknown_names)}; `bkheal bookies` lists them")

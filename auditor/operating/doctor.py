@@ -126,11 +126,11 @@ async def bookie_checks(client: ClusterClient) -> AsyncIterator[Checked]:
     slots = asyncio.Semaphore(_INFO_AT_ONCE)
     versions: set[str] = set()
 
-    async def look(bookie: BookieId) -> Checked:
+    async def check_bookie(bookie: BookieId) -> Checked:
         async with slots:
             return await _bookie(client, bookie, versions)
 
-    for each in await asyncio.gather(*(look(bookie) for bookie in sorted(registered.registered))):
+    for each in await asyncio.gather(*(check_bookie(bookie) for bookie in sorted(registered.registered))):
         yield each
     for bookie in sorted(registered.registered - known):
         text = (

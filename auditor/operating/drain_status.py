@@ -59,7 +59,7 @@ async def remaining_data_on(client: ClusterClient, bookies: Sequence[BookieId], 
     return await judge(holdings, scanned, client.ports.tasks, client.parked)
 
 
-async def looked(
+async def observe_drains(
     client: ClusterClient,
     bookies: Sequence[BookieId],
     drains: Mapping[BookieId, Drain],
@@ -88,7 +88,7 @@ async def drain_status(client: ClusterClient, bookies: Sequence[BookieId]) -> Do
     chosen = tuple(bookies) or tuple(sorted(drains))
     await check_names_or_in_ledgers(client, [bookie for bookie in chosen if bookie not in drains])
     left = await remaining_data_on(client, chosen) if chosen else Left(Holdings(), ScanResult())
-    return status_document(await looked(client, chosen, drains, left))
+    return status_document(await observe_drains(client, chosen, drains, left))
 
 
 def status_document(seen: DrainObservation) -> dict[str, Any]:

@@ -96,7 +96,7 @@ async def _write_while_killing(
         await may_kill.wait()
         await left_open.submit_rest()
         victim.running.kill9()
-        await left_open.die()  # before the bookie's process has ended: this writer must not replace the bookie
+        await left_open.abandon()  # before the bookie's process has ended: this writer must not replace the bookie
         await victim.kill9()
 
     async with asyncio.TaskGroup() as group:

@@ -30,7 +30,7 @@ LOST_BOOKIE_DELAY_S: Final = 5
 _READY_DEADLINE_S: Final = 60.0
 _SPARK_DEADLINE_S: Final = 120.0
 _STOP_GRACE_S: Final = 20.0
-_LOOK_S: Final = 1.0
+_POLL_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ async def demo(settings: DemoSettings, display: Display) -> None:
                 written = await write_and_close(client, specs, lambda _: step.advance())
                 step.result.count = f"{len(written)} ledgers"
             async with _service(cluster, client, settings, display) as (line, processes):
-                tell(cluster, settings, line, display)
+                print_addresses(cluster, settings, line, display)
                 await _keep_running(processes, display)
 
 
@@ -104,7 +104,7 @@ async def _keep_running(services: Sequence[_Service], display: Display) -> None:
             if (code := service.process.exit_code) is not None:
                 display.line(f"{service.process.name} ended with exit code {code} and is started again")
                 service.process = service.start()
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
 
 
 def _start_auditor(cluster: EmbeddedCluster, settings: DemoSettings) -> ManagedProcess:
@@ -136,7 +136,7 @@ async def _listens(port: int) -> bool:
     return True
 
 
-def tell(cluster: EmbeddedCluster, settings: DemoSettings, line: str, display: Display) -> None:
+def print_addresses(cluster: EmbeddedCluster, settings: DemoSettings, line: str, display: Display) -> None:
     """Print the addresses, and how to kill a bookie."""
     victim, session_s = cluster.bookies[0], cluster.session_timeout_s
     base = f"http://127.0.0.1:{settings.http_port}"

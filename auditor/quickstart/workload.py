@@ -77,7 +77,7 @@ class LiveLedger:
         for payload in self._payloads[len(self.written.hashes) :]:
             self._under_way.append((payload, await self.writer.submit(payload)))
 
-    async def die(self) -> None:
+    async def abandon(self) -> None:
         """Stop like a killed writer: nothing is closed, and the outcome of entries in flight stays unknown."""
         await self.writer.abandon()
         for payload, acknowledged in self._under_way:

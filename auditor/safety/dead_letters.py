@@ -373,7 +373,7 @@ def lost_fragments(
         first, members = fragment.first_entry_id, fragment.members
         lost: set[int] = set()
         lists = [held[member] for member in dict.fromkeys(members) if member in held]
-        for begin, end in stripe.stretches(lists, first, last):
+        for begin, end in stripe.uniform_ranges(lists, first, last):
             lacks = [member in gone or (member in held and begin not in held[member]) for member in members]
             for start in stripe.starts(begin, end):
                 write_set = stripe.write_set(start)

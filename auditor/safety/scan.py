@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from bookie.metadata.ledgers.glance import Glance, glance
+from bookie.metadata.ledgers.glance import PartialMetadata, decode_partial
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.model.ids import BookieId, LedgerId
@@ -76,7 +76,7 @@ async def scan(ledgers: LedgerStore, bookies: Collection[BookieId], visit: Visit
             following = asyncio.ensure_future(anext(reading, None))  # read while this part is examined
             for ledger_id, data in zip(*chunk, strict=True):
                 if data is not None:  # None: deleted during the scan
-                    _look(result, ledger_id, data, wanted, needles, visit)
+                    _scan_ledger(result, ledger_id, data, wanted, needles, visit)
             advance(len(chunk[0]))
             await asyncio.sleep(0)
     finally:
@@ -101,7 +101,7 @@ async def scan_ids(
         part = ids[start : start + CHUNK]
         for ledger_id, data in zip(part, await ledgers.read_many_data(part), strict=True):
             if data is not None:
-                _look(result, ledger_id, data, wanted, needles, visit)
+                _scan_ledger(result, ledger_id, data, wanted, needles, visit)
         advance(len(part))
     return result
 
@@ -115,7 +115,7 @@ async def count(ledgers: LedgerStore) -> int:
     return sum(children for _, children in await ledgers.leaf_parents())
 
 
-def _look(
+def _scan_ledger(
     result: ScanResult,
     ledger_id: LedgerId,
     data: bytes,
@@ -123,7 +123,7 @@ def _look(
     needles: Sequence[bytes],
     visit: Visit,
 ) -> None:
-    seen = glance(data)
+    seen = decode_partial(data)
     if seen is not None and not any(needle in data for needle in needles):
         _note(result, seen)
         return
@@ -134,12 +134,12 @@ def _look(
         if len(result.unreadable) < UNREADABLE_KEPT:
             result.unreadable.append(ledger_id)
         return
-    _note(result, Glance(metadata.is_closed, metadata.ensemble_size, metadata.write_quorum))
+    _note(result, PartialMetadata(metadata.is_closed, metadata.ensemble_size, metadata.write_quorum))
     if not wanted.isdisjoint(metadata.members()):
         visit(ledger_id, metadata)
 
 
-def _note(result: ScanResult, seen: Glance) -> None:
+def _note(result: ScanResult, seen: PartialMetadata) -> None:
     result.ledgers += 1
     if not seen.is_closed:
         result.unclosed[Shape(seen.ensemble_size, seen.write_quorum)] += 1

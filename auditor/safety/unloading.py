@@ -105,7 +105,9 @@ def kept(attempts: Mapping[str, Attempts], open_topics: AbstractSet[str], now_s:
     }
 
 
-def hopeless(open_topics: AbstractSet[str], attempts: Mapping[str, Attempts], now_s: float) -> BkhealError | None:
+def unloading_failure(
+    open_topics: AbstractSet[str], attempts: Mapping[str, Attempts], now_s: float
+) -> BkhealError | None:
     """Return the reason why no unloading can close these topics any more; None: one may, or there are no topics.
 
     After its last unloading, a topic counts only after a period, because its ledgers may have just been closed.

@@ -44,21 +44,21 @@ class EventFanout(ServiceEvents):
 
     @override
     def leadership_changed(self, is_leader: bool) -> None:
-        self._tell(lambda sink: sink.leadership_changed(is_leader))
+        self._notify(lambda sink: sink.leadership_changed(is_leader))
 
     @override
     def run_started(self, record: RunRecord) -> None:
-        self._tell(lambda sink: sink.run_started(record))
+        self._notify(lambda sink: sink.run_started(record))
 
     @override
     def run_ended(self, record: RunRecord) -> None:
-        self._tell(lambda sink: sink.run_ended(record))
+        self._notify(lambda sink: sink.run_ended(record))
 
     @override
     def loss_audited(self, seconds: float) -> None:
-        self._tell(lambda sink: sink.loss_audited(seconds))
+        self._notify(lambda sink: sink.loss_audited(seconds))
 
-    def _tell(self, event: Callable[[ServiceEvents], None]) -> None:
+    def _notify(self, event: Callable[[ServiceEvents], None]) -> None:
         for sink in self._sinks:
             try:
                 event(sink)

@@ -22,7 +22,7 @@ from spark_jobs.kept import Kept
 
 _log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S: Final = 60.0
+CHECK_INTERVAL_S: Final = 60.0
 """Pause between two fetches."""
 
 
@@ -58,7 +58,7 @@ class FetchedReports(Listener):
     def set_requests_per_second(self, rate: float) -> None:
         """Do nothing: it has no clients."""
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Fetch the reports that are missing here. A failure is logged once, until a fetch succeeds."""
         try:
             await run_in_daemon_thread("fetched reports", self._fetch)
@@ -72,10 +72,10 @@ class FetchedReports(Listener):
     async def _run(self) -> None:
         while True:
             try:
-                await self.look()
+                await self.refresh()
             except Exception:  # noqa: BLE001  # the boundary of a task: no error may end it, such as too few threads
                 _log.exception("fetching reports failed, trying again")
-            await self._clock.sleep(LOOK_INTERVAL_S)
+            await self._clock.sleep(CHECK_INTERVAL_S)
 
     def _fetch(self) -> None:
         from spark_jobs.report.store_runs import RUNS_FETCHED, fetch_missing, opened_store

@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 _SPARK_STOP_DEADLINE_S: Final = 8.0
 """Deadline for stopping Spark. With the deadline for runs, it is below the 30 s that Kubernetes waits after SIGTERM.
 The JVM ends with this process in any case."""
-SPARK_LOOK_INTERVAL_S: Final = 10.0
+SPARK_CHECK_INTERVAL_S: Final = 10.0
 """Time between two checks of Spark. A leader whose Spark has ended keeps its leadership for at most about this long."""
 
 
@@ -98,7 +98,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
         return service.status().leader
 
     watching = guarded("spark watch", spark_watch.run(clock))
-    looking = guarded("report directory", warn_if_unusable(settings.report_dir))
+    checking = guarded("report directory", warn_if_unusable(settings.report_dir))
     try:
         live = {"requests_per_second": lambda rate: set_rates(listeners, rate)}
         async with (
@@ -108,7 +108,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
             code = await _serve(service, settings, stop, lambda: _print_ready(settings, listeners))
     finally:
         await cancel(watching)
-        await cancel(looking)
+        await cancel(checking)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SPARK_STOP_DEADLINE_S):
                 await asyncio.gather(holder.stop(), counter.close(), upkeep.close())
@@ -173,10 +173,10 @@ class SparkWatch(ServiceEvents):
     async def run(self, clock: Clock) -> None:
         """Check Spark until cancelled. A failed check is logged and repeated."""
         while not self.is_gone:
-            await clock.sleep(SPARK_LOOK_INTERVAL_S)
+            await clock.sleep(SPARK_CHECK_INTERVAL_S)
             try:
                 await self._holder.start_again()
-                await self._look()
+                await self._check_spark()
             except Exception:  # noqa: BLE001  # the boundary of a task: no error may end it, such as too few threads
                 _log.exception("the check of Spark failed, trying again")
 
@@ -191,13 +191,13 @@ class SparkWatch(ServiceEvents):
     @override
     def run_ended(self, record: RunRecord) -> None:
         if record.state is RunState.FAILED:
-            guarded("spark look", self._look())
+            guarded("Spark check", self._check_spark())
 
     @override
     def loss_audited(self, seconds: float) -> None:
         pass
 
-    async def _look(self) -> None:
+    async def _check_spark(self) -> None:
         if not await self._holder.is_alive() and not self._stop.is_set():
             _log.error("Spark has ended or hangs: this auditor ends, and another one takes over")
             self.is_gone = True

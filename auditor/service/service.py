@@ -190,7 +190,7 @@ class AuditorService(Control):
             try:
                 await _first_of(stop, tasks)
             finally:
-                await self._wind_up(parts, tasks)
+                await self._stop_parts(parts, tasks)
         finally:
             await connection.store.close()
 
@@ -255,7 +255,7 @@ class AuditorService(Control):
         except (InvalidTopologyError, AccessDeniedError):
             return True
 
-    async def _refuse_in_vain(self, kind: RunKind) -> None:
+    async def _check_can_succeed(self, kind: RunKind) -> None:
         """Refuse a run that could only fail.
 
         Raises:
@@ -287,7 +287,7 @@ class AuditorService(Control):
         parts = self._require_parts()
         # A scheduled run fails instead, so that its record shows the problem.
         if cause is not RunCause.SCHEDULE and parts.election.is_leader():
-            await self._refuse_in_vain(kind)
+            await self._check_can_succeed(kind)
         record = await parts.manager.start(kind, cause=cause, owner=owner, is_dry_run=is_dry_run, options=options)
         self._ports.events.run_started(record)
         return record
@@ -312,7 +312,7 @@ class AuditorService(Control):
         await parts.runs.pause_kind(kind, owner, pause.until_ms)
         fields = {"kind": kind.value, "owner": owner, "until": rfc3339(pause.until_ms)}
         _log.info("schedule paused", extra=fields)
-        parts.overview.request_look()
+        parts.overview.request_observation()
         return pause
 
     @override
@@ -324,7 +324,7 @@ class AuditorService(Control):
         await parts.changes.record(owner, via, "schedule resume", kind.value)
         await parts.runs.resume_kind(kind)
         _log.info("schedule resumed", extra={"kind": kind.value, "owner": owner})
-        parts.overview.request_look()
+        parts.overview.request_observation()
 
     @override
     async def wait_changed(self, run_id: str, seen: RunRecord) -> RunRecord:
@@ -374,8 +374,8 @@ class AuditorService(Control):
                         term = guarded(f"term {new.term}", self._lead(parts))
                     if new.is_leader != state.is_leader:
                         self._ports.events.leadership_changed(new.is_leader)
-                    parts.watch.request_look()
-                    parts.overview.request_look()
+                    parts.watch.request_observation()
+                    parts.overview.request_observation()
                 state = new
         finally:
             self._end_term(parts)
@@ -456,7 +456,7 @@ class AuditorService(Control):
     async def _end_pauses(self, parts: _Parts) -> None:
         for kind in await parts.runs.end_pauses(self._ports.clock.epoch_ms(), self._settings.pause_s):
             _log.warning("the pause of a schedule has ended", extra={"kind": kind.value})
-            parts.overview.request_look()
+            parts.overview.request_observation()
 
     async def _fire(self, kind: RunKind) -> None:
         """Begin the run of a schedule that is due."""
@@ -543,7 +543,7 @@ class AuditorService(Control):
                 )
             raise
 
-    async def _wind_up(self, parts: _Parts, tasks: Sequence[asyncio.Task[Any]]) -> None:
+    async def _stop_parts(self, parts: _Parts, tasks: Sequence[asyncio.Task[Any]]) -> None:
         self._scheduler.stop()
         parts.manager.refuse_new_runs()
         parts.manager.stop_all(Stop("the auditor is stopping", RunState.ABANDONED))
@@ -595,8 +595,8 @@ class AuditorService(Control):
 
         def ended(record: RunRecord) -> None:
             ports.events.run_ended(record)
-            watch.request_look()
-            overview.request_look()
+            watch.request_observation()
+            overview.request_observation()
 
         manager.on_ended(ended)
         windows, returned = MaintenanceWindows(store, cluster.root), ReturnedBookies(store, cluster.root)

@@ -13,7 +13,7 @@ from auditor.api.control import (
     Control,
     NotLeaderError,
     RunBusyError,
-    RunOverError,
+    RunEndedError,
     ServiceStatus,
     SeverityBacklog,
     UnknownRunError,
@@ -106,7 +106,7 @@ class LoopActions(TabActions):
             record = self._call(action)
         except RunBusyError as error:
             return ActionResult(ActionOutcome.BUSY, _sentence(error), error.run_id)
-        except (NotLeaderError, RefusedError, RunOverError) as error:
+        except (NotLeaderError, RefusedError, RunEndedError) as error:
             return ActionResult(ActionOutcome.REFUSED, _sentence(error))
         except UnknownRunError as error:
             return ActionResult(ActionOutcome.UNKNOWN, _sentence(error))

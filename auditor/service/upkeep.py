@@ -22,11 +22,11 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from auditor.api.problems import OverloadedError
-from auditor.api.upkeep_port import CalledOffError, StillWorkingError, Upkeep, Work
+from auditor.api.upkeep_port import StillWorkingError, Upkeep, Work, WorkCancelledError
 from auditor.operating.client import ClusterClient, Document
 from auditor.service.watch.cluster_status import cluster_status
 from auditor.service.watch.progress import make_repair_watch, progress_document
-from auditor.service.watch.repairs import LOOK_SHARE, Rate, RateMeter, RepairObservation, RepairWatch
+from auditor.service.watch.repairs import POLL_SHARE, Rate, RateMeter, RepairObservation, RepairWatch
 from bookie.metadata.port import StoreUnavailableError
 from bookie.runtime.clock import Clock
 
@@ -38,8 +38,8 @@ LONG_WORK_WAIT_S_MAX: Final = 20.0
 """How long a request waits for long work; shorter than the deadline of a request."""
 KEPT_S: Final = 30.0
 """How long a result is kept for a repeated request, from the end of the work."""
-LOOK_INTERVAL_S: Final = 5.0
-"""Shortest time between two looks at the repairs; requests before that receive the last look."""
+CHECK_INTERVAL_S: Final = 5.0
+"""Shortest time between two observations of the repairs; requests before that receive the last observation."""
 
 OpenClient = Callable[[AsyncExitStack], Awaitable[ClusterClient]]
 """Opens a client; the stack closes it. Raises StoreUnavailableError."""
@@ -75,7 +75,7 @@ class SharedLongWork:
     def __init__(self, clock: Clock, patience_s: float = LONG_WORK_WAIT_S_MAX) -> None:
         self._clock = clock
         self._patience_s = patience_s
-        self._works: dict[Hashable, _LongWorkEntry] = {}
+        self._entries: dict[Hashable, _LongWorkEntry] = {}
 
     async def result(
         self,
@@ -89,26 +89,26 @@ class SharedLongWork:
 
         Raises:
             StillWorkingError: the work is not done yet, and continues.
-            CalledOffError: another request ended the work.
+            WorkCancelledError: another request ended the work.
             OverloadedError: too much other work is under way.
             Exception: any error that the work raises.
         """
         self._forget_old()
-        work = self._works.get(key)
+        work = self._entries.get(key)
         if work is not None and work.has_result and work.task.result()[1] != await circumstances():
             self._forget(key, work)
-            work = self._works.get(key)
+            work = self._entries.get(key)
         if work is None:
-            if sum(each.ended_s is None for each in self._works.values()) >= LONG_WORKS_MAX:
+            if sum(each.ended_s is None for each in self._entries.values()) >= LONG_WORKS_MAX:
                 raise OverloadedError(f"{LONG_WORKS_MAX} such requests are under way, and each reads all metadata")
-            work = self._works[key] = _LongWorkEntry(asyncio.ensure_future(_done(begin, circumstances)))
+            work = self._entries[key] = _LongWorkEntry(asyncio.ensure_future(_done(begin, circumstances)))
             work.task.add_done_callback(lambda _: self._note_end(key))
         try:
             async with asyncio.timeout(self._patience_s):
                 found, _ = await asyncio.shield(work.task)
         except asyncio.CancelledError:
             if work.task.cancelled():
-                raise CalledOffError("another request has cancelled this one") from None
+                raise WorkCancelledError("another request has cancelled this one") from None
             raise
         except TimeoutError:
             if not work.task.done():
@@ -119,9 +119,9 @@ class SharedLongWork:
                 self._forget(key, work)  # a later request needs the state at its own time
         return found
 
-    async def call_off(self, is_meant: Callable[[Hashable], bool]) -> None:
+    async def cancel_matching(self, is_meant: Callable[[Hashable], bool]) -> None:
         """End the work with matching keys, and forget its results."""
-        meant = {key: work for key, work in self._works.items() if is_meant(key)}
+        meant = {key: work for key, work in self._entries.items() if is_meant(key)}
         for key, work in meant.items():
             self._forget(key, work)
             work.task.cancel()
@@ -129,14 +129,14 @@ class SharedLongWork:
 
     async def close(self) -> None:
         """End all work."""
-        await self.call_off(lambda _: True)
+        await self.cancel_matching(lambda _: True)
 
     def _forget(self, key: Hashable, work: _LongWorkEntry) -> None:
-        if self._works.get(key) is work:
-            del self._works[key]
+        if self._entries.get(key) is work:
+            del self._entries[key]
 
     def _note_end(self, key: Hashable) -> None:
-        work = self._works.get(key)
+        work = self._entries.get(key)
         if work is not None and work.task.done():
             work.ended_s = self._clock.monotonic_s()
             if not work.task.cancelled():
@@ -144,15 +144,16 @@ class SharedLongWork:
 
     def _forget_old(self) -> None:
         now_s = self._clock.monotonic_s()
-        for key, work in list(self._works.items()):
+        for key, work in list(self._entries.items()):
             if work.ended_s is not None and now_s - work.ended_s > KEPT_S:
-                del self._works[key]
+                del self._entries[key]
 
 
 class CachedRepairProgress:
-    """Reads the repairs of one cluster, at most once in ``LOOK_INTERVAL_S`` and for at most ``LOOK_SHARE`` of the time.
+    """Reads the repairs of one cluster, at most once in ``CHECK_INTERVAL_S`` and at most for ``POLL_SHARE`` of time.
 
-    A look reads every mark, so with a large backlog it takes minutes. Requests before the next look receive the last.
+    An observation reads every mark, so with a large backlog it takes minutes. Requests before the next observation
+    receive the last.
     """
 
     def __init__(self, watch: RepairWatch, clock: Clock) -> None:
@@ -163,15 +164,15 @@ class CachedRepairProgress:
         self._last: tuple[RepairObservation, Rate] | None = None
         self._next_s = 0.0
 
-    async def look(self) -> tuple[RepairObservation, Rate]:
-        """Return the last look, or a new one. Raises StoreUnavailableError."""
+    async def observe(self) -> tuple[RepairObservation, Rate]:
+        """Return the last observation, or a new one. Raises StoreUnavailableError."""
         async with self._one:
             begun_s = self._clock.monotonic_s()
             if self._last is None or begun_s >= self._next_s:
-                look = await self._watch.look()
+                observation = await self._watch.observe()
                 now_s = self._clock.monotonic_s()
-                self._last = look, self._meter.add(look, now_s)
-                self._next_s = now_s + max(LOOK_INTERVAL_S, (now_s - begun_s) / LOOK_SHARE)
+                self._last = observation, self._meter.add(observation, now_s)
+                self._next_s = now_s + max(CHECK_INTERVAL_S, (now_s - begun_s) / POLL_SHARE)
             return self._last
 
 
@@ -204,27 +205,27 @@ class ThreadedUpkeep(Upkeep):
         self._is_closed = False
 
     @override
-    async def ask(self, work: Work[T]) -> T:
+    async def run(self, work: Work[T]) -> T:
         return await self._run_on_own_thread(self._asked(work))
 
     @override
-    async def ask_long(
+    async def run_long(
         self, key: Hashable, work: Work[Document], circumstances: Work[Hashable] | None = None
     ) -> Document:
-        look = _no_circumstances if circumstances is None else partial(self._asked, circumstances)
-        return await self._run_on_own_thread(self._long.result(key, lambda: self._asked(work), look))
+        circumstances_work = _no_circumstances if circumstances is None else partial(self._asked, circumstances)
+        return await self._run_on_own_thread(self._long.result(key, lambda: self._asked(work), circumstances_work))
 
     @override
-    async def call_off(self, is_meant: Callable[[Hashable], bool]) -> None:
-        await self._run_on_own_thread(self._long.call_off(is_meant))
+    async def cancel_matching(self, is_meant: Callable[[Hashable], bool]) -> None:
+        await self._run_on_own_thread(self._long.cancel_matching(is_meant))
 
     @override
     async def progress(self) -> Document:
-        return await self.ask_long("progress", self._progressed)
+        return await self.run_long("progress", self._progressed)
 
     @override
     async def cluster_status(self) -> Document:
-        return await self.ask_long("cluster status", self._status)
+        return await self.run_long("cluster status", self._status)
 
     async def close(self) -> None:
         """End the work, the session and the thread. Idempotent."""
@@ -251,7 +252,7 @@ class ThreadedUpkeep(Upkeep):
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def _asked(self, work: Work[T]) -> T:
-        client = await self._there()
+        client = await self._open_client()
         try:
             return await work(client)
         except StoreUnavailableError:
@@ -259,17 +260,17 @@ class ThreadedUpkeep(Upkeep):
             raise
 
     async def _progressed(self, client: ClusterClient) -> Document:
-        return progress_document(*await self._look(client))
+        return progress_document(*await self._observe(client))
 
     async def _status(self, client: ClusterClient) -> Document:
-        return await cluster_status(client, *await self._look(client))
+        return await cluster_status(client, *await self._observe(client))
 
-    async def _look(self, client: ClusterClient) -> tuple[RepairObservation, Rate]:
+    async def _observe(self, client: ClusterClient) -> tuple[RepairObservation, Rate]:
         if self._progress is None:
             self._progress = CachedRepairProgress(make_repair_watch(client), self._clock)
-        return await self._progress.look()
+        return await self._progress.observe()
 
-    async def _there(self) -> ClusterClient:
+    async def _open_client(self) -> ClusterClient:
         async with self._opening:
             if self._client is None:
                 stack = AsyncExitStack()

@@ -179,12 +179,12 @@ class _Probe:
 
     async def work(self) -> None:
         """Read entries from the iterator until it is exhausted, or until a read shows that the rest remains unknown."""
-        while self._goes_on and (chunk := list(itertools.islice(self.wanted, self._chunk_entries()))):
-            while chunk and self._goes_on:
+        while self._may_continue and (chunk := list(itertools.islice(self.wanted, self._chunk_entries()))):
+            while chunk and self._may_continue:
                 chunk = await self._read(chunk)
 
     @property
-    def _goes_on(self) -> bool:
+    def _may_continue(self) -> bool:
         return self.status in (Status.OK, Status.LIMBO, Status.CORRUPT)
 
     def _chunk_entries(self) -> int:
@@ -239,7 +239,7 @@ class _Probe:
         """Record the status of entries that the bookie did not serve. Absent entries need no record."""
         answer, status = status, Status.CORRUPT if is_unread else status
         is_known = status is self.status or (status is Status.LIMBO and self.status is Status.CORRUPT)
-        if status.is_absent or not self._goes_on or is_known:
+        if status.is_absent or not self._may_continue or is_known:
             return
         damage = "damaged or unreadable: " if is_unread else ""
         self.status, self.detail = status, f"reading {what}: {damage}{answer.name}{f' ({why})' if why else ''}"

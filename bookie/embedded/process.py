@@ -149,7 +149,7 @@ class ManagedProcess:
             EmbeddedProcessError: the process ended first, or ``deadline_s`` seconds passed.
         """
         search = _LineSearch(self.log_path, self._log_offset, re.compile(pattern))
-        await self.wait_until(search.look, f"a line matching {pattern!r}", deadline_s)
+        await self.wait_until(search.poll, f"a line matching {pattern!r}", deadline_s)
         assert search.found is not None
         return search.found
 
@@ -208,7 +208,7 @@ class _LineSearch:
         self._pattern = pattern
         self._rest = b""
 
-    async def look(self) -> bool:
+    async def poll(self) -> bool:
         while self.found is None and (chunk := self._read()):
             *lines, self._rest = (self._rest + chunk).split(b"\n")
             matches = (self._pattern.search(line.decode(errors="replace")) for line in lines)

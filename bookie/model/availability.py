@@ -314,7 +314,7 @@ class EntryRuns:
         return builder.built()
 
     @staticmethod
-    def uniting(one: EntryRuns, other: EntryRuns) -> Generator[None, None, EntryRuns]:
+    def union_with_pauses(one: EntryRuns, other: EntryRuns) -> Generator[None, None, EntryRuns]:
         """Return the union of two sets, with pauses."""
         if not one or not other:
             return one or other

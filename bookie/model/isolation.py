@@ -112,13 +112,15 @@ def allowed_for(
     return found
 
 
-def strangers(members: Collection[BookieId], wish: Isolation | None, groups: BookieGroups) -> tuple[BookieId, ...]:
+def forbidden_members(
+    members: Collection[BookieId], wish: Isolation | None, groups: BookieGroups
+) -> tuple[BookieId, ...]:
     """Return the members of an ensemble that the rule would forbid if every bookie of the topology were available.
 
-    Only the topology counts: an outage does not make a bookie a stranger. A bookie of the secondary groups is a
-    stranger unless the primary groups have fewer bookies than the ensemble. A bookie in no group is a stranger unless
-    the primary and secondary groups together have fewer. A bookie in other groups only is always a stranger. There are
-    no strangers without a primary group, or without groups in the topology.
+    Only the topology counts: an outage does not change the result. A bookie of the secondary groups is forbidden unless
+    the primary groups have fewer bookies than the ensemble. A bookie in no group is forbidden unless the primary and
+    secondary groups together have fewer. A bookie in other groups only is always forbidden. Nothing is forbidden
+    without a primary group, or without groups in the topology.
     """
     return tuple(sorted(set(members) - permitted(members, wish, groups, len(members))))
 
@@ -126,7 +128,7 @@ def strangers(members: Collection[BookieId], wish: Isolation | None, groups: Boo
 def permitted(
     bookies: Collection[BookieId], wish: Isolation | None, groups: BookieGroups, ensemble_size: int
 ) -> frozenset[BookieId]:
-    """Return those of ``bookies`` that are not ``strangers`` in an ensemble of this size."""
+    """Return those of ``bookies`` that are not ``forbidden_members`` in an ensemble of this size."""
     if wish is None or not wish.primary or not groups.names:
         return frozenset(bookies)
     found = groups.among(bookies, wish.primary)
@@ -137,8 +139,8 @@ def permitted(
     return found
 
 
-def strangers_text(found: Collection[BookieId], wish: Isolation, groups: BookieGroups) -> str:
-    """Return a text with the reason why these ``strangers`` are in the wrong place."""
+def forbidden_members_text(found: Collection[BookieId], wish: Isolation, groups: BookieGroups) -> str:
+    """Return a text with the reason why these ``forbidden_members`` are in the wrong place."""
     secondary = groups.among(found, wish.secondary)
     texts = []
     if others := sorted(set(found) - secondary):

@@ -106,12 +106,12 @@ class Stripe:
             if self.stores(position, entry_id):
                 yield EntryId(entry_id)
 
-    def stretches(self, lists: Iterable[EntryRuns], first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield stretches in which no list changes. Together they contain each kind of entry of ``first..last``.
+    def uniform_ranges(self, lists: Iterable[EntryRuns], first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Yield ranges in which no list changes. Together they contain each kind of entry of ``first..last``.
 
         Entries are of the same kind if they have the same write set and are in the same lists. Between the ends of
         groups, all lists are periodic, so the first period contains each kind, and the rest is omitted. The number of
-        stretches depends on the number of groups, not on the number of runs.
+        ranges depends on the number of groups, not on the number of runs.
         """
         if last < first:
             return

@@ -104,7 +104,7 @@ def find_java(environment: Mapping[str, str] | None = None, cache: Path | None =
     problems: list[str] = []
     for origin in JavaOrigin:
         try:
-            java = _look(origin, env, cache)
+            java = _find_java(origin, env, cache)
         except _Rejected as rejected:
             problems.append(f"{origin.value}: {rejected}")
             if origin is JavaOrigin.JAVA_HOME and env.get("JAVA_HOME"):
@@ -134,7 +134,7 @@ def is_wrapped(java: Java) -> bool:
     return java.home.name.startswith(_WRAPPER_HOME) and not (java.home / "lib" / "modules").exists()
 
 
-def _look(origin: JavaOrigin, env: Mapping[str, str], cache: Path | None) -> Java:
+def _find_java(origin: JavaOrigin, env: Mapping[str, str], cache: Path | None) -> Java:
     match origin:
         case JavaOrigin.JAVA_HOME:
             return _from_java_home(env)

@@ -100,11 +100,11 @@ class Copying:
             read_s = self._clock.monotonic_s() - asked_s
             found = _verified_entries(copy, answer)
             size_bytes = sum(map(len, found.packets))
-            self._room.give_back(held - size_bytes)
+            self._room.release(held - size_bytes)
             held = size_bytes
             return await _stored(copy, found, store, answer, read_s)
         finally:
-            self._room.give_back(held)
+            self._room.release(held)
 
 
 class _ByteBudget:
@@ -124,7 +124,7 @@ class _ByteBudget:
                 await self._freed.wait()
             self.held_bytes += size_bytes
 
-    def give_back(self, size_bytes: int) -> None:
+    def release(self, size_bytes: int) -> None:
         self.held_bytes -= size_bytes
         self._freed.set()
 

@@ -251,7 +251,7 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
     admission, ledger_disk, storage = await _join(context, listeners, disks, metadata)
     service = await _serve(context, listeners, ledger_disk, metadata, storage, admission)
     drain = DrainWatch(Drains(metadata.store, metadata.cluster.root), admission.bookie_id, context.clock)
-    await drain.look()
+    await drain.check()
     read_only = OperatorReadOnly(ledger_disk, await read_recorded_request(ledger_disk))
     by_role: dict[str, Disk] = {**_journal_roles(disks.journals), "ledgers": ledger_disk}
     is_low = should_be_read_only(False, await free_bytes(tuple(by_role.values())), settings.read_only_below_bytes)
@@ -467,7 +467,7 @@ def _start_upkeep(context: _Context, metadata: _Metadata, bookie: _Bookie) -> _U
         ledger_path=settings.ledger_dirs[0],
     )
     context.start_background_task("disk watch", watch.run())
-    context.start_background_task("drain watch", drain.run(watch.look))
+    context.start_background_task("drain watch", drain.run(watch.check))
     scrubber = None
     if settings.scrub_interval_s > 0:
         ledger_store = LedgerStore(metadata.store, metadata.cluster, context.rng)

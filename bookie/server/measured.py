@@ -125,7 +125,7 @@ class _TimedFile:
         self.sync = file.sync
         self.reserve = file.reserve
         self.read = file.read
-        self.read_at_once = file.read_at_once
+        self.read_cached = file.read_cached
         self.size = file.size
         self.close = file.close
 

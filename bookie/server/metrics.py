@@ -296,10 +296,10 @@ class Sampler:
     async def run(self) -> None:
         """Update the metrics periodically until cancelled."""
         while True:
-            await self.look()
+            await self.update()
             await self._clock.sleep(SAMPLE_INTERVAL_S)
 
-    async def look(self) -> None:
+    async def update(self) -> None:
         """Update the metrics once. If a disk does not answer, its last values stay; requests show the problem."""
         for total_of, counted in self._counted:
             counted.raise_to(total_of())

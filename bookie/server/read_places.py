@@ -48,29 +48,29 @@ class ReadPlaces:
         try:
             yield
         finally:
-            self.give_back()
+            self.release()
 
     async def take(self, *, is_urgent: bool) -> None:
-        """Wait for a place and take it. The caller must ``give_back`` it."""
+        """Wait for a place and take it. The caller must ``release`` it."""
         queue = self._urgent if is_urgent else self._others
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.append(waiter)
-        self._give_out()
+        self._admit_waiters()
         try:
             await waiter
         except asyncio.CancelledError:
             if waiter in queue:
                 queue.remove(waiter)
             elif not waiter.cancelled():
-                self.give_back()
+                self.release()
             raise
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release a place."""
         self._free += 1
-        self._give_out()
+        self._admit_waiters()
 
-    def _give_out(self) -> None:
+    def _admit_waiters(self) -> None:
         while (queue := self._next()) is not None:
             waiter = queue.popleft()
             if waiter.cancelled():

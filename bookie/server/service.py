@@ -270,11 +270,11 @@ class BookieService(BookieHandler):
         """Wait for at most ``lac_wait_s_max``, and never during the shutdown."""
         bounded_s = min(poll.wait_s, self._limits.lac_wait_s_max) if poll.wait_s > 0 else 0.0
         until_s, beyond = asyncio.get_running_loop().time() + bounded_s, poll.beyond
-        look = ReadLac(poll.ledger_id)
+        read_lac = ReadLac(poll.ledger_id)
         with self._lacs.waiting(poll.ledger_id, beyond) as waiter:  # entered before the first read: nothing is missed
-            reply = await self.answer(incarnation, look)
+            reply = await self.answer(incarnation, read_lac)
             while reply.status in _CHANGEABLE_STATUSES and proven_lac(reply) <= beyond and await waiter.woken(until_s):
-                reply = await self.answer(incarnation, look)
+                reply = await self.answer(incarnation, read_lac)
         if reply.status not in _CHANGEABLE_STATUSES or proven_lac(reply) <= beyond:
             return reply
         return replace(reply, entry=await self._entry(poll.ledger_id, EntryId(beyond + 1)))
@@ -312,7 +312,7 @@ class BookieService(BookieHandler):
             try:
                 return await read()
             finally:
-                self._reads.give_back()
+                self._reads.release()
 
         return await self._running.run_uncancelled(placed(), failed)
 

@@ -17,7 +17,7 @@ class AddQueue:
     """The line of one store. The callers bound its length: each of them has reserved memory for its adds."""
 
     def __init__(self, is_behind: Callable[[], bool]) -> None:
-        """Start empty. No add proceeds while ``is_behind`` returns true; call ``look`` when that may have changed."""
+        """Start empty. None proceeds while ``is_behind`` returns true; call ``advance`` when that may have changed."""
         self._is_behind = is_behind
         self._places: dict[asyncio.Event, None] = {}
         self.is_closed = False
@@ -39,10 +39,10 @@ class AddQueue:
         finally:
             wait.caller.places.discard(place)
             del self._places[place]
-            self.look()
+            self.advance()
         return not self.is_closed
 
-    def look(self) -> None:
+    def advance(self) -> None:
         """Let the first add proceed if it no longer needs to wait; it then wakes the next one."""
         if self._places and (self.is_closed or not self._is_behind()):
             next(iter(self._places)).set()
@@ -50,7 +50,7 @@ class AddQueue:
     def close(self) -> None:
         """End all current and future waits."""
         self.is_closed = True
-        self.look()
+        self.advance()
 
     def _must_wait(self, place: asyncio.Event, wait: AddWait) -> bool:
         if wait.caller.is_over or self.is_closed:

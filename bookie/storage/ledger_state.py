@@ -182,7 +182,7 @@ class LedgerStates:
         return _Use(self, ledger_id)
 
     def take(self, ledger_id: LedgerId) -> LedgerState:
-        """Return the state object of a ledger, which may not be loaded yet; it stays in memory until ``give``."""
+        """Return the state object of a ledger, which may not be loaded yet; it stays in memory until ``release``."""
         if (state := self._states.get(ledger_id)) is None:
             state = self._states[ledger_id] = LedgerState(ledger_id, loading=asyncio.Lock())
         self._states.move_to_end(ledger_id)
@@ -198,7 +198,7 @@ class LedgerStates:
         if state.loading is not None:
             await self._load(state, state.loading)
 
-    def give(self, state: LedgerState) -> None:
+    def release(self, state: LedgerState) -> None:
         """End one use of a state object."""
         state.uses -= 1
         self._forget_surplus()
@@ -284,10 +284,10 @@ class _Use:
             try:
                 await self._states.load(state)
             except BaseException:
-                self._states.give(state)
+                self._states.release(state)
                 raise
         return state
 
     async def __aexit__(self, *error: object) -> None:
         assert self._state is not None
-        self._states.give(self._state)
+        self._states.release(self._state)

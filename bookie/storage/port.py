@@ -93,7 +93,7 @@ class DiskFile(Protocol):
         """
         ...
 
-    def read_at_once(self, offset: int, size: int) -> bytes | None:
+    def read_cached(self, offset: int, size: int) -> bytes | None:
         """Return the ``size`` bytes at ``offset`` if they are in memory, without waiting for the disk or a thread.
 
         None means that the result is not known without a ``read``.
@@ -206,7 +206,7 @@ class EntryIndex(Protocol):
         """
         ...
 
-    def get_at_once(self, keys: Sequence[bytes]) -> list[bytes] | None:
+    def get_cached(self, keys: Sequence[bytes]) -> list[bytes] | None:
         """Return the values of ``keys`` if all of them are in memory, without waiting for the disk or a thread.
 
         None means that the result is not known without ``get_many``.

@@ -155,7 +155,7 @@ class WatchedIndex:
         self._write = index.write
         self._cache = cache
         self.get_many = index.get_many
-        self.get_at_once = index.get_at_once
+        self.get_cached = index.get_cached
         self.range = index.range
         self.keys = index.keys
         self.last = index.last

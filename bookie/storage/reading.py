@@ -150,7 +150,7 @@ class EntryReader:
         """Put the locations of the entries at ``places`` into ``found``; None for entries that are not stored."""
         keys = [pack_entry_key(ledger_id, entry_ids[place]) for place in places]
         values: Sequence[bytes | None] | None = (
-            self.index.get_at_once(keys) if len(keys) <= _IMMEDIATE_READ_ENTRIES_MAX else None
+            self.index.get_cached(keys) if len(keys) <= _IMMEDIATE_READ_ENTRIES_MAX else None
         )
         if values is None:
             values = await self.index.get_many(keys)
@@ -168,17 +168,17 @@ class EntryReader:
         for attempt in range(_MOVE_RETRIES_MAX + 1):
             places = [place for place, entry in enumerate(found) if isinstance(entry, Location)]
             locations = [entry for entry in found if isinstance(entry, Location)]
-            if _is_small_read(locations) and (at_once := self.logs.read_at_once(locations)) is not None:
+            if _is_small_read(locations) and (at_once := self.logs.read_cached(locations)) is not None:
                 return at_once
             stored = await self.logs.read(locations)
             missing = [place for place, data in zip(places, stored, strict=True) if data is None]
             if not missing or attempt == _MOVE_RETRIES_MAX:
                 break
-            if not await self._look_again(ledger_id, entry_ids, found, missing):
+            if not await self._look_up_again(ledger_id, entry_ids, found, missing):
                 break
         return stored
 
-    async def _look_again(
+    async def _look_up_again(
         self,
         ledger_id: LedgerId,
         entry_ids: Sequence[EntryId],
@@ -234,7 +234,9 @@ class EntryReader:
         while keys := await self.index.keys(first, end, self.list_page_keys):
             _add_page(stored, keys)
             first = keys[-1] + b"\0"
-        return await run_cooperatively(EntryRuns.uniting(stored.built(), await run_cooperatively(_runs_of_ids(cached))))
+        return await run_cooperatively(
+            EntryRuns.union_with_pauses(stored.built(), await run_cooperatively(_runs_of_ids(cached)))
+        )
 
     async def unreachable(self, ledger_id: LedgerId) -> EntryRuns:
         """Return the ids of the stored entries of a ledger whose logs may be in a directory that is out of use (R114).

@@ -97,9 +97,9 @@ class LedgerStorage:
             settings,
             clock,
             is_full=parts.is_full,
-            on_change=self._line.look,
+            on_change=self._line.advance,
         )
-        self.fatal.add_done_callback(lambda _: self._line.look())
+        self.fatal.add_done_callback(lambda _: self._line.advance())
         self._writer = LedgerWriter(
             parts.journals, parts.caches, parts.states, self._marks, self._flusher.stored, self._flusher.not_stored
         )
@@ -192,7 +192,7 @@ class LedgerStorage:
     @takes_no_adds.setter
     def takes_no_adds(self, takes_none: bool) -> None:
         self._takes_no_adds = takes_none
-        self._line.look()
+        self._line.advance()
 
     @property
     def directories_out_of_use(self) -> int:

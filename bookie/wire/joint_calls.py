@@ -86,7 +86,7 @@ class JointCalls(abc.ABC, Generic[JointT, MessageT]):
         """Begin a call for several requests."""
 
     @abc.abstractmethod
-    def _hand_over(self, message: MessageT, requests: Mapping[LedgerId, JointT]) -> None:
+    def _distribute(self, message: MessageT, requests: Mapping[LedgerId, JointT]) -> None:
         """Give each request its part of a message, and complete the requests whose answer is complete.
 
         Raises:
@@ -146,7 +146,7 @@ class JointCalls(abc.ABC, Generic[JointT, MessageT]):
         try:
             call = self._open(requests, max(request.timeout_s for request in requests.values()))
             while size <= ANSWER_BYTES_MAX and isinstance(message := await call.read(), Message):
-                self._hand_over(cast(MessageT, message), requests)
+                self._distribute(cast(MessageT, message), requests)
                 size += message.ByteSize()
             for request in requests.values():
                 request.complete(is_answered=size <= ANSWER_BYTES_MAX)

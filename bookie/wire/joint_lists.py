@@ -15,7 +15,7 @@ from bookie.wire.joint_calls import TRUNCATED_ANSWER_DETAIL, Joint, JointCalls
 from bookie.wire.port import ListReply, Status
 
 ListCallable = Callable[..., grpc.aio.UnaryStreamCall[pb.ListLedgersRequest, pb.LedgerLists]]
-Alone = Callable[[LedgerId, float], Awaitable[ListReply]]
+SingleRequest = Callable[[LedgerId, float], Awaitable[ListReply]]
 
 
 class _Listing(Joint):
@@ -36,12 +36,12 @@ class _Listing(Joint):
 class JointLists(JointCalls[_Listing, pb.LedgerLists]):
     """The requests for lists over one connection."""
 
-    def __init__(self, list_ledgers: ListCallable, incarnation: str, alone: Alone) -> None:
-        """Prepare for the disks of ``incarnation``; ``alone`` sends the request for one ledger."""
+    def __init__(self, list_ledgers: ListCallable, incarnation: str, request_single: SingleRequest) -> None:
+        """Prepare for the disks of ``incarnation``; ``request_single`` sends the request for one ledger."""
         super().__init__()
         self._list_ledgers = list_ledgers
         self._incarnation = incarnation
-        self._alone = alone
+        self._request_single = request_single
 
     async def list(self, ledger_id: LedgerId, timeout_s: float) -> ListReply:
         """List a ledger.
@@ -53,7 +53,7 @@ class JointLists(JointCalls[_Listing, pb.LedgerLists]):
         """
         listing = _Listing(ledger_id, timeout_s)
         if not await self._joined(listing):
-            return await self._alone(ledger_id, timeout_s)
+            return await self._request_single(ledger_id, timeout_s)
         if listing.last is None:
             return ListReply(Status.UNREACHABLE, detail=TRUNCATED_ANSWER_DETAIL)
         return await run_cooperatively(list_from_wire(listing.pieces, listing.last))
@@ -66,7 +66,7 @@ class JointLists(JointCalls[_Listing, pb.LedgerLists]):
         return self._list_ledgers(request, timeout=timeout_s)
 
     @override
-    def _hand_over(self, message: pb.LedgerLists, requests: Mapping[LedgerId, _Listing]) -> None:
+    def _distribute(self, message: pb.LedgerLists, requests: Mapping[LedgerId, _Listing]) -> None:
         for each in message.lists:
             listing = requests.get(LedgerId(each.ledger_id))
             if listing is None or listing.last is not None:

@@ -18,7 +18,7 @@ from bookie.wire.port import EntryResult, ReadReply, Status
 from bookie.wire.requests import Read
 
 ReadCallable = Callable[..., grpc.aio.UnaryStreamCall[pb.ReadLedgersRequest, pb.LedgerBatches]]
-Alone = Callable[[Read, list[EntryResult], float], Awaitable[ReadReply]]
+SingleRequest = Callable[[Read, list[EntryResult], float], Awaitable[ReadReply]]
 
 
 class ReadAnswer:
@@ -71,12 +71,12 @@ class _Reading(Joint):
 class JointReads(JointCalls[_Reading, pb.LedgerBatches]):
     """The small reads of one connection."""
 
-    def __init__(self, read_ledgers: ReadCallable, incarnation: str, alone: Alone) -> None:
-        """Prepare for the disks of ``incarnation``; ``alone`` sends one read."""
+    def __init__(self, read_ledgers: ReadCallable, incarnation: str, request_single: SingleRequest) -> None:
+        """Prepare for the disks of ``incarnation``; ``request_single`` sends one read."""
         super().__init__()
         self._read_ledgers = read_ledgers
         self._incarnation = incarnation
-        self._alone = alone
+        self._request_single = request_single
 
     async def read(self, read: Read, results: list[EntryResult], timeout_s: float) -> ReadReply:
         """Read entries without a fence; ``results`` grows as they arrive.
@@ -88,7 +88,7 @@ class JointReads(JointCalls[_Reading, pb.LedgerBatches]):
         reading = _Reading(read, results, timeout_s)
         if not await self._joined(reading):
             results.clear()
-            return await self._alone(read, results, timeout_s)
+            return await self._request_single(read, results, timeout_s)
         return reading.parts.reply()
 
     @override
@@ -99,7 +99,7 @@ class JointReads(JointCalls[_Reading, pb.LedgerBatches]):
         return self._read_ledgers(pb.ReadLedgersRequest(incarnation=self._incarnation, reads=reads), timeout=timeout_s)
 
     @override
-    def _hand_over(self, message: pb.LedgerBatches, requests: Mapping[LedgerId, _Reading]) -> None:
+    def _distribute(self, message: pb.LedgerBatches, requests: Mapping[LedgerId, _Reading]) -> None:
         for each in message.batches:
             reading = requests.get(LedgerId(each.ledger_id))
             if reading is None or reading.parts.last is not None:

@@ -36,7 +36,7 @@ class MemoryNetwork:
         """Let ``handler`` answer at ``host:port``, in place of the present one."""
         self._listening[host, port] = handler
 
-    def hang_up(self, host: str, port: int) -> None:
+    def stop_listening(self, host: str, port: int) -> None:
         """Remove the handler at this address."""
         self._listening.pop((host, port), None)
 

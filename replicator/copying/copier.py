@@ -23,10 +23,10 @@ size of the largest possible answer before it sends a read, and holds the true s
 acknowledgement. During a pause before a retry, it holds neither a slot nor memory. ``Pace`` limits the bytes and
 requests per second; every attempt at every target counts.
 
-A copy stops early if it cannot succeed (no bookie serves an entry, or the target refuses), so that a hopeless position
-is not copied repeatedly (R38). After a crash or an early stop, the target has entries that the metadata does not
-mention. They are harmless: the next attempt usually chooses the same target and replaces them, and the collection
-deletes the rest. The outcome is returned as a value: no behaviour of a bookie raises an exception here.
+A copy stops early if it cannot succeed (no bookie serves an entry, or the target refuses), so that a position that
+cannot be repaired is not copied repeatedly (R38). After a crash or an early stop, the target has entries that the
+metadata does not mention. They are harmless: the next attempt usually chooses the same target and replaces them, and
+the collection deletes the rest. The outcome is returned as a value: no behaviour of a bookie raises an exception here.
 
 R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
@@ -105,7 +105,7 @@ class CopyOutcome:
         return not self.unreadable_count and self.target_failure is None and not self.is_interrupted
 
     @property
-    def is_hopeless(self) -> bool:
+    def is_permanent_failure(self) -> bool:
         """Whether some entry was refused permanently by every live holder."""
         return any(entry.is_final for entry in self.unreadable)
 
@@ -251,9 +251,9 @@ class _CopyRun:
 
     def _receiver(self, copy: PositionCopy, ledger: Versioned) -> Receiver:
         copier, bookie = self._copier, copy.step.target
-        goes_on = partial(self._may_copy_to, bookie)
+        may_continue = partial(self._may_copy_to, bookie)
         target = Target(
-            copier.transport, copier.clock, copier.pace, bookie, ledger, copy.incarnation, self._rank, goes_on
+            copier.transport, copier.clock, copier.pace, bookie, ledger, copy.incarnation, self._rank, may_continue
         )
         return Receiver(copy, target)
 
@@ -262,8 +262,8 @@ class _CopyRun:
         if self._copier.pulls is None or len(self._receivers) > 1:
             return None
         [receiver] = self._receivers
-        goes_on = partial(self._may_copy_to, receiver.bookie)
-        return Pull(self._copier.pulls, ledger, receiver.bookie, receiver.target, goes_on)
+        may_continue = partial(self._may_copy_to, receiver.bookie)
+        return Pull(self._copier.pulls, ledger, receiver.bookie, receiver.target, may_continue)
 
     async def run(self) -> list[CopyOutcome]:
         most = max(each.step.entry_count for each in self._receivers)
@@ -317,7 +317,7 @@ class _CopyRun:
             self._chunk_ended.clear()
             await self._chunk_ended.wait()
 
-    async def _goes_on(self) -> bool:
+    async def _should_continue(self) -> bool:
         try:
             if not await self._may_continue():
                 self._is_interrupted = True
@@ -326,7 +326,9 @@ class _CopyRun:
         return not self._is_over()
 
     async def _may_copy_to(self, bookie: BookieId) -> bool:
-        return await self._goes_on() and any(each.is_active for each in self._receivers if each.bookie == bookie)
+        return await self._should_continue() and any(
+            each.is_active for each in self._receivers if each.bookie == bookie
+        )
 
     def _chunk_entries(self) -> int:
         """Return the number of entries per chunk: about one full batch, so a chunk is one request to the target."""
@@ -367,7 +369,7 @@ class _CopyRun:
                 orders = self._orders(
                     {entry_id: chunk[entry_id] for entry_id in waiting}, [receiver.bookie], chunk_number
                 )
-                pulled = await self._pull.bring(waiting, orders, self._avoided(), self._reads.entry_bytes)
+                pulled = await self._pull.pull_entries(waiting, orders, self._avoided(), self._reads.entry_bytes)
             self._suspects |= pulled.unresponsive
             self._copier.count(pulled.entries, pulled.bytes, pulled.bytes)
             self._update_entry_size()
@@ -398,7 +400,7 @@ class _CopyRun:
             self._copier.slots.hold(targets, self._rank) as slots,
             budget.hold(self._source.answer_bytes_max(len(asked)), self._rank) as share,
         ):
-            if not await self._goes_on():
+            if not await self._should_continue():
                 return None
             fetched = await self._source.fetch(self._orders(asked, targets, chunk_number))
             budget.reduce(share, fetched.size_bytes)
@@ -408,7 +410,7 @@ class _CopyRun:
             damaged = {copy.bookie for copy in fetched.corrupt if copy.entry_id in fetched.packets}
             if (fetched.lacking or damaged) and not await self._try_note_lacking(fetched.lacking | damaged):
                 return None
-            if self._is_over() or not await self._goes_on():
+            if self._is_over() or not await self._should_continue():
                 return None
             stored = await self._send(fetched.packets, asked, receivers, slots)
         for receiver in stored:

@@ -89,20 +89,25 @@ class Pull:
     """The pulls of one target for one copy. Shared by the lanes of the copy."""
 
     def __init__(
-        self, pulls: Pulls, ledger: Versioned, bookie: BookieId, target: Target, goes_on: Callable[[], Awaitable[bool]]
+        self,
+        pulls: Pulls,
+        ledger: Versioned,
+        bookie: BookieId,
+        target: Target,
+        may_continue: Callable[[], Awaitable[bool]],
     ) -> None:
-        """Prepare. No pull is sent if ``goes_on`` returns False."""
+        """Prepare. No pull is sent if ``may_continue`` returns False."""
         self._pulls = pulls
         self._bookie = bookie
         self._target = target
-        self._goes_on = goes_on
+        self._may_continue = may_continue
         digest_type, password = ledger.metadata.digest_type, ledger.metadata.password or b""
         self._digest: LedgerDigest | None = None
         """None if nothing may be pulled."""
         if digest_type is not None and digest_type is not DigestType.DUMMY:
             self._digest = LedgerDigest(digest_type, digest_key(digest_type, password))
 
-    async def bring(
+    async def pull_entries(
         self, entry_ids: Sequence[EntryId], orders: Orders, avoided: Set[BookieId], entry_bytes: int
     ) -> Pulled:
         """Let the target read entries from their first holders, with one request per holder if possible.
@@ -128,7 +133,7 @@ class Pull:
 
     async def _pull_from(self, holder: BookieId, wanted: Sequence[EntryId], entry_bytes: int, pulled: Pulled) -> None:
         digest = self._digest
-        if digest is None or not await self._pulls.can(self._bookie, holder) or not await self._goes_on():
+        if digest is None or not await self._pulls.can(self._bookie, holder) or not await self._may_continue():
             pulled.rest += wanted
             return
         asked = wanted[:BATCH_ENTRIES_MAX]

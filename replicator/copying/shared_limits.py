@@ -24,9 +24,9 @@ from replicator.ports import RepairPorts
 
 _log = logging.getLogger(__name__)
 
-LOOK_S: Final = 1.0
+REFRESH_S: Final = 1.0
 """The time between two reads of the workers' nodes: at most one per second, however often workers join and leave."""
-JOIN_S: Final = 2 * LOOK_S
+JOIN_S: Final = 2 * REFRESH_S
 """The time between the creation of this worker's node and its first copy."""
 IDLE_S: Final = 10.0
 """The time without a copy after which a worker deletes its node."""
@@ -90,7 +90,7 @@ class SharedLimits:
             return
         self._pace.set_share(worker_share(seen.limits, len(workers.names)))
         self._pace.wanted.clear()
-        await self._ports.clock.sleep(LOOK_S)
+        await self._ports.clock.sleep(REFRESH_S)
         await first_of(
             [
                 self._limits.wait_changed(seen.stat),

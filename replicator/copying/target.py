@@ -68,15 +68,15 @@ class Target:
         ledger: Versioned,
         incarnation: str = "",
         rank: int = 0,
-        goes_on: Callable[[], Awaitable[bool]] = _always,
+        may_continue: Callable[[], Awaitable[bool]] = _always,
     ) -> None:
         """Prepare a target. The bookie refuses requests if its disks are not those of ``incarnation`` (R30).
 
-        ``goes_on`` is called before each retry at a busy target, and before a request that waited for the rate for
+        ``may_continue`` is called before each retry at a busy target, and before a request that waited for the rate for
         longer than ``LONG_S``. If it returns False, nothing is sent (R94).
         """
         self._rank = rank
-        self._goes_on = goes_on
+        self._may_continue = may_continue
         self._transport = transport
         self._clock = clock
         self._pace = pace
@@ -134,7 +134,7 @@ class Target:
                 now_s = self._clock.monotonic_s()
                 if self._busy_since_s is None:
                     self._busy_since_s = now_s
-                if now_s - self._busy_since_s >= BUSY_S_MAX or not await self._goes_on():
+                if now_s - self._busy_since_s >= BUSY_S_MAX or not await self._may_continue():
                     return reply
                 await self._clock.sleep(min(_BACKOFF_S * 2**attempt, _BUSY_PAUSE_S_MAX))
                 reply = await offer()
@@ -151,7 +151,7 @@ class Target:
         """Wait for the rate, and return whether to send. After a long wait, check again whether the copy is needed."""
         begun_s = self._clock.monotonic_s()
         await wait
-        return self._clock.monotonic_s() - begun_s <= LONG_S or await self._goes_on()
+        return self._clock.monotonic_s() - begun_s <= LONG_S or await self._may_continue()
 
     async def _offer_copy(self, copy: Copy, expected_bytes: int) -> CopyReply:
         if not await self._wait_to_send(self._pass(copy.source, expected_bytes)):

@@ -42,14 +42,14 @@ class RankedLock:
                 await entered
             except asyncio.CancelledError:
                 if entered.done() and not entered.cancelled():  # handed over just before the cancellation
-                    self._hand_over()
+                    self._admit_next()
                 raise
         try:
             yield
         finally:
-            self._hand_over()
+            self._admit_next()
 
-    def _hand_over(self) -> None:
+    def _admit_next(self) -> None:
         while self._waiting:
             *_, entered = heapq.heappop(self._waiting)
             if not entered.done():

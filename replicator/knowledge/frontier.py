@@ -105,7 +105,7 @@ class Frontier:
             if last - named >= _UNNAMED_FEW and (later := await self._named(ledger, members)) > last:
                 return await self._last_written_between(ledger, members, last, EntryId(later))
             wanted = [EntryId(entry_id) for entry_id in range(last + 1, last + 1 + count)]
-            last, unknown = await self._up_to_a_gap(ledger, members, wanted)
+            last, unknown = await self._before_first_gap(ledger, members, wanted)
             if last < wanted[-1]:
                 return last, unknown
             count = min(_REQUEST_GROWTH_FACTOR * count, _WINDOW)
@@ -149,12 +149,12 @@ class Frontier:
         """Return the last written entry in ``last..end``, and the members that may have the entry after it."""
         while last < end:
             wanted = [EntryId(entry_id) for entry_id in range(last + 1, min(end, last + _WINDOW) + 1)]
-            last, unknown = await self._up_to_a_gap(ledger, members, wanted)
+            last, unknown = await self._before_first_gap(ledger, members, wanted)
             if last < wanted[-1]:
                 return last, unknown
         return last, []
 
-    async def _up_to_a_gap(
+    async def _before_first_gap(
         self, ledger: Versioned, members: Sequence[BookieId], wanted: Sequence[EntryId]
     ) -> tuple[EntryId, list[Answer]]:
         """Return the entry before the first gap in ``wanted``, and the members that may have the missing entry."""

@@ -91,7 +91,7 @@ class Shortfall:
     """Bookies that served entries of a closed ledger whose bytes do not verify, with these entries (R41)."""
     damaged_positions: frozenset[PositionKey] = frozenset()
     """Those of ``positions`` that have unread or damaged entries."""
-    spoiled_positions: frozenset[PositionKey] = frozenset()
+    wrong_byte_positions: frozenset[PositionKey] = frozenset()
     """Those of ``damaged_positions`` that have damaged entries."""
     unknown: tuple[Answer, ...] = ()
     """Bookies that gave no valid list, each with its answer."""
@@ -130,7 +130,7 @@ class _Found:
     unread: list[tuple[BookieId, EntryRuns]] = field(default_factory=list)
     damaged: list[tuple[BookieId, EntryRuns]] = field(default_factory=list)
     damaged_positions: set[PositionKey] = field(default_factory=set)
-    spoiled_positions: set[PositionKey] = field(default_factory=set)
+    wrong_byte_positions: set[PositionKey] = field(default_factory=set)
     unknown: list[Answer] = field(default_factory=list)
 
     async def add(self, metadata: LedgerMetadata, bookie: BookieId, frontier: EntryId, copies: Copies) -> None:
@@ -160,7 +160,7 @@ class _Found:
                 found.append((bookie, runs))
                 keys = [key for key in incomplete if await _has_some(metadata, key, runs)]
                 self.damaged_positions.update(keys)
-                self.spoiled_positions.update(keys if found is self.damaged else ())
+                self.wrong_byte_positions.update(keys if found is self.damaged else ())
 
     def shortfall(self) -> Shortfall:
         return Shortfall(
@@ -171,7 +171,7 @@ class _Found:
             unread=tuple(self.unread),
             damaged=tuple(self.damaged),
             damaged_positions=frozenset(self.damaged_positions),
-            spoiled_positions=frozenset(self.spoiled_positions),
+            wrong_byte_positions=frozenset(self.wrong_byte_positions),
             unknown=tuple(self.unknown),
         )
 

@@ -87,7 +87,7 @@ class Knowledge:
     """The positions whose registered bookie has damaged copies of entries with good copies elsewhere, each with the
     last such entry; and the positions of a closed ledger whose bookie could not read some entries (R139), with any
     entry."""
-    spoiled: frozenset[PositionKey] = frozenset()
+    with_wrong_bytes: frozenset[PositionKey] = frozenset()
     """Those of ``damaged`` with wrong bytes on an Apache bookie. It may serve them again after an add, so another
     bookie is preferred."""
     unreadable: tuple[tuple[PositionKey, str], ...] = ()
@@ -324,7 +324,7 @@ class _FragmentPlan:
         old = self.metadata.fragments[self.index].members[position]
         candidates = self._candidates()
         is_in_place = cause in _IN_PLACE and old in self.bookies.writable and old not in failed
-        if is_in_place and self._key(position) not in self.knowledge.spoiled:
+        if is_in_place and self._key(position) not in self.knowledge.with_wrong_bytes:
             continued = self.knowledge.continued.get(self._key(position))
             return continued if continued in candidates else old
         members = [self.taken.get(p, m) for p, m in enumerate(self.metadata.fragments[self.index].members)]

@@ -66,7 +66,7 @@ class Repayment:
         """Forget the last search, because other workers search from now on."""
         self._seen, self.count = None, 0
 
-    async def look(self) -> int:
+    async def mark_movable(self) -> int:
         """Mark ledgers with movable copies; return their number. Return immediately if no search is due.
 
         Raises:

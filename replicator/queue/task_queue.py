@@ -58,7 +58,7 @@ from replicator.queue.parking import (
     is_move_retry_worthwhile,
     is_retry_worthwhile,
 )
-from replicator.telemetry.events import Ending, Outlook
+from replicator.telemetry.events import Ending, QueueState
 
 _log = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ class TaskQueue:
         self._renew_anyway_s = -1.0
         self._empty_top: Children | None = None
         self._reserved_due_s = ports.clock.monotonic_s() + _RESERVATION_SEARCH_INTERVAL_S
-        self.outlook = Outlook()
+        self.queue_state = QueueState()
 
     def __len__(self) -> int:
         return len(self._order)
@@ -212,8 +212,10 @@ class TaskQueue:
     @property
     def is_idle(self) -> bool:
         """Whether there is no work now, and none later without another change."""
-        outlook = self.outlook
-        return not (self.is_stale or self._order or outlook.backing_off or outlook.in_grace or self._unsettled_locks)
+        queue_state = self.queue_state
+        return not (
+            self.is_stale or self._order or queue_state.backing_off or queue_state.in_grace or self._unsettled_locks
+        )
 
     def forget(self) -> None:
         """Forget all tasks, because other workers watch them from now on, and this worker sees no changes."""
@@ -222,7 +224,7 @@ class TaskQueue:
         self._order.clear()
         self._circumstances.clear()
         self._empty_top = None
-        self.outlook = Outlook()
+        self.queue_state = QueueState()
         self.mark_stale()
 
     @property
@@ -344,7 +346,7 @@ class TaskQueue:
         listing, judged = await self._list_ids(), _ListingVerdicts()
         async for ids in in_steps(listing.marked, READ_LEDGERS):
             await self._judge_part(await self._read_part(ids, listing), listing, judged)
-        await self._adopt(judged)
+        await self._replace_list(judged)
         await self._forget_orphans(listing, judged.ledger_ids)
         self._plan_renewal(started_s, judged)
         if changes_noted != self._changes_noted:  # a part of the list may be older than the change
@@ -420,7 +422,7 @@ class TaskQueue:
                     )
                 )
 
-    async def _adopt(self, judged: _ListingVerdicts) -> None:
+    async def _replace_list(self, judged: _ListingVerdicts) -> None:
         """Replace the list, and forget ledgers without a task."""
         waiting = [candidate for candidate in judged.candidates if candidate.ledger_id not in self._completed]
         order = await Order.of(waiting, self._ports.rng)
@@ -487,7 +489,7 @@ class TaskQueue:
 
     def _sum_up(self, judged: _ListingVerdicts) -> None:
         counts = judged.counts
-        self.outlook = Outlook(
+        self.queue_state = QueueState(
             eligible=counts[_Verdict.ELIGIBLE] + counts[_Verdict.RECHECK],
             locked=counts[_Verdict.LOCKED],
             backing_off=len(judged.backing_off),
@@ -496,9 +498,9 @@ class TaskQueue:
             parked=counts[_Verdict.PARKED],
             left=counts[_Verdict.LEFT],
         )
-        if self.outlook.left and self._left_because not in self._left_logged:
+        if self.queue_state.left and self._left_because not in self._left_logged:
             self._left_logged.add(self._left_because)
-            extra = {"ledgers": self.outlook.left, "reason": self._left_because}
+            extra = {"ledgers": self.queue_state.left, "reason": self._left_because}
             _log.info("placement marks are left to Apache's workers", extra=extra)
 
     def _plan_renewal(self, started_s: float, judged: _ListingVerdicts) -> None:

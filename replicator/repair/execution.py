@@ -117,7 +117,7 @@ class Execution:
             plan: the plan to carry out.
             shortfall: the entries that incomplete members have.
             completing: the conditions for deleting the task with the last installation (``is_completed``), if nothing
-                is missing after the plan; None if another round must look.
+                is missing after the plan; None if another round must check.
 
         Raises:
             MetadataConflictError, PreconditionFailedError, NoSuchLedgerError, LeaseLostError: see ``Installer``.
@@ -137,7 +137,7 @@ class Execution:
         log_targets_outside_groups(self._placement, ledger.ledger_id, ledger.metadata, fresh)
         incarnations = await self._prepare(ledger, steps)
         if await self._test_damaged_bookies(ledger, steps, incarnations):
-            return True  # another look asks these bookies again
+            return True  # another check asks these bookies again
         swaps = [
             step for step in steps if isinstance(step, SwapMember) and step.target not in self._found.failed_targets
         ]
@@ -250,9 +250,9 @@ class Execution:
             )
             for step, overwritten in wanted
         ]
-        goes_on = partial(self._may_copy_chunk, [step for step, _ in wanted])
+        may_continue = partial(self._may_copy_chunk, [step for step, _ in wanted])
         note_lacking = partial(self._mark_lacking, ledger)
-        outcomes = await self._copier.copy(ledger, copies, goes_on, self._rank, note_lacking)
+        outcomes = await self._copier.copy(ledger, copies, may_continue, self._rank, note_lacking)
         self._note_damage(ledger, outcomes)
         for (step, overwritten), outcome in zip(wanted, outcomes, strict=True):
             if outcome.is_complete:
@@ -298,10 +298,10 @@ class Execution:
         """Store an entry in place and read it back; return whether the bookie can read it now and could not before."""
         target, key = step.target, _key(ledger, step)
         others = without(EntryRuns(((step.first, step.last),)), [entry_id])
-        goes_on = partial(self._may_copy_chunk, [step])
+        may_continue = partial(self._may_copy_chunk, [step])
         note_lacking = partial(self._mark_lacking, ledger)
         copies = [PositionCopy(step, others, incarnation)]
-        [outcome] = await self._copier.copy(ledger, copies, goes_on, self._rank, note_lacking)
+        [outcome] = await self._copier.copy(ledger, copies, may_continue, self._rank, note_lacking)
         refusal = outcome.target_failure
         if outcome.is_complete:
             refusal = await self._copier.first_bad_answer(ledger, target, [entry_id], self._rank)
@@ -342,7 +342,7 @@ class Execution:
             self._found.failed_targets[step.target] = outcome.target_failure
         elif outcome.unreadable_count:
             evidence = describe(outcome.unreadable, outcome.unreadable_count)
-            if outcome.is_hopeless:
+            if outcome.is_permanent_failure:
                 self._found.unreadable[_key(ledger, step)] = evidence
             else:
                 self._found.unreadable_for_now.append(
@@ -458,7 +458,7 @@ class Execution:
         if other is None:
             return own
         shared = self._holdings.already_copied_for(other[0], step, other[1])
-        return await run_cooperatively(EntryRuns.uniting(own, shared))
+        return await run_cooperatively(EntryRuns.union_with_pauses(own, shared))
 
     async def _install(
         self, ledger: Versioned, ready: Sequence[CopiedStep], completing: Conditions | None = None

@@ -40,7 +40,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from bookie.client.placement.judge import EnsembleJudge
-from bookie.metadata.bookies.registration import BookieLook, Bookies
+from bookie.metadata.bookies.registration import BookieObservation, Bookies
 from bookie.metadata.ledgers.ledgers import PreconditionFailedError, Versioned
 from bookie.metadata.port import Check, Operation
 from bookie.metadata.tasks.locks import SeenNode
@@ -153,9 +153,9 @@ class Installer:
         registrations = self._ports.registrations
         names = sorted({name for copy in complete for name in (copy.step.old, copy.step.target)})
         judged = () if completing is None else completing.registrations
-        look = await self._lease.look([*(each.path for each in judged), *registrations.look_paths(names)])
-        is_verdict_valid = look.is_same and all(map(SeenNode.is_same, judged, look.nodes))
-        seen = registrations.look_at(names, look.nodes[len(judged) :])
+        state = await self._lease.reread([*(each.path for each in judged), *registrations.state_paths(names)])
+        is_verdict_valid = state.is_same and all(map(SeenNode.is_same, judged, state.nodes))
+        seen = registrations.decode_states(names, state.nodes[len(judged) :])
         replaced = [copy.step.old for copy in complete if _replaces(copy)]
         bookies, _ = await with_draining(self._ports, seen.bookies, replaced)
         refusals.extend(_unwritable_targets(complete, bookies))
@@ -242,7 +242,7 @@ def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadat
     return metadata
 
 
-def _dead_disks(copied: Iterable[CopiedStep], seen: BookieLook) -> Iterator[Answer]:
+def _dead_disks(copied: Iterable[CopiedStep], seen: BookieObservation) -> Iterator[Answer]:
     """Yield a refusal for each target whose disks were replaced and that is not registered with the new disks."""
     for copy in copied:
         target = copy.step.target
@@ -253,7 +253,7 @@ def _dead_disks(copied: Iterable[CopiedStep], seen: BookieLook) -> Iterator[Answ
 
 
 def _registered_again(
-    copied: Iterable[CopiedStep], seen: BookieLook, registered_at: Mapping[BookieId, int]
+    copied: Iterable[CopiedStep], seen: BookieObservation, registered_at: Mapping[BookieId, int]
 ) -> frozenset[BookieId]:
     """Return the targets to ask again: they record no incarnation, and their registration has changed (R136)."""
     targets = {copy.step.target for copy in copied if isinstance(copy.step, CopyPosition)}
@@ -264,7 +264,7 @@ def _registered_again(
     )
 
 
-def _is_still_wanted(copy: CopiedStep, bookies: Bookies, seen: BookieLook) -> bool:
+def _is_still_wanted(copy: CopiedStep, bookies: Bookies, seen: BookieObservation) -> bool:
     step = copy.step
     if _replaces(copy) and step.old in bookies.staying:
         return False  # R5: it returned with its copies, or its drain was withdrawn
@@ -277,7 +277,7 @@ def _is_still_wanted(copy: CopiedStep, bookies: Bookies, seen: BookieLook) -> bo
     return copy.incarnation == (_incarnation(step.target, seen) if known is None else known.uuid)
 
 
-def _incarnation(bookie: BookieId, seen: BookieLook) -> str | None:
+def _incarnation(bookie: BookieId, seen: BookieObservation) -> str | None:
     found = seen.registrations.get(bookie)
     return None if found is None else found.info.incarnation
 

@@ -109,7 +109,7 @@ class Lease:
         if stat is None or stat.czxid != self.held.lock.czxid:
             raise self.lost()
 
-    async def look(self, other_nodes: Sequence[str]) -> HeldTaskState:
+    async def reread(self, other_nodes: Sequence[str]) -> HeldTaskState:
         """Check in the store that the lock is still our node, and read other nodes in the same request.
 
         Raises:
@@ -117,10 +117,10 @@ class Lease:
             StoreUnavailableError: the store does not answer.
         """
         self.ensure_session()
-        look = await self._ports.tasks.locks.look(self.held, other_nodes)
-        if not look.is_ours:
+        state = await self._ports.tasks.locks.reread(self.held, other_nodes)
+        if not state.is_ours:
             raise self.lost()
-        return look
+        return state
 
     def lost(self) -> LeaseLostError:
         """Return the error for a lock that no longer exists."""
@@ -138,11 +138,11 @@ class Lease:
             raise LeaseLostError(f"the session that held ledger {self.held.task.ledger_id} has ended; the task stays")
 
     def check(self) -> Check:
-        """Return a check to use right after ``look``: it fails if there is no lock, or a program of Apache has it."""
+        """Return a check to use right after ``reread``: it fails if there is no lock, or a program of Apache has it."""
         return self._ports.tasks.locks.check(self.held.task.ledger_id)
 
     def completion(self) -> list[Operation]:
-        """Return operations that delete the task and the lock right after ``look``; see ``TaskLocks.completion``."""
+        """Return operations that delete the task and the lock right after ``reread``; see ``TaskLocks.completion``."""
         return [*self._ports.tasks.locks.completion(self.held)]
 
     def note_completed(self) -> None:

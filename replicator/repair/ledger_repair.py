@@ -177,7 +177,7 @@ class LedgerRepair:
             return self._stopped()
         try:
             await self._unfinished.recall_refusals()
-            view = await self._look()
+            view = await self._inspect()
             knowledge = await self._knowledge(view)
             plan = await self._plan(view, knowledge)
             wait_s = self._unclosed.remaining_s(plan, view.bookies)
@@ -204,7 +204,7 @@ class LedgerRepair:
             self._reservation.note_lost()
             return None
 
-    async def _look(self) -> View:
+    async def _inspect(self) -> View:
         """Read the metadata, then the bookies, then the members' entries.
 
         In this order, the data about bookies is never older than the metadata (R2).
@@ -253,7 +253,7 @@ class LedgerRepair:
             doubtful=shortfall.doubtful,
             lagging=shortfall.lagging,
             damaged=damaged,
-            spoiled=shortfall.spoiled_positions.union(on_apache),
+            with_wrong_bytes=shortfall.wrong_byte_positions.union(on_apache),
             unreadable=tuple(self._found.unreadable.items()),
             failed_targets=frozenset(self._found.failed_targets),
             flapping=self._context.returns.flapping(absent),

@@ -39,7 +39,7 @@ class TurnFindings:
     """Whether this turn closed the ledger."""
     recovery_failure: str = ""
     """Why a recovery failed in this turn; empty if none did."""
-    is_recovery_hopeless: bool = False
+    is_recovery_failure_permanent: bool = False
     """Whether another recovery would fail too unless the bookies change."""
 
     def result(self, task: Task, ending: Ending, *, reason: ParkReason | None = None, detail: str = "") -> TaskResult:

@@ -114,7 +114,7 @@ class UnclosedLedgerRepair:
         if ledger.metadata.password is None:  # a fence with a wrong key would exclude clients with the right key
             self._fail(
                 "its metadata carries no password: recover it by hand, with the password it was created with",
-                is_hopeless=True,
+                is_permanent=True,
             )
             return False
         trust = await self._trust(ledger, bookies)
@@ -123,9 +123,9 @@ class UnclosedLedgerRepair:
             recovered = await recover_ledger(self._client(trust), self._ledger_id)
         except RecoveryNotPossibleError as error:
             self._grace_periods.record_failed_recovery(self._ledger_id, bookies)
-            self._fail(f"{error}{self._hint}", is_hopeless=not _can_recover_if_all_answer(ledger, bookies, error))
+            self._fail(f"{error}{self._hint}", is_permanent=not _can_recover_if_all_answer(ledger, bookies, error))
         except WrongPasswordError as error:
-            self._fail(str(error), is_hopeless=True)
+            self._fail(str(error), is_permanent=True)
         else:
             self._grace_periods.forget(self._ledger_id)
             self._found.is_recovered = True
@@ -134,8 +134,8 @@ class UnclosedLedgerRepair:
             _log.info("ledger without a writer recovered and closed", extra=fields)
         return not self._found.recovery_failure
 
-    def _fail(self, why: str, *, is_hopeless: bool) -> None:
-        self._found.recovery_failure, self._found.is_recovery_hopeless = why, is_hopeless
+    def _fail(self, why: str, *, is_permanent: bool) -> None:
+        self._found.recovery_failure, self._found.is_recovery_failure_permanent = why, is_permanent
 
     async def _trust(self, ledger: Versioned, bookies: Bookies) -> Trust:
         """Read the registrations of the members, then judge the members (R91)."""

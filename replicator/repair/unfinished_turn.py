@@ -81,7 +81,7 @@ class UnfinishedTurn:
             detail += f"; and {counted(len(blocked) - SHOWN_MAX, 'more position')}"
         if self._found.recovery_failure:
             detail += f"; {self._found.recovery_failure}"
-            if not self._found.is_recovery_hopeless:
+            if not self._found.is_recovery_failure_permanent:
                 return self._found.result(self._task, Ending.FAILED, detail=detail)
         failed = self._found.failed_targets
         if failed and any(block.reason in _REASONS_ENDED_BY_TARGET for block in blocked):

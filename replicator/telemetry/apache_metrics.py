@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from bookie.model.ids import LedgerId
 from replicator.knowledge.evidence import CorruptCopy
-from replicator.telemetry.events import Ending, EventSink, Load, Outlook, TaskResult
+from replicator.telemetry.events import Ending, EventSink, Load, QueueState, TaskResult
 
 _PREFIX: Final = "replication_worker_"
 _FORM: Final = "Apache-compatible form of"
@@ -46,7 +46,7 @@ class ApacheEvents(Collector, EventSink):
         self._load = Load()
 
     @override
-    def tasks_listed(self, outlook: Outlook) -> None:
+    def tasks_listed(self, queue_state: QueueState) -> None:
         pass
 
     @override

@@ -86,7 +86,7 @@ class TaskResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outlook:
+class QueueState:
     """The result of the last listing."""
 
     eligible: int = 0
@@ -136,7 +136,7 @@ class Load:
 class EventSink(Protocol):
     """Receives every event. Implementations must not block or raise."""
 
-    def tasks_listed(self, outlook: Outlook) -> None:
+    def tasks_listed(self, queue_state: QueueState) -> None:
         """Handle a new listing of the tasks."""
         ...
 
@@ -156,9 +156,9 @@ class Fanout(EventSink):
     sinks: tuple[EventSink, ...]
 
     @override
-    def tasks_listed(self, outlook: Outlook) -> None:
+    def tasks_listed(self, queue_state: QueueState) -> None:
         for sink in self.sinks:
-            sink.tasks_listed(outlook)
+            sink.tasks_listed(queue_state)
 
     @override
     def task_ended(self, result: TaskResult) -> None:

@@ -14,7 +14,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.telemetry.metric_definitions import WAIT_BUCKETS_S, WORK_BUCKETS_S, Definition, MetricType
 from bookie.runtime.telemetry.metrics import MetricSet
 from replicator.knowledge.evidence import CorruptCopy
-from replicator.telemetry.events import Ending, EventSink, Load, Outlook, TaskResult
+from replicator.telemetry.events import Ending, EventSink, Load, QueueState, TaskResult
 
 COMPONENT: Final = "replicator"
 
@@ -178,9 +178,9 @@ class MetricsEvents(EventSink):
         self._progress = metrics.gauge(LAST_PROGRESS)
 
     @override
-    def tasks_listed(self, outlook: Outlook) -> None:
-        counts = outlook.fields()
-        counts["backing_off"] -= outlook.given_up  # the outlook counts these in ``backing_off`` too
+    def tasks_listed(self, queue_state: QueueState) -> None:
+        counts = queue_state.fields()
+        counts["backing_off"] -= queue_state.given_up  # the queue state counts these in ``backing_off`` too
         for state, gauge in self._tasks.items():
             gauge.set(counts[state])
 

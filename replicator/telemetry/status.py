@@ -14,7 +14,7 @@ from typing_extensions import override
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import LedgerId
 from replicator.knowledge.evidence import CorruptCopy
-from replicator.telemetry.events import Ending, EventSink, Outlook, TaskResult
+from replicator.telemetry.events import Ending, EventSink, QueueState, TaskResult
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Snapshot:
     corrupt_copies: int
     recovered: int
     """Ledgers that were recovered because their writer was assumed dead."""
-    outlook: Outlook
+    queue_state: QueueState
 
     def count(self, ending: Ending) -> int:
         """Return the number of turns that ended in this way."""
@@ -63,11 +63,11 @@ class Progress(EventSink):
         self._bytes = 0
         self._corrupt_copies = 0
         self._recovered = 0
-        self._outlook = Outlook()
+        self._queue_state = QueueState()
 
     @override
-    def tasks_listed(self, outlook: Outlook) -> None:
-        self._outlook = outlook
+    def tasks_listed(self, queue_state: QueueState) -> None:
+        self._queue_state = queue_state
 
     @override
     def task_ended(self, result: TaskResult) -> None:
@@ -93,7 +93,7 @@ class Progress(EventSink):
             bytes=self._bytes,
             corrupt_copies=self._corrupt_copies,
             recovered=self._recovered,
-            outlook=self._outlook,
+            queue_state=self._queue_state,
         )
 
 
@@ -101,14 +101,14 @@ class LogEvents(EventSink):
     """Writes events to the process's log."""
 
     def __init__(self) -> None:
-        self._outlook = Outlook()
+        self._queue_state = QueueState()
 
     @override
-    def tasks_listed(self, outlook: Outlook) -> None:
-        """Log the outlook if it differs from the last one."""
-        if outlook != self._outlook:
-            _log.info("tasks listed", extra=outlook.fields())
-        self._outlook = outlook
+    def tasks_listed(self, queue_state: QueueState) -> None:
+        """Log the state if it differs from the last one."""
+        if queue_state != self._queue_state:
+            _log.info("tasks listed", extra=queue_state.fields())
+        self._queue_state = queue_state
 
     @override
     def task_ended(self, result: TaskResult) -> None:
@@ -128,15 +128,15 @@ class JsonEvents(EventSink):
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._outlook = Outlook()
+        self._queue_state = QueueState()
         self._is_flushed_soon = False
 
     @override
-    def tasks_listed(self, outlook: Outlook) -> None:
-        """Write the outlook if it differs from the last one."""
-        if outlook != self._outlook:
-            self._write({"event": "tasks_listed", **outlook.fields()})
-        self._outlook = outlook
+    def tasks_listed(self, queue_state: QueueState) -> None:
+        """Write the state if it differs from the last one."""
+        if queue_state != self._queue_state:
+            self._write({"event": "tasks_listed", **queue_state.fields()})
+        self._queue_state = queue_state
 
     @override
     def task_ended(self, result: TaskResult) -> None:

@@ -1,8 +1,8 @@
 """The placement check of one ensemble: a pure function of its members, its write quorum, the groups and the topology.
 
 The rules (R113) are ``bookie.model.spread.adherence`` and, for the bookie groups requested by a ledger,
-``bookie.model.isolation.strangers``; replicators use the same rules. If the policy requires more domains than the
-topology has, it cannot be met. An ensemble that spans all domains then counts as *as good as possible*, and is a
+``bookie.model.isolation.forbidden_members``; replicators use the same rules. If the policy requires more domains than
+the topology has, it cannot be met. An ensemble that spans all domains then counts as *as good as possible*, and is a
 finding only under a strict policy. An ensemble with a bookie outside the topology is not judged: with Apache's default
 rack, the verdict would be a guess. If groups cannot be read, the spread over domains is judged without them.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId
-from bookie.model.isolation import BookieGroups, Isolation, allowed_for, strangers, strangers_text
+from bookie.model.isolation import BookieGroups, Isolation, allowed_for, forbidden_members, forbidden_members_text
 from bookie.model.spread import PlacementPolicy, adherence, count_domains
 from bookie.model.topology import Level, Topology
 
@@ -89,10 +89,10 @@ class PlacementRules:
             return PlacementVerdict(
                 Spread.UNKNOWN, f"the topology has no location for {', '.join(dict.fromkeys(found.unknown))}"
             )
-        outside = strangers(members, wish, self.topology.groups)
+        outside = forbidden_members(members, wish, self.topology.groups)
         details = [str(found.thin[0])] if found.thin else []
         if wish is not None and outside:
-            details.insert(0, strangers_text(outside, wish, self.topology.groups))
+            details.insert(0, forbidden_members_text(outside, wish, self.topology.groups))
         if outside or not (found.is_met or self._is_possible(members, write_quorum)):
             is_fixable = self._is_fixable(members, write_quorum, wish)
             return PlacementVerdict(Spread.MISPLACED, "; ".join(details), is_fixable, bool(outside))
@@ -128,5 +128,5 @@ class PlacementRules:
 
     def _cost(self, members: Sequence[BookieId], write_quorum: int, wish: Isolation | None) -> tuple[int, int]:
         """Return how far an ensemble is from the policy, in the order that replicators use: the groups come first."""
-        outside = strangers(members, wish, self.topology.groups)
+        outside = forbidden_members(members, wish, self.topology.groups)
         return len(outside), adherence(members, write_quorum, self.policy, self.topology).shortfall

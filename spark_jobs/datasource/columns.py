@@ -91,7 +91,7 @@ class MetadataColumns(abc.ABC):
 
     def add(self, ledger_id: int, data: bytes) -> None:
         """Add one ledger's metadata. Unreadable bytes become a row with an error."""
-        if self._healthy is not None and (healthy := self._healthy.look(data)) is not None:
+        if self._healthy is not None and (healthy := self._healthy.recognize(data)) is not None:
             state, write_quorum, ack_quorum, members = healthy
             self.counts.add(state, (members,))
             if self._image is not None:

@@ -35,20 +35,22 @@ def _list(element: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("element", element))
 
 
-def _longs(*names: str) -> list[pa.Field]:
+def _int64_fields(*names: str) -> list[pa.Field]:
     return [pa.field(name, pa.int64()) for name in names]
 
 
-FRAGMENT_TYPE: Final = pa.struct([*_longs("first_entry_id", "last_entry_id"), pa.field("members", _list(pa.string()))])
+FRAGMENT_TYPE: Final = pa.struct(
+    [*_int64_fields("first_entry_id", "last_entry_id"), pa.field("members", _list(pa.string()))]
+)
 LEDGER_FIELDS: Final = [
     pa.field("ledger_id", pa.int64()),
     pa.field("state", pa.string()),
     pa.field("ensemble_size", pa.int32()),
     pa.field("write_quorum", pa.int32()),
     pa.field("ack_quorum", pa.int32()),
-    *_longs("last_entry_id", "length"),
+    *_int64_fields("last_entry_id", "length"),
     pa.field("digest_type", pa.string()),
-    *_longs("ctime_ms"),
+    *_int64_fields("ctime_ms"),
     pa.field("format_version", pa.int32()),
     pa.field("fragments", _list(FRAGMENT_TYPE)),
     pa.field("error", pa.string()),
@@ -62,19 +64,19 @@ BRIEF_FIELDS: Final = [
     pa.field("topic_hash", pa.int32()),
     pa.field("error", pa.string()),
 ]
-_PARENT_TYPE: Final = pa.struct([pa.field("path", pa.string()), *_longs("planned", "listed")])
-_BOOKIE_TYPE: Final = pa.struct([pa.field("bookie_id", pa.string()), *_longs("ledgers", "fragments")])
-_IMAGE_FILE_TYPE: Final = pa.struct([pa.field("name", pa.string()), *_longs("rows", "bytes", "footer_crc32")])
+_PARENT_TYPE: Final = pa.struct([pa.field("path", pa.string()), *_int64_fields("planned", "listed")])
+_BOOKIE_TYPE: Final = pa.struct([pa.field("bookie_id", pa.string()), *_int64_fields("ledgers", "fragments")])
+_IMAGE_FILE_TYPE: Final = pa.struct([pa.field("name", pa.string()), *_int64_fields("rows", "bytes", "footer_crc32")])
 _IMAGE_TYPE: Final = pa.struct([pa.field("files", _list(_IMAGE_FILE_TYPE)), pa.field("problem", pa.string())])
 SUMMARY_FIELD: Final = pa.field(
     "summary",
     pa.struct(
         [
             pa.field("parents", _list(_PARENT_TYPE)),
-            *_longs("ledgers", "fragments", "unreadable", "vanished", "skipped", "returned"),
-            *_longs("carried"),
+            *_int64_fields("ledgers", "fragments", "unreadable", "vanished", "skipped", "returned"),
+            *_int64_fields("carried"),
             pa.field("carried_problem", pa.string()),
-            *_longs("open", "in_recovery", "closed"),
+            *_int64_fields("open", "in_recovery", "closed"),
             pa.field("bookies", _list(_BOOKIE_TYPE)),
             pa.field("image", _IMAGE_TYPE),
         ]

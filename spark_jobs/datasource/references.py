@@ -188,13 +188,13 @@ async def reference_batches(store: PacedStore, shares: Sequence[TopicShare]) -> 
     rows = _Rows()
     for each in shares:
         async with aclosing(PulsarTree(store, each.root).nodes(each.parent, each.share, each.shares)) as parts:
-            await store.look()
+            await store.measure_if_due()
             async for nodes in parts:
                 for node in nodes:
                     rows.add(each.root, node)
                     if rows.is_full:
                         yield rows.take()
-                await store.look()
+                await store.measure_if_due()
     yield rows.take()
 
 

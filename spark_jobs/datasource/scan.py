@@ -173,7 +173,7 @@ async def paced(ids: Sequence[LedgerId], store: PacedStore) -> AsyncGenerator[Se
     """Yield the ids in chunks as large as the pace allows. The latency is measured while the caller decodes nothing."""
     start = 0
     while start < len(ids):
-        await store.look()
+        await store.measure_if_due()
         chunk = ids[start : start + store.pace.chunk]
         yield chunk
         start += len(chunk)

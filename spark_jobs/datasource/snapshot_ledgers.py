@@ -112,7 +112,7 @@ class SettledLedgerFilter:
 
     def is_settled(self, data: bytes) -> bool:
         """Return whether the ledger is settled, and count it if it is."""
-        if (healthy := self._healthy.look(data)) is not None:
+        if (healthy := self._healthy.recognize(data)) is not None:
             state, _, _, members = healthy
             if state != _CLOSED:
                 return False

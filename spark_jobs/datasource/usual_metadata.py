@@ -53,7 +53,7 @@ class HealthyMetadataRecognizer:
         self._keys: set[bytes] = set()
         """Keys of custom metadata that are known to be UTF-8."""
 
-    def look(self, data: bytes) -> tuple[int, int, int, tuple[str, ...]] | None:
+    def recognize(self, data: bytes) -> tuple[int, int, int, tuple[str, ...]] | None:
         """Return state, write quorum, ack quorum and ensemble of the ledger.
 
         None: it is not a valid ledger of one fragment with only live bookies.

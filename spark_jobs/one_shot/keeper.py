@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 RUNS_KEPT: Final = 200
 WAIT_S_MAX: Final = 7 * 86_400.0
 """Longest wait for the previous run: every wait has a deadline."""
-_LOOK_S: Final = 0.5
+_POLL_S: Final = 0.5
 _END_CHECK_INTERVAL_S: Final = 0.1
 """Interval at which the end of the run is checked."""
 _END_DEADLINE_S: Final = 30.0
@@ -168,7 +168,7 @@ class RunKeeper:
                     self._progress(ProgressEvent(Phase.WAIT))
                     self._progress = None
             try:
-                async with asyncio.timeout(min(left_s, _LOOK_S)):
+                async with asyncio.timeout(min(left_s, _POLL_S)):
                     await runs.wait_lane_free(lane_of(self._record))
             except TimeoutError:
                 continue

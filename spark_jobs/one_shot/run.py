@@ -109,7 +109,7 @@ def run_one_shot(
         keeper.on_progress(event)
         shown(event)
 
-    with _signals(gate) as take_over:
+    with _signals(gate) as install_handlers:
         try:
             keeper.begin(shot.wait_s)
         except RunStoppedError as error:
@@ -124,7 +124,7 @@ def run_one_shot(
                 @functools.cache
                 def spark() -> SparkSession:
                     session = started()
-                    take_over()  # Spark has installed its own handler of SIGINT
+                    install_handlers()  # Spark has installed its own handler of SIGINT
                     return session
 
                 result = run_check(spark, shot.kind, shot.settings, on_progress, gate=gate, run_id=run_id)
@@ -191,15 +191,15 @@ def _signals(gate: RunGate) -> Iterator[Callable[[], None]]:
         reason = f"ended by {signal.Signals(number).name}; what was marked stays"
         gate.stop(Stop(reason, RunState.CANCELLED, _SIGNAL_BASE + number))
 
-    def take_over() -> None:
+    def install_handlers() -> None:
         for number, handler in before.items():
             signal.signal(number, handler if handler is signal.SIG_IGN else stop)
 
     is_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in _SIGNALS} if is_main else {}
-    take_over()
+    install_handlers()
     try:
-        yield take_over
+        yield install_handlers
     except KeyboardInterrupt as error:
         raise _stopped(gate) from error
     finally:

@@ -23,11 +23,11 @@ WINDOW_MAX_NODES: Final = 6_000
 NODES_PER_REQUEST_MIN: Final = 20
 CHUNKS_IN_FLIGHT: Final = 3
 """A reader requests two chunks while it decodes a third one."""
-FIRST_LOOKS: Final = 5
+FIRST_MEASUREMENTS: Final = 5
 """Number of measurements before the first request. One of them finds an empty queue, even if other tasks are
 reading."""
 SOON_S: Final = 0.02
-LOOK_S: Final = 0.1
+MEASURE_INTERVAL_S: Final = 0.1
 """Time between two measurements: the first while a new task ramps up, or after a long latency; the second otherwise."""
 _AIM: Final = 0.25
 """Position of the aim between the latency of an idle ZooKeeper and the limit."""
@@ -111,7 +111,7 @@ class Feedback:
     def next_measurement_s(self) -> float:
         """Time until the next measurement."""
         is_late = bool(self._recent) and self._recent[-1] > self.aim_s
-        return SOON_S if self._is_ramping or is_late else LOOK_S
+        return SOON_S if self._is_ramping or is_late else MEASURE_INTERVAL_S
 
     @property
     def nodes_per_s(self) -> float:

@@ -13,7 +13,7 @@ from typing import Final
 
 from bookie.runtime.clock import Clock
 from spark_jobs.pacing.budget import FREE, TaskBudget
-from spark_jobs.pacing.feedback import CHUNKS_IN_FLIGHT, FIRST_LOOKS, NODES_PER_REQUEST_MIN, Feedback
+from spark_jobs.pacing.feedback import CHUNKS_IN_FLIGHT, FIRST_MEASUREMENTS, NODES_PER_REQUEST_MIN, Feedback
 
 CHUNK_MAX: Final = 2_000
 """Largest number of nodes in one request. There are few round trips, and an answer decodes in a few milliseconds."""
@@ -25,7 +25,7 @@ NODE_BYTES: Final = 256
 _NEWEST: Final = 0.5
 """Weight of the newest request in the average size of nodes."""
 
-Look = Callable[[], Awaitable[object]]
+Probe = Callable[[], Awaitable[object]]
 """A function that reads one small node."""
 
 
@@ -52,7 +52,7 @@ class Pace:
         self._whole = budget
         self._feedback = Feedback(budget.latency_factor) if budget.latency_factor else None
         self._in_flight = in_flight
-        self._is_looking = False
+        self._is_measuring = False
         self.divide(budget.readers)
         self._turn = asyncio.Lock()
         self._node_bytes = float(NODE_BYTES)
@@ -108,44 +108,44 @@ class Pace:
             now_s = self._clock.monotonic_s()
             self._bytes_free_s = max(self._bytes_free_s, now_s) + request.size / self._budget.bytes_per_s
 
-    async def look(self, look: Look, every_s: float | None = None) -> bool:
+    async def measure_if_due(self, probe: Probe, every_s: float | None = None) -> bool:
         """Measure the latency if it is due. Call it where nothing is decoded until it returns.
 
         Args:
-            look: reads one small node, without a pace.
+            probe: reads one small node, without a pace.
             every_s: longest interval between two reads of the node, which holds even if the latency does not matter;
                 None: no such interval.
 
         Returns:
             Whether the node was read.
         """
-        if self.is_free or (self._feedback is None and every_s is None) or self._is_looking:
+        if self.is_free or (self._feedback is None and every_s is None) or self._is_measuring:
             return False
         if self._look_s is not None and self._clock.monotonic_s() < self._look_s:
             return False
-        self._is_looking = True
+        self._is_measuring = True
         try:
-            after_s = await self._measured(self._feedback, look)
+            after_s = await self._measured(self._feedback, probe)
         finally:
-            self._is_looking = False
+            self._is_measuring = False
         self._look_s = self._clock.monotonic_s() + min(after_s, after_s if every_s is None else every_s)
         return True
 
-    async def _measured(self, feedback: Feedback | None, look: Look) -> float:
+    async def _measured(self, feedback: Feedback | None, probe: Probe) -> float:
         """Measure, and return when to measure again."""
         if feedback is None:
-            await look()
+            await probe()
             return float("inf")
         if self._look_s is None:
-            for _ in range(FIRST_LOOKS):
-                feedback.begin(await self._seconds(look))
+            for _ in range(FIRST_MEASUREMENTS):
+                feedback.begin(await self._seconds(probe))
         else:
-            feedback.seen(await self._seconds(look))
+            feedback.seen(await self._seconds(probe))
         return feedback.next_measurement_s
 
-    async def _seconds(self, look: Look) -> float:
+    async def _seconds(self, probe: Probe) -> float:
         started_s = self._clock.monotonic_s()
-        await look()
+        await probe()
         return self._clock.monotonic_s() - started_s
 
     async def _admitted(self, nodes: int) -> None:

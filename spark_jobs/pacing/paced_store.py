@@ -19,7 +19,7 @@ from bookie.metadata.port import (
     Stat,
 )
 from spark_jobs.pacing.pace import Pace, Reading
-from spark_jobs.pacing.sharing import LOOK_S, Sharing
+from spark_jobs.pacing.sharing import COUNT_INTERVAL_S, Sharing
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class PacedStore(MetadataStore):
             pace: the pace of the task.
             small_node: path of a node whose stat is read to measure the latency, unless ``sharing`` has one.
             sharing: follows the runs that share the limits; None: the limits are not shared.
-            looks_itself: whether to call ``look`` before each read, for a caller that never does.
+            looks_itself: whether to call ``measure_if_due`` before each read, for a caller that never does.
         """
         self._store = store
         self._small_node = small_node if sharing is None else sharing.path
@@ -57,7 +57,7 @@ class PacedStore(MetadataStore):
         """Number of runs that shared the limits at the last count."""
         return 1 if self._sharing is None else self._sharing.count
 
-    async def look(self) -> None:
+    async def measure_if_due(self) -> None:
         """Measure the latency and count the runs that read, if a measurement is due.
 
         Call it where nothing is decoded until it returns.
@@ -66,8 +66,8 @@ class PacedStore(MetadataStore):
             StoreUnavailableError: no answer.
         """
         if self._sharing is None:
-            await self.pace.look(self._read_small)
-        elif await self.pace.look(self._read_small, LOOK_S):
+            await self.pace.measure_if_due(self._read_small)
+        elif await self.pace.measure_if_due(self._read_small, COUNT_INTERVAL_S):
             await self._sharing.follow(self._small)
             self.pace.divide(self._sharing.count)
 
@@ -173,7 +173,7 @@ class PacedStore(MetadataStore):
 
     async def _look_if_due(self) -> None:
         if self._looks_itself:
-            await self.look()
+            await self.measure_if_due()
 
     async def _read_small(self) -> None:
         with suppress(AccessDeniedError):  # an answer that refuses access is sufficient to measure

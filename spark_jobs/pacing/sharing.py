@@ -20,14 +20,14 @@ from bookie.runtime.clock import Clock
 
 _log = logging.getLogger(__name__)
 
-LOOK_S: Final = 1.0
-"""Longest interval between two looks at the readers, while a connection reads."""
-JOIN_S: Final = 2 * LOOK_S
-"""Time between joining and reading with limits, if there are other runs: by then they have looked at the readers."""
+COUNT_INTERVAL_S: Final = 1.0
+"""Longest interval between two counts of the readers, while a connection reads."""
+JOIN_S: Final = 2 * COUNT_INTERVAL_S
+"""Time between joining and reading with limits, if there are other runs: by then they have counted the readers."""
 UNKNOWN: Final = 2
 """Number of runs that is assumed while they cannot be counted: a run must not assume that it is the only one."""
 _JOIN_LOOKS: Final = 2
-"""The first look joins, and the second one counts."""
+"""The first count joins, and the second one is used."""
 _TOLERATED_ERRORS: Final = (ConflictError, PermanentError, OutcomeUnknownError)
 _NEVER: Final = (-1, -1)
 """A state that no node can have."""
@@ -82,7 +82,7 @@ class Sharing:
                 await self._readers.join()
         except _TOLERATED_ERRORS as error:
             if isinstance(error, OutcomeUnknownError):
-                self._seen = _NEVER  # the next look tries again
+                self._seen = _NEVER  # the next count tries again
             _log.warning(
                 "runs that read from the same ZooKeeper cannot be counted or joined",
                 extra={"path": self.path, "readers": self.count, "error": str(error)},

@@ -106,7 +106,7 @@ def _marks(summary: RunSummary) -> Iterator[str]:
         yield f"damage      {damage_marked_text(summary.published.damage_marked)}"
     if summary.held_because is not None:
         yield f"brake       {summary.held_because}"
-    for problem in summary.shortcomings:
+    for problem in summary.incomplete_reasons:
         yield f"incomplete  {problem}"
     for bookie in summary.waiting:
         until = rfc3339(bookie.until_ms)

@@ -28,7 +28,7 @@ BRIEF: Final = (
     "published",
 )
 """The fields of a summary's document that lists contain."""
-_GOING: Final = ".bkheal-pruned-"
+_PRUNED_PREFIX: Final = ".bkheal-pruned-"
 """Prefix of a directory that is being removed. After a crash, the next run continues."""
 
 
@@ -157,15 +157,15 @@ def prune(report_dir: Path, kept_max: int) -> list[str]:
         if directory.is_symlink():
             continue
         try:
-            directory.rename(report_dir / f"{_GOING}{run_id}")
+            directory.rename(report_dir / f"{_PRUNED_PREFIX}{run_id}")
         except FileNotFoundError:
             continue  # another process removed it first
         except OSError as error:
             _log.warning("an old report cannot be removed", extra={"path": str(directory), "reason": str(error)})
             continue
         pruned.append(run_id)
-    for leftover in _paths(report_dir, f"{_GOING}*"):
-        if not leftover.is_symlink() and is_run_id(leftover.name.removeprefix(_GOING)):
+    for leftover in _paths(report_dir, f"{_PRUNED_PREFIX}*"):
+        if not leftover.is_symlink() and is_run_id(leftover.name.removeprefix(_PRUNED_PREFIX)):
             shutil.rmtree(leftover, ignore_errors=True)
     return pruned
 

@@ -135,7 +135,7 @@ class RunSummary:
     @property
     def is_complete(self) -> bool:
         """Whether every check of the run checked every existing ledger, or reported it as unreadable."""
-        return not self.shortcomings
+        return not self.incomplete_reasons
 
     @property
     def kinds_done(self) -> tuple[RunKind, ...]:
@@ -150,7 +150,7 @@ class RunSummary:
         return (self.kind, *contained) if self.is_complete else contained
 
     @property
-    def shortcomings(self) -> tuple[str, ...]:
+    def incomplete_reasons(self) -> tuple[str, ...]:
         """Why the run is not complete, one sentence each: its ``problems``, and those of its checks."""
         return (*self.problems, *(f"{part.check}: {part.problem}" for part in self.parts if part.problem))
 

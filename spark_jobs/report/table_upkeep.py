@@ -45,7 +45,7 @@ from spark_jobs.report.table_schemas import TABLES
 _log = logging.getLogger(__name__)
 
 LOCK: Final = ".upkeep.lock"
-_GOING: Final = ".pruned-"
+_PRUNED_PREFIX: Final = ".pruned-"
 FILES_MAX: Final = 32
 """Largest number of files of today or yesterday; if there are more, they are merged into one. The files of an older day
 are always merged."""
@@ -54,7 +54,7 @@ LARGE_BYTES: Final = 32 << 20
 copy."""
 
 
-def tidy(report_dir: Path, now_ms: int, kept: Kept) -> bool:
+def compact_and_prune(report_dir: Path, now_ms: int, kept: Kept) -> bool:
     """Compact and prune the tables, unless another process is doing so. After a failure, the next call tries again.
 
     Args:
@@ -69,10 +69,10 @@ def tidy(report_dir: Path, now_ms: int, kept: Kept) -> bool:
         if not (report_dir / HISTORY).is_dir():
             return False
         check_version(report_dir)
-        with _alone(report_dir) as is_alone:
-            if is_alone:
-                _tidy(report_dir, now_ms, kept)
-            return is_alone
+        with _exclusive_lock(report_dir) as is_locked:
+            if is_locked:
+                _compact_and_prune(report_dir, now_ms, kept)
+            return is_locked
     except (OSError, NewerTablesError, ReportDirError) as error:
         _log.warning("the tables are not compacted", extra={"path": str(report_dir), "reason": str(error)})
         return False
@@ -111,7 +111,7 @@ def _days_after(day: str, count: int) -> str:
     return (date.fromisoformat(day) + timedelta(days=count)).isoformat()
 
 
-def _tidy(report_dir: Path, now_ms: int, kept: Kept) -> None:
+def _compact_and_prune(report_dir: Path, now_ms: int, kept: Kept) -> None:
     today = day_of(now_ms)
     yesterday = _days_after(today, -1)  # a run finished before midnight may still write its files
     for table, schema in TABLES.items():
@@ -119,7 +119,7 @@ def _tidy(report_dir: Path, now_ms: int, kept: Kept) -> None:
             _move_into_days(report_dir, table)
         else:
             _remove_other_states(report_dir, table, now_ms)
-        for leftover in table_dir(report_dir, table).glob(f"{_GOING}*"):
+        for leftover in table_dir(report_dir, table).glob(f"{_PRUNED_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         held = days(report_dir, table)
         dropped = days_to_drop(held, today, kept.days_max)
@@ -169,9 +169,9 @@ def _size(report_dir: Path, table: str, day: str) -> int:
 def _drop(report_dir: Path, table: str, day: str) -> None:
     """Remove a day in one step, then delete its files."""
     directory = day_dir(report_dir, table, day)
-    going = directory.with_name(f"{_GOING}{directory.name}")
-    directory.rename(going)
-    shutil.rmtree(going, ignore_errors=True)
+    pruned = directory.with_name(f"{_PRUNED_PREFIX}{directory.name}")
+    directory.rename(pruned)
+    shutil.rmtree(pruned, ignore_errors=True)
 
 
 def _compact(directory: Path, *, is_over: bool) -> None:
@@ -215,7 +215,7 @@ def _finish_replacement(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _alone(report_dir: Path) -> Iterator[bool]:
+def _exclusive_lock(report_dir: Path) -> Iterator[bool]:
     """Yield whether this process has the lock for tidying; the lock ends with the process."""
     with (report_dir / HISTORY / LOCK).open("ab") as file:
         try:

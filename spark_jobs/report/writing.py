@@ -39,7 +39,7 @@ from spark_jobs.report.files import (
 from spark_jobs.report.history import earlier_run_to_compare, is_whole, prune, reports, summaries
 from spark_jobs.report.page.render import render_index, render_report
 from spark_jobs.report.summary import RunSummary
-from spark_jobs.report.table_upkeep import tidy
+from spark_jobs.report.table_upkeep import compact_and_prune
 from spark_jobs.report.table_writing import add_run, write_table
 from spark_jobs.report.tables import bookies_table, runs_table, trend
 
@@ -144,7 +144,7 @@ def keep(report_dir: Path, now_ms: int, kept: Kept) -> list[str]:
         Ids of the runs whose reports were removed.
     """
     pruned = [] if kept.reports_max is None else prune(report_dir, kept.reports_max)
-    tidy(report_dir, now_ms, kept)
+    compact_and_prune(report_dir, now_ms, kept)
     return pruned
 
 

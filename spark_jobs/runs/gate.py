@@ -13,7 +13,7 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunState
 from spark_jobs.runs.port import Gate, RunStoppedError
 
-_LOOK_S: Final = 0.5
+_POLL_S: Final = 0.5
 """Interval at which a paused run checks whether it must stop, seconds."""
 
 
@@ -68,7 +68,7 @@ class RunGate(Gate):
                 self.check()
                 if not self._is_paused:
                     return
-                self._condition.wait(_LOOK_S)
+                self._condition.wait(_POLL_S)
 
     def check(self) -> None:
         """Pass without waiting, paused or not.

@@ -113,7 +113,7 @@ def outcome_of(summary: RunSummary, report: Path, why_no_report: str = "", *, na
     return RunOutcome(
         state=RunState.DONE,
         exit_code=int(summary.exit_code() or (ExitCode.CONFIGURATION if why_no_report else ExitCode.OK)),
-        detail="; ".join(filter(None, (summary.held_because or "; ".join(summary.shortcomings), no_report))),
+        detail="; ".join(filter(None, (summary.held_because or "; ".join(summary.incomplete_reasons), no_report))),
         verdict=summary.verdict.value,
         is_success=is_complete and is_success and summary.is_every_ledger,
         ledgers=summary.counts.ledgers,

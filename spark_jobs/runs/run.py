@@ -128,7 +128,7 @@ def run_check(
     if settings.is_from_snapshot and kind not in SNAPSHOT_READING_KINDS:
         raise SnapshotError(f"a run of kind {kind.value} reads no snapshot; those of bookies and of everything do")
     clock, rng = clock or SystemClock(), rng or random.SystemRandom()
-    progress, gate = progress or _silent, gate or OpenGate()
+    progress, gate = progress or _ignore, gate or OpenGate()
     gate.pass_through()
     started_ms = clock.epoch_ms()
     run_id = run_id or new_run_id(started_ms, rng)
@@ -275,5 +275,5 @@ def _exchange(store: ReportStore, settings: AuditSettings) -> None:
         )
 
 
-def _silent(event: ProgressEvent) -> None:
+def _ignore(event: ProgressEvent) -> None:
     pass

@@ -76,7 +76,7 @@ class RunReport:
         except ReportDirError as error:
             if is_needed:
                 raise
-            self._give_up(error)
+            self._set_problem(error)
 
     @contextlib.contextmanager
     def tolerated(self) -> Iterator[None]:
@@ -88,7 +88,7 @@ class RunReport:
             yield
         except (PySparkException, Py4JError) as error:
             where = self._findings_dir or self.directory
-            self._give_up(ReportDirError(f"cannot write the findings to {where}: {_cause(error)}"))
+            self._set_problem(ReportDirError(f"cannot write the findings to {where}: {_cause(error)}"))
 
     def write_findings(self, ledgers: DataFrame, others: DataFrame, held: HeldBookies | None = None) -> None:
         """Add findings (``findings.write_findings``), unless the report has already failed.
@@ -106,7 +106,7 @@ class RunReport:
         try:
             move_to_local_folder(ledgers.sparkSession, folder, here)
         except OSError as error:
-            self._give_up(ReportDirError(f"cannot write the findings to {here}: {error.strerror}"))
+            self._set_problem(ReportDirError(f"cannot write the findings to {here}: {error.strerror}"))
 
     def note_marks(self, marks: Sequence[Marking], now_ms: int) -> None:
         """Add newly confirmed marks, unless the report has already failed.
@@ -114,7 +114,7 @@ class RunReport:
         If they cannot be written, the report fails.
         """
         if self.problem is None:
-            with self._give_up_marks_on_error():
+            with self._marks_problem_on_error():
                 self._marks.add(marks, now_ms)
 
     def impact(self) -> Impact:
@@ -132,14 +132,14 @@ class RunReport:
         """Write all of the report except the findings, unless it has already failed; return the path of the summary."""
         path = self.directory / writing.SUMMARY
         if self.problem is None:
-            with self._give_up_marks_on_error():
+            with self._marks_problem_on_error():
                 self._marks.finish()
         if self.problem is not None:
             return path
         try:
             path = writing.finish(self._report_dir, summary, topology=topology, kept=kept)
         except ReportDirError as error:
-            self._give_up(error)
+            self._set_problem(error)
             return path
         if self._store is not None:
             try:
@@ -159,13 +159,13 @@ class RunReport:
             self._marks.discard()
 
     @contextlib.contextmanager
-    def _give_up_marks_on_error(self) -> Iterator[None]:
+    def _marks_problem_on_error(self) -> Iterator[None]:
         try:
             yield
         except (OSError, pa.ArrowException) as error:
-            self._give_up(ReportDirError(f"cannot write the marks to {self.directory}: {error}"))
+            self._set_problem(ReportDirError(f"cannot write the marks to {self.directory}: {error}"))
 
-    def _give_up(self, error: ReportDirError) -> None:
+    def _set_problem(self, error: ReportDirError) -> None:
         self._discard_marks()
         left = self.directory / FINDINGS
         is_left = os.path.isdir(left)

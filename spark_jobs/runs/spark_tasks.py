@@ -108,9 +108,9 @@ class _Watch:
                 if reason is not None:
                     self._context.cancelJobGroup(self._group)
                 elif self._progress is not None:
-                    self._tell(self._progress)
+                    self._report_progress(self._progress)
 
-    def _tell(self, progress: Progress) -> None:
+    def _report_progress(self, progress: Progress) -> None:
         tracker = self._context.statusTracker()
         done = total = 0
         for job in tracker.getJobIdsForGroup(self._group):

@@ -124,39 +124,39 @@ class Difference:
     """Time of the last mark, epoch milliseconds, if the task has one."""
 
 
-def present_difference(first: Outcome, second: LedgerAtSecondLook, around: ClusterAtSecondLook) -> Difference | None:
+def present_difference(first: Outcome, second: LedgerAtSecondLook, cluster: ClusterAtSecondLook) -> Difference | None:
     """Return the current difference; None: there is no difference any more.
 
     Args:
         first: the outcome of the comparison.
         second: the ledger at the second look.
-        around: the cluster at the second look.
+        cluster: the cluster at the second look.
     """
     ledger, task = second.ledger, second.task
     if not isinstance(ledger, Versioned):
         if task is None:
             return None
         reason = Reason.LEDGER_DELETED if ledger is None else Reason.UNREADABLE_METADATA
-        return _there(second, reason)
+        return _only_there(second, reason)
     members = ledger.metadata.members()
-    gone = members - around.bookies.registered
-    lost = _bookies_of_unaccepted_losses(ledger.metadata, gone, around.accepted.get(second.ledger_id, frozenset()))
-    drained = members & around.bookies.draining
+    gone = members - cluster.bookies.registered
+    lost = _bookies_of_unaccepted_losses(ledger.metadata, gone, cluster.accepted.get(second.ledger_id, frozenset()))
+    drained = members & cluster.bookies.draining
     if task is None:
-        return _unfinished_repair_difference(second, Outcome.ONLY_HERE, lost, drained, frozenset(), around)
+        return _unfinished_repair_difference(second, Outcome.ONLY_HERE, lost, drained, frozenset(), cluster)
     if isinstance(task, UnreadableTask):
-        return _there(second, Reason.UNREADABLE_TASK, lost)
+        return _only_there(second, Reason.UNREADABLE_TASK, lost)
     named = frozenset(task.missing)
     if lost - named or (drained and not lost and not drained & named and first is not Outcome.ONLY_THERE):
-        return _unfinished_repair_difference(second, Outcome.DIFFER, lost, drained, named, around)
+        return _unfinished_repair_difference(second, Outcome.DIFFER, lost, drained, named, cluster)
     if lost:
-        is_overlooked = first is Outcome.ONLY_THERE and bool(lost & around.lost_in_run)
-        return _there(second, Reason.OVERLOOKED) if is_overlooked else None
+        is_overlooked = first is Outcome.ONLY_THERE and bool(lost & cluster.lost_in_run)
+        return _only_there(second, Reason.OVERLOOKED) if is_overlooked else None
     if drained & named:
         return None
     if gone & named:
-        return _there(second, Reason.LOSS_ACCEPTED)
-    return _there(second, _why_marked(task, members, around))
+        return _only_there(second, Reason.LOSS_ACCEPTED)
+    return _only_there(second, _why_marked(task, members, cluster))
 
 
 def _bookies_of_unaccepted_losses(
@@ -179,41 +179,41 @@ def _unfinished_repair_difference(
     lost: AbstractSet[BookieId],
     drained: AbstractSet[BookieId],
     named: AbstractSet[BookieId],
-    around: ClusterAtSecondLook,
+    cluster: ClusterAtSecondLook,
 ) -> Difference | None:
     """Return the difference for a ledger with lost or draining bookies; None: there are none."""
     undone = lost - named
     if not lost and not drained:
         return None
-    if around.is_disabled:
+    if cluster.is_disabled:
         reason = Reason.DISABLED
     elif not undone:
         reason = Reason.DRAIN
-    elif undone <= around.waiting:
+    elif undone <= cluster.waiting:
         reason = Reason.WITHIN_DELAY
-    elif not around.leader:
+    elif not cluster.leader:
         reason = Reason.NO_AUDITOR
-    elif undone <= around.waiting | around.new:
+    elif undone <= cluster.waiting | cluster.new:
         reason = Reason.NEW_LOSS
     else:
         reason = Reason.NOT_MARKED
     return _difference(second, outcome, reason, lost or drained)
 
 
-def _why_marked(task: Task, members: AbstractSet[BookieId], around: ClusterAtSecondLook) -> Reason:
+def _why_marked(task: Task, members: AbstractSet[BookieId], cluster: ClusterAtSecondLook) -> Reason:
     """Return why a task exists although all bookies of its ledger are registered and none in the task is draining."""
     if not task.missing:
         return Reason.PLACEMENT_MARK
     there = members & frozenset(task.missing)
     if not there:
         return Reason.HEALED
-    since = [around.registered_ms.get(bookie, 0) for bookie in there]
+    since = [cluster.registered_ms.get(bookie, 0) for bookie in there]
     if task.ctime_ms < 0 or max(since) > task.ctime_ms:
         return Reason.BOOKIE_RETURNED
     return Reason.MISSING_ENTRIES
 
 
-def _there(second: LedgerAtSecondLook, reason: Reason, lost: AbstractSet[BookieId] = frozenset()) -> Difference:
+def _only_there(second: LedgerAtSecondLook, reason: Reason, lost: AbstractSet[BookieId] = frozenset()) -> Difference:
     return _difference(second, Outcome.DIFFER if lost else Outcome.ONLY_THERE, reason, lost)
 
 

@@ -41,7 +41,7 @@ from spark_jobs.runs.spark_tasks import spark_tasks
 from spark_jobs.settings import AuditSettings
 from spark_jobs.shadow import compare as shadow
 from spark_jobs.shadow.reasons import Difference, Outcome, Reason, present_difference
-from spark_jobs.shadow.second_look import SecondLook, losses, opened_look
+from spark_jobs.shadow.second_look import SecondLook, losses, opened_second_look
 
 T = TypeVar("T")
 
@@ -166,7 +166,7 @@ def compare(
     known = losses(reports(settings.report_dir), summary.cluster.instance_id)
     gone = {BookieId(each.bookie_id) for each in summary.bookies if each.state is BookieState.UNREGISTERED}
     lost_in_run = frozenset(gone) if summary.is_complete else frozenset()
-    with opened_look(
+    with opened_second_look(
         parse_uri(settings.metadata_uri),
         clock,
         known,
@@ -174,27 +174,27 @@ def compare(
         settle_s=settle_s,
         connect_timeout_s=settings.connect_timeout_s,
         rules=settings.marking_rules,
-    ) as look:
-        look.check()
-        around = look.around()
-        table = _compared(spark, directory, settings, around.bookies.draining).persist(StorageLevel.MEMORY_AND_DISK)
+    ) as second_look:
+        second_look.check()
+        cluster = second_look.cluster_state()
+        table = _compared(spark, directory, settings, cluster.bookies.draining).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             with spark_tasks(spark, Phase.COMPARE, result.run_id, progress, gate, pool=summary.kind.value):
                 counts = _reading(lambda: shadow.outcomes(table), settings.metadata_uri)
                 rows = shadow.differing(table).toLocalIterator()
                 found = _Found(rows_max)
-                _write(directory / SHADOW, _differences(rows, look, gate, found, summary.run_id))
+                _write(directory / SHADOW, _differences(rows, second_look, gate, found, summary.run_id))
         finally:
             unpersist(table)
-        delay_s = look.delay_s()
+        delay_s = second_look.delay_s()
     return Shadow(
         run_id=summary.run_id,
         table=directory / SHADOW,
         agree=counts[Outcome.AGREE],
         resolved=found.resolved,
         differing=dict(found.counts),
-        leader=around.leader,
-        is_disabled=around.is_disabled,
+        leader=cluster.leader,
+        is_disabled=cluster.is_disabled,
         delay_s=delay_s,
         rows=found.first(),
     )
@@ -247,15 +247,15 @@ def _reading(read: Callable[[], T], uri: str) -> T:
 
 
 def _differences(
-    rows: Iterator[Row], look: SecondLook, gate: Gate, found: _Found, run_id: str
+    rows: Iterator[Row], second_look: SecondLook, gate: Gate, found: _Found, run_id: str
 ) -> Iterator[list[Mapping[str, Any]]]:
     """Yield batches of rows for the table, after a second look at each ledger."""
     while batch := list(islice(rows, _BATCH)):
         gate.pass_through()
-        seconds, around = look.look([LedgerId(row["ledger_id"]) for row in batch])
+        seconds, cluster = second_look.read_state([LedgerId(row["ledger_id"]) for row in batch])
         kept: list[Mapping[str, Any]] = []
         for row, second in zip(batch, seconds, strict=True):
-            difference = present_difference(Outcome(row["outcome"]), second, around)
+            difference = present_difference(Outcome(row["outcome"]), second, cluster)
             found.add(difference)
             if difference is not None:
                 kept.append(_item(difference) | {"run_id": run_id, "severity": row["severity"]})

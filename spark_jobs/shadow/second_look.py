@@ -103,7 +103,7 @@ class SecondLook:
         self._down = FirstSeenDown(store, cluster.root)
         self._policies = MarkingPolicies(store, cluster, self._tasks, rules)
 
-    def around(self) -> ClusterAtSecondLook:
+    def cluster_state(self) -> ClusterAtSecondLook:
         """Return the current state of the cluster."""
         return self._runner.run(self._read_cluster_state())
 
@@ -123,15 +123,15 @@ class SecondLook:
         """
         return self._runner.run(self._tasks.switches.lost_bookie_delay_s())
 
-    def look(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[LedgerAtSecondLook], ClusterAtSecondLook]:
+    def read_state(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[LedgerAtSecondLook], ClusterAtSecondLook]:
         """Return the ledgers and the cluster. Registrations are read after the metadata, and tasks last."""
-        return self._runner.run(self._look(ledger_ids))
+        return self._runner.run(self._read_state(ledger_ids))
 
     async def _check(self) -> None:
         with contextlib.suppress(NoNodeError):
             await self._store.children(tasks_path(self._root))
 
-    async def _look(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[LedgerAtSecondLook], ClusterAtSecondLook]:
+    async def _read_state(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[LedgerAtSecondLook], ClusterAtSecondLook]:
         await self._store.sync(self._root)
         ledgers = await self._ledgers.read_many(ledger_ids)
         around = await self._read_cluster_state()
@@ -189,7 +189,7 @@ class SecondLook:
 
 
 @contextmanager
-def opened_look(
+def opened_second_look(
     uri: MetadataUri,
     clock: Clock,
     known: Mapping[BookieId, Loss],

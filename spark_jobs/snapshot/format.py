@@ -32,14 +32,14 @@ _SESSION: Final = struct.Struct(">qi")
 _STAT: Final = struct.Struct(">qqqqiiiqq")
 _ACL_AND_STAT: Final = _LONG.size + _STAT.size
 _END_OF_TREE: Final = b"\x00\x00\x00\x01/"
-_SEAL: Final = _LONG.size + len(_END_OF_TREE)
+_TRAILER_SIZE: Final = _LONG.size + len(_END_OF_TREE)
 _DIGEST: Final = struct.calcsize(">qiq")
 _LAST_ZXID: Final = _LONG.size
 _TRAILERS: Final[Mapping[int, tuple[int, ...]]] = {
     0: (),
-    _DIGEST + _SEAL: (_DIGEST,),
-    _LAST_ZXID + _SEAL: (_LAST_ZXID,),
-    _DIGEST + _LAST_ZXID + 2 * _SEAL: (_DIGEST, _LAST_ZXID),
+    _DIGEST + _TRAILER_SIZE: (_DIGEST,),
+    _LAST_ZXID + _TRAILER_SIZE: (_LAST_ZXID,),
+    _DIGEST + _LAST_ZXID + 2 * _TRAILER_SIZE: (_DIGEST, _LAST_ZXID),
 }
 """What may follow the checksum of the tree: the sizes of the parts, by the total length. A checksum follows each
 part."""
@@ -147,14 +147,14 @@ class SnapshotStream:
         """
         if self._take(len(_END_OF_TREE)) != _END_OF_TREE:
             raise self._damaged("its tree has no end")
-        self._check_seal()
+        self._check_trailer()
         rest = self._rest(max(_TRAILERS) + 1)
         parts = _TRAILERS.get(rest)
         if parts is None:
             raise self._damaged("it lacks the end mark of a snapshot")
         for size in parts:
             self._take(size)
-            self._check_seal()
+            self._check_trailer()
 
     def begin_part(self) -> None:
         """Begin the checksum of a part at ``offset``."""
@@ -173,7 +173,7 @@ class SnapshotStream:
             self._buffer, self._start, self._at = b"", offset, 0
             self._checksum_at = 0
 
-    def _check_seal(self) -> None:
+    def _check_trailer(self) -> None:
         checksum = zlib.adler32(memoryview(self._buffer)[self._checksum_at : self._at], self._checksum)
         (written,) = _LONG.unpack(self._take(_LONG.size))
         if written != checksum or self._take(len(_END_OF_TREE)) != _END_OF_TREE:

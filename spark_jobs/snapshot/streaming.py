@@ -36,7 +36,7 @@ BYTES_PER_S_MIN: Final = 100_000
 _CONNECTED: Final = ("connection.connect_tcp.complete", "connection.start_tls.complete")
 TRANSFER: Final = "snapshot transfer"
 """Name of the thread of a transfer."""
-_LOOK_S: Final = 0.5
+_POLL_S: Final = 0.5
 """Interval at which the caller checks whether the transfer may continue, seconds."""
 _BLOCK: Final = 1 << 20
 _EPOCH_BITS: Final = 32
@@ -121,7 +121,7 @@ def stream_snapshot(
     began_s = clock.monotonic_s()
     try:
         threading.Thread(target=transfer.run, name=TRANSFER, daemon=True).start()
-        while not futures.wait((transfer.result,), _LOOK_S).done:
+        while not futures.wait((transfer.result,), _POLL_S).done:
             allowed_s = _FIRST_BYTE_TIMEOUT_S + transfer.size / BYTES_PER_S_MIN
             if clock.monotonic_s() - began_s > allowed_s:
                 raise StoreUnavailableError(

@@ -80,7 +80,7 @@ class Client(asyncio.Protocol):
         assert self.transport is not None
         self.transport.write(data)
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         assert self.transport is not None
         self.transport.close()
 

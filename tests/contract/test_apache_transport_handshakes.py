@@ -273,7 +273,7 @@ class DigestMd5Bookie:
         if answer["response"] != self._expected(answer, "AUTHENTICATE"):
             if not self._is_silent:
                 received.refuse(pb.EUA)
-                received.client.hang_up()
+                received.client.disconnect()
             return
         self._is_logged_in = True
         say(received, f"rspauth={self.proof or self._expected(answer, '')}".encode())
@@ -372,7 +372,7 @@ def _endless(received: Received) -> None:
         lambda received: say(received, b"", "BookieAuthZFactory"),
         lambda received: say(received, b"\xff\xff\0"),
         lambda received: say(received, b"x" * 100_000),
-        lambda received: received.client.hang_up(),
+        lambda received: received.client.disconnect(),
     ],
     ids=["no content", "wrong proof", "other plugin", "no token", "large token", "hangs up"],
 )

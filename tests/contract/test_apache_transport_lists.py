@@ -117,7 +117,7 @@ async def test_a_new_connection_sends_a_list_request_again(
     await unlisted(transport, bookie)
     call = listing(transport)
     await bookie.next(pb.READ_ENTRY)
-    bookie.clients[0].hang_up()
+    bookie.clients[0].disconnect()
     assert (await call).status is Status.UNREACHABLE
     await listed(transport, bookie)
 

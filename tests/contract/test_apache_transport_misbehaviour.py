@@ -137,7 +137,7 @@ async def test_the_known_result_of_a_batch_survives_its_deadline_and_its_connect
     await bookie.next(pb.ADD_ENTRY)
     call = adding(transport, batch(0, 1))
     (await bookie.next(pb.ADD_ENTRY)).answer(pb.EFENCED)
-    bookie.clients[0].hang_up()
+    bookie.clients[0].disconnect()
     assert (await call).status is Status.FENCED
 
 
@@ -338,7 +338,7 @@ async def test_requests_on_a_broken_connection_are_unreachable_and_the_next_one_
     calls = [adding(transport, batch(n)) for n in range(2)]
     read = asyncio.create_task(transport.ask(BOOKIE, Read(LEDGER, [EntryId(0)]), DEADLINE_S))
     received = [await bookie.requests.get() for _ in range(3)]
-    received[0].client.hang_up()
+    received[0].client.disconnect()
     assert [(await call).status for call in calls] == [Status.UNREACHABLE] * 2
     assert (await read).status is Status.UNREACHABLE
     await is_reachable_again(transport, bookie)

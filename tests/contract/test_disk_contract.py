@@ -107,12 +107,12 @@ async def test_an_immediate_read_returns_the_same_as_a_read(disk: Disk, director
     with inject_faults(lambda name: name == "disk.in_memory"):
         file = await disk.create("entries/a")
         await file.append([b"one", b"two"])
-        assert file.read_at_once(1, 4) in (b"netw", None)  # not every system supports this read
-        assert file.read_at_once(4, 2) in (b"wo", None)
-        assert file.read_at_once(4, 3) is None
-        assert file.read_at_once(6, 1) is None
+        assert file.read_cached(1, 4) in (b"netw", None)  # not every system supports this read
+        assert file.read_cached(4, 2) in (b"wo", None)
+        assert file.read_cached(4, 3) is None
+        assert file.read_cached(6, 1) is None
         await file.close()
-        assert file.read_at_once(0, 1) is None
+        assert file.read_cached(0, 1) is None
 
 
 async def test_existing_file_is_not_created_again(disk: Disk, directory: str) -> None:

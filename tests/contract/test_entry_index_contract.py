@@ -145,16 +145,16 @@ async def test_values_in_memory_are_returned_immediately_but_absence_never_is(
         index, reopen = opened
         await fill(index, b"a", b"b", b"c")
         await index.write([(b"b", b"new")], [b"c"])
-        assert index.get_at_once([b"b", b"a"]) == [b"new", b"value of a"]
-        assert index.get_at_once([]) == []
-        assert index.get_at_once([b"a", b"nothing"]) is None
-        assert index.get_at_once([b"c"]) is None
+        assert index.get_cached([b"b", b"a"]) == [b"new", b"value of a"]
+        assert index.get_cached([]) == []
+        assert index.get_cached([b"a", b"nothing"]) is None
+        assert index.get_cached([b"c"]) is None
         index = await reopen()
         assert await index.get_many([b"a", b"b", b"c"]) == [b"value of a", b"new", None]
-        assert index.get_at_once([b"a", b"b"]) in ([b"value of a", b"new"], None)
-        assert index.get_at_once([b"c"]) is None
+        assert index.get_cached([b"a", b"b"]) in ([b"value of a", b"new"], None)
+        assert index.get_cached([b"c"]) is None
         await index.close()
-        assert index.get_at_once([b"a"]) is None
+        assert index.get_cached([b"a"]) is None
 
 
 async def test_closed_index_refuses_everything(index: EntryIndex) -> None:

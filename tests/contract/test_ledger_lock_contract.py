@@ -95,10 +95,10 @@ async def test_a_session_that_ends_during_completion_keeps_the_task_and_the_lock
     other = UnderReplication(await backend.open(), cluster, SystemClock())
     held = await tasks.locks.lock(L7, "us")
     assert held is not None
-    look, theirs = store.get_many_current, []
+    read, theirs = store.get_many_current, []
 
     async def then_lose_the_session(paths: Sequence[str]) -> list[Node | None]:
-        nodes = await look(paths)
+        nodes = await read(paths)
         await backend.expire(store)
         theirs.append(await other.locks.lock(L7, "them"))
         return nodes

@@ -236,7 +236,7 @@ async def test_an_auditor_without_reports_of_its_own_lists_those_in_the_store(
         send_run(store, written, run_id)
     there, clock = tmp_path / "there", ManualClock()
 
-    await FetchedReports(address, there, Kept(2, None, None), clock).look()
+    await FetchedReports(address, there, Kept(2, None, None), clock).refresh()
 
     listed = [row["run_id"] for row in list_reports(there)["items"]]
     assert listed == sorted(RUNS, reverse=True)[:2]
@@ -246,8 +246,8 @@ async def test_an_auditor_without_reports_of_its_own_lists_those_in_the_store(
 
     (tmp_path / "closed").write_text("")
     failing = FetchedReports(f"file://{tmp_path}/closed", there, Kept(2, None, None), clock)
-    await failing.look()
-    await failing.look()
+    await failing.refresh()
+    await failing.refresh()
     assert [record.message for record in caplog.records] == ["reports were not fetched"]
 
 
@@ -258,7 +258,7 @@ async def test_an_auditor_does_not_fetch_reports_that_it_would_remove_at_once(
         send_run(store, written, run_id)
     there, fetched = tmp_path / "there", list[str]()
     write(there, run(20))  # not sent yet
-    look, fetch = FetchedReports(address, there, Kept(2, None, None), ManualClock()), fetch_run
+    missing, fetch = FetchedReports(address, there, Kept(2, None, None), ManualClock()), fetch_run
 
     def noted(store: ReportStore, report_dir: Path, run_id: str) -> bool:
         fetched.append(run_id)
@@ -266,7 +266,7 @@ async def test_an_auditor_does_not_fetch_reports_that_it_would_remove_at_once(
 
     monkeypatch.setattr(store_runs, "fetch_run", noted)
     for _ in range(2):
-        await look.look()
+        await missing.refresh()
 
     assert fetched == [max(RUNS)]
     assert {summary.run_id for summary in reports(there)} == {max(RUNS), run(20).run_id}

@@ -20,7 +20,7 @@ from bookie.server.joining.directories import (
     VERSION_FILE,
     LocalDirectory,
     Role,
-    look,
+    read_directory,
 )
 from bookie.server.joining.formatting import FormatRefusedError, check_all_can_be_opened
 from bookie.server.joining.rebuilt import rebuild_index
@@ -105,9 +105,9 @@ async def test_an_unreadable_directory_is_skipped_unless_it_is_the_first(
     async def failing(role: Role, path: str, disk: Disk) -> LocalDirectory:
         if path == str(unreadable):
             raise DiskError("input/output error")
-        return await look(role, path, disk)
+        return await read_directory(role, path, disk)
 
-    monkeypatch.setattr(stopped, "look", failing)
+    monkeypatch.setattr(stopped, "read_directory", failing)
     unreadable = ledgers[1]
     assert await statuses(journal, ledgers) == [Status.OK, Status.IO_ERROR, Status.NO_ENTRY]
     unreadable = ledgers[0]

@@ -10,7 +10,7 @@ import pytest
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.packet import ENTRY_PAYLOAD_MAX, PACKET_BYTES_MAX
-from bookie.storage.disks.memory import give_way
+from bookie.storage.disks.memory import yield_control
 from bookie.wire.port import (
     BATCH_BYTES_MAX,
     BATCH_ENTRIES_MAX,
@@ -387,5 +387,5 @@ async def test_a_cancelled_caller_does_not_disturb_the_bookie(world: TransportWo
         call.cancel()
     assert all(isinstance(r, asyncio.CancelledError) for r in await asyncio.gather(*calls, return_exceptions=True))
     stuck.release()
-    world.journal.before = give_way
+    world.journal.before = yield_control
     assert (await world.add(entry(1))).status is Status.OK

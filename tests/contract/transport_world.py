@@ -17,7 +17,7 @@ from bookie.model.packet import pack_lac
 from bookie.server.apache.listener import ApacheListener
 from bookie.server.grpc.server import GrpcServer
 from bookie.server.service import BookieService, ServiceLimits
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, yield_control
 from bookie.storage.port import DiskError
 from bookie.storage.store import LedgerStorage
 from bookie.wire import bookie_pb2_grpc as rpc
@@ -83,7 +83,7 @@ class Looked:
     async def __call__(self, operation: Operation, path: str) -> None:
         if operation is Operation.INDEX_READ:
             self.has_begun.set()
-        await give_way(operation, path)
+        await yield_control(operation, path)
 
 
 @dataclass
@@ -166,10 +166,10 @@ async def a_world(kind: str) -> AsyncIterator[TransportWorld]:
         network.listen("127.0.0.1", port, service)
         transport = MemoryTransport(directory, network)
 
-        async def hang_up() -> None:
-            network.hang_up("127.0.0.1", port)
+        async def stop() -> None:
+            network.stop_listening("127.0.0.1", port)
 
-        stop_listening = hang_up
+        stop_listening = stop
 
     protocol = APACHE_PROTOCOL if kind == "apache" else GRPC_PROTOCOL
     directory.address = BookieAddress("127.0.0.1", port, protocol, INCARNATION)

@@ -168,7 +168,7 @@ def _snapshots() -> list[bytes]:
     return [plain, written(tree), snappy(plain), zlib.compress(plain, wbits=31)]
 
 
-def _sealed(data: bytes) -> str:
+def _with_checksum(data: bytes) -> str:
     """Return a document with a correct checksum, so that its content is parsed."""
     text = data.decode("latin-1")
     try:
@@ -255,10 +255,14 @@ STORED_TARGETS: Final[Mapping[str, Target]] = {
     "small-nodes": _selected(OTHERS),
     "index-log": Target(_index_log, [_chunk(1, b"batch") * 3 + _chunk(2, bytes(200)) + bytes(10) + _chunk(5, b"")]),
     "snapshot": Target(_snapshot, _snapshots()),
-    "image-manifest": Target(lambda data: manifest_of(_sealed(data)), [_MANIFEST.to_text().encode()]),
+    "image-manifest": Target(lambda data: manifest_of(_with_checksum(data)), [_MANIFEST.to_text().encode()]),
     "image-part": Target(
-        lambda data: parse_part(_sealed(data)),
-        [_sealed(b'{"files": [{"name": "a", "rows": 1, "bytes": 2, "footer_crc32": 3}], "read_from_ms": 4}').encode()],
+        lambda data: parse_part(_with_checksum(data)),
+        [
+            _with_checksum(
+                b'{"files": [{"name": "a", "rows": 1, "bytes": 2, "footer_crc32": 3}], "read_from_ms": 4}'
+            ).encode()
+        ],
     ),
     "image-leaves": Target(lambda data: _image_file(_FILES[0].name, data, _LEAVES), [_LEAVES], gate_inputs=100),
     "image-index": Target(lambda data: _image_file(_FILES[1].name, data, _INDEX), [_INDEX], gate_inputs=100),

@@ -110,7 +110,7 @@ def _managed_ledger() -> bytes:
 
 def _usual_metadata(data: bytes) -> object:
     """Check that the reference decoder accepts all metadata that the fast parser accepts."""
-    found = HealthyMetadataRecognizer(frozenset(_MEMBERS)).look(data)
+    found = HealthyMetadataRecognizer(frozenset(_MEMBERS)).recognize(data)
     if found is not None:
         decode(data)
     return found

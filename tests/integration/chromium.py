@@ -98,7 +98,7 @@ def click(browser: Chrome, row: str, label: str) -> None:
 
 
 def follow(browser: Chrome, link: str) -> None:
-    """Click a link in the navigation bar after it is shown. The page reloads itself, and a narrow one hides the bar."""
+    """Click a link in the navigation bar once it is shown: the page reloads itself, and a narrow one hides the bar."""
 
     def press(found: Chrome) -> bool:
         found.find_element(By.CSS_SELECTOR, "nav.navbar").find_element(By.LINK_TEXT, link).click()

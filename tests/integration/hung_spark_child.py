@@ -21,7 +21,7 @@ from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.session import SessionSettings
 
 ANSWER_DEADLINE_S = 0.5
-LOOK_INTERVAL_S = 0.1
+CHECK_INTERVAL_S = 0.1
 
 
 async def main() -> None:
@@ -39,7 +39,7 @@ async def main() -> None:
 
     os.kill(process.pid, signal.SIGSTOP)
     spark_holder.ANSWER_DEADLINE_S = ANSWER_DEADLINE_S  # type: ignore[misc]
-    auditor_main.SPARK_LOOK_INTERVAL_S = LOOK_INTERVAL_S  # type: ignore[misc]
+    auditor_main.SPARK_CHECK_INTERVAL_S = CHECK_INTERVAL_S  # type: ignore[misc]
     run = guarded("run", run_in_daemon_thread("run", lambda: spark.range(3).count()))
     watch = SparkWatch(holder, stop)
     watching = guarded("watch", watch.run(SystemClock()))

@@ -57,7 +57,7 @@ class Repair:
     replicator: ManagedProcess
     gate: Path
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Let the replicator continue. It does not pause again."""
         self.gate.touch()
 

@@ -39,7 +39,7 @@ class Follower:
         made.write_text(text)
         made.rename(self.path)
 
-    def hang_up(self) -> None:
+    def send_sighup(self) -> None:
         """Signal that the file is complete."""
         os.kill(self.process.pid, signal.SIGHUP)
 
@@ -136,9 +136,9 @@ async def test_a_replicator_reloads_its_configuration_file(
         assert await running.rate() == 2_000_000
 
         running.write("bytes_per_second = 0\n")
-        running.hang_up()
+        running.send_sighup()
         await running.until_rate(0)
-        running.hang_up()
+        running.send_sighup()
         await running.until_log("configuration reloaded, no changes")
         assert await running.process.stop(STATE_S) == 0
 
@@ -149,7 +149,7 @@ async def test_a_flag_takes_precedence_over_a_changed_file(
     async with replicator(zookeeper, fresh_root, tmp_path, "--bytes-per-second", "5000000") as running:
         await running.until_rate(5_000_000)
         running.write("bytes_per_second = 2000000\n")
-        running.hang_up()
+        running.send_sighup()
         await running.until_log("option does not follow the file", "stays_with=--bytes-per-second")
         assert await running.rate() == 5_000_000
 
@@ -190,6 +190,6 @@ async def test_a_bookie_logs_which_changes_need_a_restart(
         await process.wait_for_line("^bookie .* ready on", STATE_S)
         running = Follower(process, path)
         running.write("[bookie]\nport = 0\nread_only_below_bytes = 0\ncollect_interval = 60\n")
-        running.hang_up()
+        running.send_sighup()
         await running.until_log("option needs a restart", "option=collect_interval old=3600.0 new=60.0")
         assert await process.stop(STATE_S) == 0

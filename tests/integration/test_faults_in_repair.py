@@ -34,7 +34,7 @@ async def test_a_paused_source_does_not_stop_a_repair(world: RepairWorld) -> Non
     source = await world.busiest_source(repair)
     source.running.pause()
     try:
-        repair.go_on()
+        repair.resume()
         await world.settled()
     finally:
         source.running.resume()
@@ -50,7 +50,7 @@ async def test_a_paused_target_is_replaced_by_another(world: RepairWorld) -> Non
     target.running.pause()
     try:
         await expire(world.cluster.zookeeper, target.running)
-        repair.go_on()
+        repair.resume()
         await world.settled()
     finally:
         target.running.resume()
@@ -68,7 +68,7 @@ async def test_a_worker_that_wakes_up_after_another_has_finished_changes_nothing
     world.replicator()
     await world.settled()
     after = await world.client.ports.ledgers.read(repair.ledger_id)
-    repair.go_on()
+    repair.resume()
     repair.replicator.resume()
     for line in ("all work is released", "tasks listed eligible=0 locked=0"):
         await repair.replicator.wait_for_line(line, STATE_S)
@@ -80,7 +80,7 @@ async def test_a_worker_that_wakes_up_after_another_has_finished_changes_nothing
 async def test_a_worker_whose_session_has_ended_finishes_in_its_next_one(world: RepairWorld, step: Step) -> None:
     repair = await world.repair_at(step)
     await expire(world.cluster.zookeeper, repair.replicator)
-    repair.go_on()
+    repair.resume()
     await world.assert_repaired(repair, gone=[repair.lost])
 
 
@@ -90,7 +90,7 @@ async def test_a_lost_bookie_that_returns_before_the_metadata_change_stays_a_mem
 ) -> None:
     repair = await world.repair_at(step)
     await repair.lost.start()
-    repair.go_on()
+    repair.resume()
     await world.assert_repaired(repair, gone=[])
     assert await world.metadata(repair.ledger_id) == repair.before
 
@@ -99,7 +99,7 @@ async def test_a_lost_bookie_that_returns_after_it_was_replaced_stays_replaced(w
     repair = await world.repair_at(Step.NAMED)
     after = await world.metadata(repair.ledger_id)
     await repair.lost.start()
-    repair.go_on()
+    repair.resume()
     await world.assert_repaired(repair, gone=[repair.lost])
     assert await world.metadata(repair.ledger_id) == after
 
@@ -107,7 +107,7 @@ async def test_a_lost_bookie_that_returns_after_it_was_replaced_stays_replaced(w
 async def test_two_of_three_copies_lost_at_once_are_restored(world: RepairWorld) -> None:
     repair = await world.repair_at(Step.COPYING, lost_count=2)
     lost = [world.bookie(member) for member in repair.before.fragments[0].members[:2]]
-    repair.go_on()
+    repair.resume()
     await world.assert_repaired(repair, gone=lost)
 
 
@@ -125,7 +125,7 @@ async def test_a_ledger_without_any_copy_stays_parked_until_the_last_source_retu
     lost = [world.bookie(member) for member in repair.before.fragments[0].members[:2]]
     last = world.bookie(repair.before.fragments[0].members[2])
     await world.kill9(last)
-    repair.go_on()
+    repair.resume()
 
     async def is_parked() -> bool:
         return [park.ledger_id for park in await world.client.parked.list()] == [repair.ledger_id]
@@ -164,7 +164,7 @@ async def test_a_repair_goes_on_after_every_bookie_was_killed_at_once(world: Rep
         bookie.launch()
     for bookie in others:
         await bookie.wait_ready()
-    repair.go_on()
+    repair.resume()
     await world.assert_repaired(repair, gone=[repair.lost])
     after = await world.metadata(repair.ledger_id)
     assert after.members() > repair.before.members() - {repair.lost.bookie_id}
@@ -179,7 +179,7 @@ async def test_the_end_of_all_sessions_at_once_replaces_no_second_member(world: 
     sessions = [session for process in processes for session in await sessions_of(zookeeper, process)]
     assert len(sessions) >= len(processes)
     await end_sessions(zookeeper, sessions)
-    repair.go_on()
+    repair.resume()
     await world.assert_repaired(repair, gone=[repair.lost])
     after = await world.metadata(repair.ledger_id)
     assert after.members() > repair.before.members() - {repair.lost.bookie_id}
@@ -191,7 +191,7 @@ async def test_a_ledger_that_is_deleted_during_its_repair_leaves_no_metadata_beh
 ) -> None:
     repair = await world.repair_at(step)
     await world.client.delete_ledger(repair.ledger_id)
-    repair.go_on()
+    repair.resume()
     await world.settled()
     with pytest.raises(NoSuchLedgerError):
         await world.metadata(repair.ledger_id)
@@ -211,7 +211,7 @@ async def test_a_rolling_restart_of_bookies_during_a_repair_causes_no_needless_c
         await world.reach(bookie)
     held = await world.held(target, repair.ledger_id)
     assert 0 < held < ENTRIES
-    repair.go_on()
+    repair.resume()
     await world.assert_repaired(repair, gone=[repair.lost])
     [new] = (await world.metadata(repair.ledger_id)).members() - repair.before.members()
     assert new == target.bookie_id

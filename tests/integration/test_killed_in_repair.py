@@ -47,7 +47,7 @@ async def test_a_repair_goes_on_from_another_source_if_one_is_killed(world: Repa
     source = await world.busiest_source(repair)
     await world.kill9(source)
     await world.mark(repair.ledger_id, source)
-    repair.go_on()
+    repair.resume()
     await world.assert_repaired(repair, gone=[repair.lost, source])
 
 
@@ -56,7 +56,7 @@ async def test_a_repair_takes_another_target_if_one_is_killed(world: RepairWorld
     repair = await world.repair_at(step)
     [target] = await world.targets(repair)
     await world.kill9(target)
-    repair.go_on()
+    repair.resume()
     await world.assert_repaired(repair, gone=[repair.lost, target])
 
 
@@ -66,7 +66,7 @@ async def test_a_source_killed_while_the_target_reads_from_it_loses_nothing(worl
     [target] = await world.targets(repair)
     source = await world.busiest_source(repair)
     source.running.pause()
-    repair.go_on()
+    repair.resume()
     await world.kill9(source)
     await world.mark(repair.ledger_id, source)
     await world.assert_repaired(repair, gone=[repair.lost, source])
@@ -77,7 +77,7 @@ async def test_a_target_that_is_killed_while_it_reads_from_a_source_is_replaced(
     repair = await world.repair_at(Step.COPYING, "--pull")
     [target] = await world.targets(repair)
     target.running.pause()
-    repair.go_on()
+    repair.resume()
     await world.kill9(target)
     await world.assert_repaired(repair, gone=[repair.lost, target])
     [new] = (await world.metadata(repair.ledger_id)).members() - repair.before.members()
@@ -90,7 +90,7 @@ async def test_a_target_killed_after_the_metadata_change_is_replaced_like_any_lo
     [new] = (await world.metadata(repair.ledger_id)).members() - repair.before.members()
     target = world.bookie(new)
     await world.kill9(target)
-    repair.go_on()
+    repair.resume()
     await world.settled()
     assert target.bookie_id in (await world.metadata(repair.ledger_id)).members()
     await world.mark(repair.ledger_id, target)
@@ -102,7 +102,7 @@ async def test_a_repair_survives_a_kill_and_a_restart_of_zookeeper(world: Repair
     repair = await world.repair_at(step)
     world.cluster.zookeeper.kill()
     await world.cluster.zookeeper.process.wait(STATE_S)
-    repair.go_on()
+    repair.resume()
     await world.cluster.zookeeper.restart()
     await world.assert_repaired(repair, gone=[repair.lost])
 

@@ -62,7 +62,7 @@ async def test_a_source_that_is_cut_off_does_not_stop_a_repair(world: Linked) ->
     repair, [source, _], target = await begun(world)
     source.link.cut()
     try:
-        repair.go_on()
+        repair.resume()
         await world.settled()
         assert source.bookie_id in (await world.client.ports.registrations.list()).registered
     finally:
@@ -77,7 +77,7 @@ async def test_a_slow_network_slows_down_a_repair_and_causes_no_second_target(wo
     for bookie in slow:
         bookie.link.delay_s = 0.01
     try:
-        repair.go_on()
+        repair.resume()
         await world.settled()
     finally:
         for bookie in slow:
@@ -91,7 +91,7 @@ async def test_a_target_that_is_disconnected_and_returns_gets_the_rest_of_the_co
     repair, _, target = await begun(world)
     target.link.cut()
     before = target.link.received
-    repair.go_on()
+    repair.resume()
 
     async def is_sent_more() -> bool:
         return target.link.received > before

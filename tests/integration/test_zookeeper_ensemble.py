@@ -151,7 +151,7 @@ async def test_a_repair_survives_a_killed_zookeeper_leader(
     leader = await ensemble.leader()
     os.kill(leader.process.pid, sent)
     try:
-        repair.go_on()
+        repair.resume()
         await world.assert_repaired(repair, gone=[repair.lost])
         assert target.bookie_id in (await world.metadata(repair.ledger_id)).members()
     finally:

@@ -257,10 +257,10 @@ async def test_trimmed_ledgers_in_the_nodes_of_shadow_topics_are_not_lost(
 
 
 def _sent_since(topics: Sequence[Topic], before: dict[str, int]) -> Callable[[], Awaitable[bool]]:
-    async def look() -> bool:
+    async def are_sent() -> bool:
         return all(len(topic.sent) > before[topic.name] + 5 for topic in topics)
 
-    return look
+    return are_sent
 
 
 @asynccontextmanager
@@ -308,10 +308,10 @@ async def test_one_auditor_leads_ours_or_pulsars_whichever_came_first(
 
 
 def _state(client: ConnectedBookKeeper, bookie: BookieId) -> Callable[[], Awaitable[BookieState]]:
-    async def look() -> BookieState:
+    async def state() -> BookieState:
         return state_of(bookie, await client.ports.registrations.list())
 
-    return look
+    return state
 
 
 def _of(look: Callable[[], T]) -> Callable[[], Awaitable[T]]:
@@ -335,7 +335,7 @@ async def test_a_bookie_that_becomes_read_only_and_writable_again_is_not_lost(
         seen = await client.ports.registrations.list()
         while True:
             # time runs ten times slower, because on a busy machine a change may take longer than the rule allows
-            absent = changing.look(known, seen.registered, clock.monotonic_s() / 10)
+            absent = changing.observe(known, seen.registered, clock.monotonic_s() / 10)
             lost.append(set(known) - seen.registered - absent)
             seen = await client.ports.registrations.wait_changed(seen)
 
@@ -481,7 +481,7 @@ async def test_the_check_before_a_drain_accepts_every_valid_login_and_no_other(
         async with _admin(broker, _token("of no permission", key)) as admin:
             await check_answers(admin)
             notes: list[str] = []
-            await TopicUnloading(admin, SystemClock(), notes.append).look({topic}, frozenset(), None)
+            await TopicUnloading(admin, SystemClock(), notes.append).unload_due({topic}, frozenset(), None)
             (note,) = notes
             assert f"topic {topic} is not unloaded" in note
             assert note.endswith("; the drain continues"), "a missing permission was handled like a refused login"

@@ -89,13 +89,13 @@ class Lanes:
         waiting = asyncio.create_task(_wait4(process.pid))
         try:
             while not waiting.done():
-                for failure in reading.go_on():
+                for failure in reading.read_new():
                     self.emit(f"{part.name}: FAILED {failure.test}")
                 await asyncio.wait([waiting], timeout=_LOOK_AGAIN_S)
         except asyncio.CancelledError:
             await _end(process.pid, waiting)
             raise
-        reading.go_on()
+        reading.read_new()
         status, result.cpu_s = waiting.result()
         result.wall_s = time.monotonic() - began_s
         result.exit_code = process.returncode = os.waitstatus_to_exitcode(status)
@@ -118,7 +118,7 @@ class _Reading:
         self._result = result
         self._offset = 0
 
-    def go_on(self) -> Sequence[Failure]:
+    def read_new(self) -> Sequence[Failure]:
         """Read the new lines and return the failures in them."""
         if not self._path.exists():
             return []

@@ -466,7 +466,7 @@ class History:
         """Whether every ledger is closed, and an audit with every bookie registered leaves no mark."""
         world = self.world
         metadata = world.truth.metadata
-        if not all(found.is_closed for found in metadata.values()) and not world.truth.is_doomed:
+        if not all(found.is_closed for found in metadata.values()) and not world.truth.is_loss_expected:
             return False
         registered = (await doctor.ports.registrations.list()).registered
         if any(node.bookie not in registered for node in world.bookies.values() if not node.is_retired):
@@ -476,7 +476,7 @@ class History:
             tasks = await doctor.ports.tasks.list()
         except BkhealError:
             return False
-        if world.truth.is_doomed:
+        if world.truth.is_loss_expected:
             parked = await ParkedTasks(doctor.store, world.cluster.root).list()
             return {task.ledger_id for task in tasks} <= {task.ledger_id for task in parked}
         if world.topology.locations:
@@ -522,7 +522,7 @@ class History:
     async def _judge_copies(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
         """Check that every member holds every entry of its position, byte for byte."""
         world, truth = self.world, self.world.truth
-        if truth.of(ledger_id).is_doomed or metadata.last_entry_id is None:
+        if truth.of(ledger_id).is_loss_expected or metadata.last_entry_id is None:
             return
         for index, fragment in enumerate(metadata.fragments):
             last = metadata.fragment_last_entry_id(index)
@@ -560,7 +560,7 @@ class History:
         except NoSuchLedgerError:
             return
         except BkhealError as error:
-            if not ledger.is_doomed:
+            if not ledger.is_loss_expected:
                 truth.fail("I19", f"{ledger_id} cannot be read in the end: {error}")
             elif str(ledger_id) not in str(error) or ledger_id not in await self._parked(doctor):
                 truth.fail("LOSS", f"{ledger_id} lost entries, and no report names it: {error}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from bookie.server.joining import succession
 from bookie.server.joining.admission import RoleDirectory
-from bookie.server.joining.directories import look
+from bookie.server.joining.directories import read_directory
 from bookie.storage import salvaging
 from bookie.storage.disks.memory import MemoryDisk
 from bookie.storage.journal.replay import file_numbers, file_path
@@ -52,7 +52,9 @@ def _harm(disk: MemoryDisk, path: str, rng: random.Random) -> None:
 
 async def salvage(node: SimBookie, places: Sequence[RoleDirectory], rng: random.Random) -> None:
     """Salvage the journal of a starting bookie, in the same order as the real process."""
-    directories = [await look(place.role, str(place.path), place.disk) for place in places if place.disk is not None]
+    directories = [
+        await read_directory(place.role, str(place.path), place.disk) for place in places if place.disk is not None
+    ]
     before, resumed = succession.predecessor(directories)
     found = await salvaging.salvage(node.journals, node.spread, node.index, node.world.variation.storage)
     await succession.succeed(node.disks, before, resumed, rng)

@@ -115,8 +115,8 @@ class _LateFile(DiskFile):
         return await self.disk.ended(lambda: self.file.read(ranges))
 
     @override
-    def read_at_once(self, offset: int, size: int) -> bytes | None:
-        return None if self.disk.is_hanging else self.file.read_at_once(offset, size)
+    def read_cached(self, offset: int, size: int) -> bytes | None:
+        return None if self.disk.is_hanging else self.file.read_cached(offset, size)
 
     @override
     async def size(self) -> int:

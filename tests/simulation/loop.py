@@ -211,6 +211,6 @@ class SimLoop(base_events.BaseEventLoop):
 
 
 @types.coroutine
-def give_way() -> Generator[None, None, None]:
+def yield_control() -> Generator[None, None, None]:
     """Let all other ready callbacks run first: ``asyncio.sleep(0)`` without its checks."""
     yield

@@ -46,7 +46,7 @@ class Nemesis:
         self._lost = 0
         self._joined = 0
         self._recoverers = 0
-        self._about: LedgerId | None = None
+        self._target_ledger: LedgerId | None = None
         """The ledger of the event at which a fault strikes."""
         self._where = ""
         self.targets: list[SimClient] = []
@@ -123,7 +123,7 @@ class Nemesis:
     def strike(self, name: str, ledger_id: LedgerId | None = None, where: str = "") -> None:
         """Inject one fault, if it has a target."""
         world = self._world
-        self._about, self._where = ledger_id, where
+        self._target_ledger, self._where = ledger_id, where
         is_done = self._meddle(name, ledger_id) if name in ("recover", "delete") else self._faults[name]()
         if is_done:
             world.note_fault(name)
@@ -213,7 +213,7 @@ class Nemesis:
         if self._wipes >= self._profile.wipes_max or not living:
             return False
         self._wipes += 1
-        metadata = None if self._about is None else world.truth.metadata.get(self._about)
+        metadata = None if self._target_ledger is None else world.truth.metadata.get(self._target_ledger)
         named = [] if metadata is None else [node for node in living if node.bookie in metadata.last_fragment.members]
         here = [node for node in living if node.process.name == self._where and self._rng.random() < 0.5]
         node = self._rng.choice(here or named or living)
@@ -304,7 +304,7 @@ class Nemesis:
         if self._wipes >= self._profile.wipes_max:
             return False
         self._world.loop.call_later(
-            0.6 * self._rng.random() * self._scale, self.strike, "wipe bookie", self._about, self._where
+            0.6 * self._rng.random() * self._scale, self.strike, "wipe bookie", self._target_ledger, self._where
         )
         return True
 
@@ -359,7 +359,7 @@ class Nemesis:
         The members' copies of the last entries then differ as much as possible.
         """
         world = self._world
-        metadata = None if self._about is None else world.truth.metadata.get(self._about)
+        metadata = None if self._target_ledger is None else world.truth.metadata.get(self._target_ledger)
         if metadata is None or metadata.is_closed:
             return False
         members = self._rng.sample(metadata.last_fragment.members, len(metadata.last_fragment.members))
@@ -372,7 +372,7 @@ class Nemesis:
                 world.loop.call_later(LONGEST_S, setattr, link, "extra_delay_s", 0.0)
         world.lose_kind(members[0], "fence", 3.0 * scale)
         self._note(f"{members[:2]} hear writers late, {members[0]} no fences")
-        world.loop.call_later(0.02 + 0.4 * self._rng.random(), self._meddle, "recover", self._about)
+        world.loop.call_later(0.02 + 0.4 * self._rng.random(), self._meddle, "recover", self._target_ledger)
         return True
 
     def _freeze(self, client: SimClient) -> bool:
@@ -464,9 +464,9 @@ class Nemesis:
 
     def _unlock_soon(self) -> bool:
         """Delete the lock of the event's ledger a little later."""
-        if self._about is None:
+        if self._target_ledger is None:
             return False
-        path = lock_path("/ledgers", self._about)
+        path = lock_path("/ledgers", self._target_ledger)
         self._world.loop.call_later(0.8 * self._rng.random() * self._scale, self._world.remove, path)
         return True
 
@@ -502,7 +502,7 @@ class Nemesis:
 
     def _rot_and_recover(self) -> bool:
         """Restart a bookie of the event's open ledger, which empties its cache; see ``_rot_the_end``."""
-        metadata = None if self._about is None else self._world.truth.metadata.get(self._about)
+        metadata = None if self._target_ledger is None else self._world.truth.metadata.get(self._target_ledger)
         if metadata is None or metadata.is_closed:
             return False
         rotten = self._world.truth.rotten
@@ -513,7 +513,7 @@ class Nemesis:
         if node.process.is_alive:
             node.crash(is_power_lost=False)
             self._world.start_later(node, 0.3 * self._rng.random() * self._scale)
-        self._world.loop.call_later(0.8 + self._rng.random(), self._rot_the_end, self._about, node)
+        self._world.loop.call_later(0.8 + self._rng.random(), self._rot_the_end, self._target_ledger, node)
         return True
 
     def _rot_the_end(self, ledger_id: LedgerId, node: SimBookie) -> None:
@@ -582,7 +582,7 @@ class Nemesis:
                 client.kill()
 
     def _open_metadata(self) -> LedgerMetadata | None:
-        metadata = None if self._about is None else self._world.truth.metadata.get(self._about)
+        metadata = None if self._target_ledger is None else self._world.truth.metadata.get(self._target_ledger)
         return None if metadata is None or metadata.is_closed else metadata
 
     def _lose_for_good(self) -> bool:

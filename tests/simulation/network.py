@@ -219,7 +219,7 @@ class SimTransport(Transport):
         if not line.is_resolving:
             line.is_resolving = True
             self._process.run("send", self._send_waiting(bookie, line))
-        timer = self._loop.call_later(timeout_s, _give_up, answer, timeout_s)
+        timer = self._loop.call_later(timeout_s, _time_out, answer, timeout_s)
         try:
             reply = await answer
         finally:
@@ -305,7 +305,7 @@ class SimTransport(Transport):
             message.answer.set_result((status, detail))
 
 
-def _give_up(answer: asyncio.Future[Any], timeout_s: float) -> None:
+def _time_out(answer: asyncio.Future[Any], timeout_s: float) -> None:
     if not answer.done():
         answer.set_result((Status.TIMEOUT, f"no answer within {timeout_s:g} s"))
 

@@ -138,7 +138,7 @@ def _(stack: ExitStack) -> None:
         state = self._pipeline.state
         return metadata.closed(state.last_add_confirmed, state.confirmed_length)
 
-    swap(stack, LedgerWriter, "_sealed", lambda _: careless)
+    swap(stack, LedgerWriter, "_closed_metadata", lambda _: careless)
 
 
 @plants("metadata-overwritten", "BK-584", "metadata is written without comparing its version")

@@ -113,4 +113,4 @@ def _(stack: ExitStack) -> None:
     async def nothing(self: Repayment) -> int:
         return 0
 
-    swap(stack, Repayment, "look", lambda _: nothing)
+    swap(stack, Repayment, "mark_movable", lambda _: nothing)

@@ -187,7 +187,7 @@ def _(stack: ExitStack) -> None:
 
         return given_back
 
-    async def look(self: TaskLocks, held: HeldTask, other_nodes: Any = ()) -> HeldTaskState:
+    async def reread(self: TaskLocks, held: HeldTask, other_nodes: Any = ()) -> HeldTaskState:
         return HeldTaskState(is_ours=True, is_same=True, nodes=tuple(await self._store.get_many(other_nodes)))
 
     async def without_lock(self: TaskLocks, held: HeldTask, checks: Any, seen: Any) -> bool:
@@ -202,7 +202,7 @@ def _(stack: ExitStack) -> None:
         return None
 
     swap(stack, TaskLocks, "lock", make)
-    swap(stack, TaskLocks, "look", lambda _: look)
+    swap(stack, TaskLocks, "reread", lambda _: reread)
     swap(stack, TaskLocks, "_delete_task", lambda _: without_lock)
     swap(stack, repair.LedgerRepair, "_completing", lambda _: lambda *arguments: None)
     swap(stack, Lease, "ensure_ours", lambda _: nothing)

@@ -243,11 +243,11 @@ def _(stack: ExitStack) -> None:
 
     swap(stack, Lease, "is_session_over", lambda _: property(lambda self: False))
 
-    async def look(self: Lease, other_nodes: Sequence[str]) -> HeldTaskState:
-        return await self._ports.tasks.locks.look(self.held, other_nodes)
+    async def reread(self: Lease, other_nodes: Sequence[str]) -> HeldTaskState:
+        return await self._ports.tasks.locks.reread(self.held, other_nodes)
 
     swap(stack, Lease, "ensure_ours", lambda _: nothing)
-    swap(stack, Lease, "look", lambda _: look)
+    swap(stack, Lease, "reread", lambda _: reread)
     swap(stack, Worker, "_abandon", lambda _: lambda self: None)
 
 

@@ -27,7 +27,7 @@ from bookie.model.records import decode_record
 from bookie.wire.port import AddBatch, AddReply, CopyReply, ReadReply, ReplyT, Request, Status, Transport
 from bookie.wire.requests import Copy, Read
 from replicator.queue.task_queue import Turn
-from replicator.telemetry.events import Ending, Outlook, TaskResult
+from replicator.telemetry.events import Ending, QueueState, TaskResult
 from replicator.worker import Worker
 from tests.simulation.limits import Limits
 from tests.simulation.scaling import COPIES_AT_ONCE
@@ -194,7 +194,7 @@ class Repairs:
             self._count_faults(note, self.efforts[ledger_id], is_completed=False)
         for ledger_id, effort in self.efforts.items():
             truth = self._truth.of(ledger_id)
-            if truth.is_doomed or truth.is_deleted or truth.is_forgotten or self._truth.rotten:
+            if truth.is_loss_expected or truth.is_deleted or truth.is_forgotten or self._truth.rotten:
                 continue
             largest = max(effort.useful.values(), default=0)
             is_steady = not self._world.limits_changed_s  # a chunk that waits for the rate delays the record
@@ -381,8 +381,8 @@ class _Watched:
             is_over = ending in _COMPLETED or ending in (Ending.MARKED_AGAIN, Ending.BUSY, Ending.STOPPED)
             self._due_s[ledger_id] = 0.0 if is_over else float("inf")
 
-    def tasks_listed(self, outlook: Outlook) -> None:
-        self._inner_events.tasks_listed(outlook)
+    def tasks_listed(self, queue_state: QueueState) -> None:
+        self._inner_events.tasks_listed(queue_state)
 
     def copy_corrupt(self, ledger_id: LedgerId, copy: Any) -> None:
         self._inner_events.copy_corrupt(ledger_id, copy)
@@ -505,7 +505,7 @@ class _Watched:
 
     def _check_order(self, ledger_id: LedgerId) -> None:
         listed, now, truth_tasks = self._listed, self._copies_left(), self._truth.tasks
-        if ledger_id not in now or ledger_id not in listed.copies_left or self._world.truth.is_doomed:
+        if ledger_id not in now or ledger_id not in listed.copies_left or self._world.truth.is_loss_expected:
             return
         mine, _ = _range(listed.copies_left[ledger_id], now[ledger_id])
         for other, left in sorted(listed.copies_left.items()):

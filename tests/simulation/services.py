@@ -29,7 +29,7 @@ from bookie.wire.circuits import Circuits, CircuitTransport
 from replicator.knowledge.evidence import CorruptCopy
 from replicator.plan.moves import plan_moves
 from replicator.ports import RepairPorts
-from replicator.telemetry.events import Outlook, TaskResult
+from replicator.telemetry.events import QueueState, TaskResult
 from replicator.worker import Worker
 from spark_jobs.runs.marking.brake import held_because
 from spark_jobs.runs.marking.noted_damage import mark_recorded_damage
@@ -125,7 +125,7 @@ class Events:
     def task_ended(self, result: TaskResult) -> None:
         self._world.trace.event(self._name, f"task {result.ledger_id} {result.ending.name} {result.detail[:160]}")
 
-    def tasks_listed(self, outlook: Outlook) -> None:
+    def tasks_listed(self, queue_state: QueueState) -> None:
         pass
 
     def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:

@@ -17,7 +17,7 @@ from bookie.metadata.port import ANY_VERSION, Children, Node, NoNodeError, Opera
 from bookie.metadata.request_limits import check_data, check_path
 from bookie.metadata.store.memory import Fault, MemoryStore, Readable
 from bookie.metadata.store.memory_cell import MemoryCell, _MemoryNode
-from tests.simulation.loop import Process, give_way
+from tests.simulation.loop import Process, yield_control
 from tests.simulation.trace import Trace
 
 T = TypeVar("T")
@@ -95,25 +95,25 @@ class SimCell(MemoryCell):
 
     def create(self, session_id: int, path: str, data: bytes, *, is_ephemeral: bool, is_sequential: bool) -> str:
         created = super().create(session_id, path, data, is_ephemeral=is_ephemeral, is_sequential=is_sequential)
-        self._tell(session_id, created, None, None)
+        self._notify(session_id, created, None, None)
         return created
 
     def set(self, path: str, data: bytes, version: int, session_id: int = 0) -> Stat:
         before = self.data(path)
         stat = super().set(path, data, version)
-        self._tell(session_id, path, before, version)
+        self._notify(session_id, path, before, version)
         return stat
 
     def delete(self, path: str, version: int, session_id: int = 0) -> None:
         before = self.data(path)
         super().delete(path, version)
-        self._tell(session_id, path, before, version)
+        self._notify(session_id, path, before, version)
 
     def close_session(self, session_id: int) -> None:
         gone = [(path, node.data) for path, node in self._nodes.items() if node.ephemeral_owner == session_id]
         super().close_session(session_id)
         for path, before in gone:
-            self._tell(session_id, path, before, None)
+            self._notify(session_id, path, before, None)
 
     def multi(self, session_id: int, operations: Sequence[Operation]) -> None:
         self._in_multi = []
@@ -123,14 +123,14 @@ class SimCell(MemoryCell):
         finally:
             self._in_multi = None
         for path, before, version in told:
-            self._tell(session_id, path, before, version)
+            self._notify(session_id, path, before, version)
 
     def remove_if_there(self, path: str) -> None:
         """Delete a node, if it exists."""
         if self.stat(path) is not None:
             self.delete(path, ANY_VERSION)
 
-    def _tell(self, session_id: int, path: str, before: bytes | None, version: int | None) -> None:
+    def _notify(self, session_id: int, path: str, before: bytes | None, version: int | None) -> None:
         if self._in_multi is not None:
             self._in_multi.append((path, before, version))
         else:
@@ -282,7 +282,7 @@ class SimStore(MemoryStore):
         if delay_s > 0:
             await asyncio.sleep(delay_s)
         else:
-            await give_way()
+            await yield_control()
         if self._trace.is_recording:
             self._trace.detail(self._process.name, f"store {operation} {path}")
         fault = self._next_fault(operation)
@@ -292,7 +292,7 @@ class SimStore(MemoryStore):
         if fault is Fault.FAIL_BEFORE:
             raise StoreUnavailableError(f"{operation} {path}: not sent (injected)")
         result = action()
-        await give_way()
+        await yield_control()
         if fault is Fault.LOSE_ANSWER or tracker.current is not session:
             raise lost(f"{operation} {path}: answer lost")
         if faults.slow_share and rng.random() < faults.slow_share:

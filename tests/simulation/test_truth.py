@@ -100,15 +100,15 @@ def test_beyond_the_quorums_existing_ledgers_and_later_ones_on_lost_disks_are_do
         set_ledger(truth, A, B, last=None, version=0)
         truth.wiped(A)
         truth.doom()
-        assert truth.of(LEDGER).is_doomed
+        assert truth.of(LEDGER).is_loss_expected
 
     async def later(truth: Truth) -> None:
         truth.wiped(C)
         truth.doom()
         set_ledger(truth, A, B, last=None, version=0)
-        assert not truth.of(LEDGER).is_doomed
+        assert not truth.of(LEDGER).is_loss_expected
         set_ledger(truth, A, C, last=None, version=1)
-        assert truth.of(LEDGER).is_doomed
+        assert truth.of(LEDGER).is_loss_expected
 
     on_virtual_time(history)
     on_virtual_time(later)
@@ -133,7 +133,7 @@ def test_a_collector_may_delete_an_empty_ledger_and_apaches_also_one_whose_lock_
         rules = [violation.rule for violation in truth.violations]
         is_unlocked_apache = is_apache and unlocked_by == "?"
         assert rules == ([] if last < 0 or is_unlocked_apache else ["I16"])
-        assert truth.of(LEDGER).is_doomed == (last == 0 and is_unlocked_apache)
+        assert truth.of(LEDGER).is_loss_expected == (last == 0 and is_unlocked_apache)
 
     for last, is_apache, unlocked_by in product((-1, 0), (True, False), ("?", "worker0")):
         on_virtual_time(partial(history, last=last, is_apache=is_apache, unlocked_by=unlocked_by))

@@ -77,7 +77,7 @@ class LedgerTruth:
     """
     is_cut: bool = False
     """Whether an application closed it before entries that such a bookie had lost."""
-    is_doomed: bool = False
+    is_loss_expected: bool = False
     """Whether more disks were lost than its quorums survive. Its losses must be reported, and are no violation."""
 
 
@@ -101,7 +101,7 @@ class Truth:
         self.held: dict[BookieId, dict[LedgerId, dict[EntryId, bytes]]] = defaultdict(lambda: defaultdict(dict))
         self.roles: dict[int, str] = {}
         self.rotten: set[BookieId] = set()
-        self.is_doomed = False
+        self.is_loss_expected = False
         """Whether more disks were lost than the quorums survive."""
         self._fenced: set[tuple[BookieId, LedgerId]] = set()
         self._denied: set[tuple[BookieId, LedgerId, EntryId]] = set()
@@ -169,7 +169,7 @@ class Truth:
             self.fail("I2", f"{who}: {ledger_id}/{entry_id} acknowledged, sealed at {metadata.last_entry_id}")
             return
         copies = self._copies(metadata, ledger_id, entry_id)
-        if copies < metadata.ack_quorum and not truth.is_doomed:
+        if copies < metadata.ack_quorum and not truth.is_loss_expected:
             members = metadata.fragments[metadata.fragment_index(entry_id)].members
             self.fail("I1", f"{who}: {ledger_id}/{entry_id} acknowledged with {copies} copies in {members}")
 
@@ -321,9 +321,9 @@ class Truth:
 
     def doom(self) -> None:
         """Note that more disks were lost than quorums survive. Reported losses of existing ledgers are no violation."""
-        self.is_doomed = True
+        self.is_loss_expected = True
         for ledger in self.ledgers.values():
-            ledger.is_doomed = True
+            ledger.is_loss_expected = True
 
     def restarted(self, bookie: BookieId, ledger_id: LedgerId, entries: Iterable[int]) -> None:
         """Check after a crash that no acknowledged entry is lost (I15)."""
@@ -356,7 +356,7 @@ class Truth:
             if not is_unlocked:
                 self.fail("I16", f"{bookie} collected {ledger_id} and is a member of it")
             elif _places_entries(metadata, bookie):
-                self.of(ledger_id).is_doomed = True
+                self.of(ledger_id).is_loss_expected = True
         self._gone.add((bookie, ledger_id))
 
     # Metadata
@@ -424,7 +424,7 @@ class Truth:
         old = self.metadata.get(ledger_id)
         self.metadata[ledger_id] = new
         truth = self.of(ledger_id)  # from its creation on, because it can be doomed without entries
-        truth.is_doomed |= self.is_doomed and not self._replaced.keys().isdisjoint(new.members())
+        truth.is_loss_expected |= self.is_loss_expected and not self._replaced.keys().isdisjoint(new.members())
         if old is None:
             if before is None and ledger_id in self._ids:
                 self.fail("I10", f"{who} created ledger {ledger_id} again")
@@ -455,7 +455,7 @@ class Truth:
                 self._check_length(who, ledger_id, new)
             for number in range(new.last_entry_id + 1):
                 copies = self._copies(new, ledger_id, EntryId(number))
-                if copies < new.ack_quorum and not truth.is_doomed:
+                if copies < new.ack_quorum and not truth.is_loss_expected:
                     self.fail("T4", f"{who} sealed {ledger_id} at {new.last_entry_id}, {number} has {copies} copies")
                     break
         self._check_owner(who, ledger_id, old, new)
@@ -536,7 +536,7 @@ class Truth:
         """
         metadata = self.metadata.get(ledger_id)
         self.trace.event(who, f"completed task {ledger_id}")
-        if metadata is None or self.of(ledger_id).is_doomed:
+        if metadata is None or self.of(ledger_id).is_loss_expected:
             return
         named = frozenset(decode_task(before).missing)
         settled = metadata.fragments if metadata.is_closed else metadata.fragments[:-2]

@@ -182,7 +182,7 @@ def test_an_impossible_check_does_not_prevent_the_others(spark: SparkSession, pl
     result = run_check(spark, RunKind.EVERYTHING, settings, clock=Later())
     summary = result.summary
     assert (summary.verdict, result.exit_code()) == (Verdict.INCOMPLETE, ExitCode.PARTIAL)
-    assert summary.shortcomings[0].startswith("placement: there is no topology")
+    assert summary.incomplete_reasons[0].startswith("placement: there is no topology")
     assert (place.marked(), place.audited(), check_time(place)) == ({3: ["x:1"]}, {"x:1", "y:1"}, -1)
     outcome = outcome_of(summary, result.summary_path)
     assert (outcome.is_success, outcome.also_done) == (False, (RunKind.BOOKIES,))

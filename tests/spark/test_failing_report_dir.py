@@ -90,6 +90,6 @@ async def test_readers_of_a_failing_directory_continue(tmp_path: Path) -> None:
     with without_server(reports):
         assert list(summaries(reports)) == []
         assert keep(reports, 0, Kept(reports_max=1)) == []
-        await fetched.look()
-    await fetched.look()
+        await fetched.refresh()
+    await fetched.refresh()
     assert (reports / RUN_ID / "summary.json").is_file()

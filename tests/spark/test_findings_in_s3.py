@@ -118,7 +118,7 @@ async def test_findings_written_by_spark_to_s3_are_readable_on_other_machines(
     ] == (sorted(LOST))
 
     auditor = tmp_path / "auditor"
-    await FetchedReports(store, auditor, EVERYTHING, ManualClock()).look()
+    await FetchedReports(store, auditor, EVERYTHING, ManualClock()).refresh()
     assert await ReportRoutes(auditor, report_store=store)._found([f"{run_id}/{PAGE}"]) is not None
 
 

@@ -133,9 +133,9 @@ def test_signals_that_the_process_ignores_stay_ignored() -> None:
     gate, ignored = RunGate(), (signal.SIGHUP, signal.SIGINT)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}  # as nohup does for SIGHUP
     try:
-        with run._signals(gate) as take_over:
+        with run._signals(gate) as install_handlers:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # Spark installs a handler of its own
-            take_over()
+            install_handlers()
             for number in ignored:
                 os.kill(os.getpid(), number)
             assert gate.stop_reason() is None

@@ -229,13 +229,13 @@ def test_a_loss_since_the_previous_run_is_new_only_once(place: Place, running: N
 
 
 def at_the_second_look(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
-    real = SecondLook.look
+    real = SecondLook.read_state
 
-    def look(self: SecondLook, ledger_ids: Any) -> Any:
+    def read_state(self: SecondLook, ledger_ids: Any) -> Any:
         act()
         return real(self, ledger_ids)
 
-    monkeypatch.setattr(SecondLook, "look", look)
+    monkeypatch.setattr(SecondLook, "read_state", read_state)
 
 
 def test_differences_that_resolve_before_the_second_check_are_counted_as_resolved(

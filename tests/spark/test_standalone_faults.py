@@ -85,7 +85,7 @@ class StandingRun:
         found = place.do(self.process.wait_for_line(rf"{STANDS_STILL}, code of (\S+)", PROGRAM_S))
         assert Path(found[1]).is_relative_to(python.parent.parent), "the code is not that of the wheel"
 
-    def go_on(self) -> int:
+    def resume(self) -> int:
         """Continue the audit, and return its exit code."""
         self._go.touch()
         return self._place.do(self.process.wait(PROGRAM_S))
@@ -123,7 +123,7 @@ def test_metadata_lost_with_its_executors_is_read_again(
     for executor in killed:
         executor.kill()
     psutil.wait_procs(killed, STATE_S)
-    assert_everything_is_marked(place, run, run.go_on())
+    assert_everything_is_marked(place, run, run.resume())
     assert READ_AGAIN in run.log
 
 
@@ -139,7 +139,7 @@ def test_an_audit_continues_without_a_killed_worker(
         return len(await cluster.alive()) == 1
 
     place.do(run.process.wait_until(is_noticed, "a master that has noticed the end of the worker", STATE_S))
-    assert_everything_is_marked(place, run, run.go_on())
+    assert_everything_is_marked(place, run, run.resume())
 
 
 def test_a_cancelled_audit_releases_its_executors(
@@ -155,7 +155,7 @@ def test_a_cancelled_audit_releases_its_executors(
     (record,) = place.do(runs.list(9, now_ms=0))
     asked = CliRunner().invoke(audit_cli.app, ["cancel", record.run_id, "--metadata-uri", place.uri])
     assert asked.exit_code == ExitCode.OK, asked.output
-    exit_code = run.go_on()
+    exit_code = run.resume()
     for executor in paused:
         executor.resume()
     assert exit_code == ExitCode.CANCELLED, run.log

@@ -18,7 +18,7 @@ from auditor.api.control import (
     LostBookie,
     NotLeaderError,
     RunBusyError,
-    RunOverError,
+    RunEndedError,
     ServiceStatus,
     SeverityBacklog,
     UnknownRunError,
@@ -204,7 +204,7 @@ class TwinControl:
         self._leads()
         run = await self.run(run_id)
         if run.state.is_final:
-            raise RunOverError(f"run {run_id} has already ended")
+            raise RunEndedError(f"run {run_id} has already ended")
         await self.put(replace(run, state=state, detail=detail))
         return self._runs[run_id]
 
@@ -278,33 +278,33 @@ class TwinUpkeep:
         self.is_filled = False
         self.long = SharedLongWork(ManualClock())
 
-    async def ask(self, work: Work[T]) -> T:
+    async def run(self, work: Work[T]) -> T:
         await self.fill()
         async with self.cluster.connected("") as client:
             return await work(client)
 
-    async def ask_long(
+    async def run_long(
         self, key: Hashable, work: Work[Document], circumstances: Work[Hashable] | None = None
     ) -> Document:
         if circumstances is None:
-            return await self.long.result(key, lambda: self.ask(work))
-        return await self.long.result(key, lambda: self.ask(work), lambda: self.ask(circumstances))
+            return await self.long.result(key, lambda: self.run(work))
+        return await self.long.result(key, lambda: self.run(work), lambda: self.run(circumstances))
 
-    async def call_off(self, is_meant: Callable[[Hashable], bool]) -> None:
-        await self.long.call_off(is_meant)
+    async def cancel_matching(self, is_meant: Callable[[Hashable], bool]) -> None:
+        await self.long.cancel_matching(is_meant)
 
     async def progress(self) -> Document:
-        return await self.ask(self._progressed)
+        return await self.run(self._progressed)
 
     async def cluster_status(self) -> Document:
-        return await self.ask(self._status)
+        return await self.run(self._status)
 
     async def _progressed(self, client: ClusterClient) -> Document:
-        return progress_document(*await CachedRepairProgress(make_repair_watch(client), ManualClock()).look())
+        return progress_document(*await CachedRepairProgress(make_repair_watch(client), ManualClock()).observe())
 
     async def _status(self, client: ClusterClient) -> Document:
         return await cluster_status(
-            client, *await CachedRepairProgress(make_repair_watch(client), ManualClock()).look()
+            client, *await CachedRepairProgress(make_repair_watch(client), ManualClock()).observe()
         )
 
     async def fill(self) -> None:

@@ -141,10 +141,10 @@ class MemoryCluster:
         """Make a bookie reachable."""
         self.network.listen(name, PORT, self.services[BookieId(name)])
 
-    def hang_up(self, *names: str) -> None:
+    def stop_listening(self, *names: str) -> None:
         """Make bookies unreachable. They stay registered."""
         for name in names:
-            self.network.hang_up(name, PORT)
+            self.network.stop_listening(name, PORT)
 
     async def register(self, *names: str, incarnation: str = "", is_read_only: bool = False) -> None:
         for name in names:

@@ -60,14 +60,14 @@ class LogWorld(MemoryCluster):
 
     def client(self, seed: int = 1, faults: FaultHook | None = None) -> Client:
         async def hook(operation: str, path: str) -> Fault | None:
-            self.look()
+            self.check()
             return None if faults is None else await faults(operation, path)
 
         store = self.session(hook)
         transport = self.memory_transport(store)
         return Client(self.client_ports(transport, SETTINGS, store, seed=seed), store, transport)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check now that at most one ledger is open (the property OnlyOneLedgerOpenAtATime)."""
         listed = self.listed_now()
         if listed is not None:

@@ -30,8 +30,8 @@ SETTINGS = ClientSettings(add_timeout_s=2, read_timeout_s=2, recovery_add_timeou
 PAYLOAD = 10
 
 Asked = AddBatch | AnyRequest
-GoOn = Callable[[], Awaitable[Any]]
-Intercept = Callable[[Asked, GoOn], Awaitable[Any]]
+Proceed = Callable[[], Awaitable[Any]]
+Intercept = Callable[[Asked, Proceed], Awaitable[Any]]
 """Takes a request to a bookie and a function that forwards it; returns the reply."""
 
 
@@ -60,10 +60,10 @@ class Intercepting(Transport):
     async def close(self) -> None:
         await self.inner.close()
 
-    async def _through(self, bookie: BookieId, asked: Asked, go_on: GoOn) -> Any:
+    async def _through(self, bookie: BookieId, asked: Asked, proceed: Proceed) -> Any:
         self.calls.append((bookie, asked))
         hook = self.hooks.get(bookie, self.every)
-        return await go_on() if hook is None else await hook(asked, go_on)
+        return await proceed() if hook is None else await hook(asked, proceed)
 
     def count(self, kind: type[Asked]) -> int:
         return sum(isinstance(asked, kind) for _, asked in self.calls)
@@ -195,7 +195,7 @@ def closed_at(last: int) -> tuple[LedgerState, int, int]:
     return LedgerState.CLOSED, last, (last + 1) * PAYLOAD
 
 
-def spoiled(reply: ReadReply, entry_ids: Iterable[int], status: Status | None = None) -> ReadReply:
+def with_wrong_bytes(reply: ReadReply, entry_ids: Iterable[int], status: Status | None = None) -> ReadReply:
     """Return the reply with some damaged results: another status, or bytes that fail the verification."""
     wanted = set(entry_ids)
 

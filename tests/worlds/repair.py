@@ -51,7 +51,7 @@ from bookie.wire.resolver import BookieAddress
 from replicator.knowledge.evidence import CorruptCopy
 from replicator.ports import RepairPorts
 from replicator.settings import ReplicatorSettings
-from replicator.telemetry.events import Ending, Outlook, TaskResult
+from replicator.telemetry.events import Ending, QueueState, TaskResult
 from replicator.worker import RunEnd, Worker
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import PORT, MemoryCluster, open_bookie
@@ -215,9 +215,9 @@ class Bookies:
         """Make the bookie reachable."""
         self.network.listen(name, PORT, self[name])
 
-    def hang_up(self, name: str) -> None:
+    def stop_listening(self, name: str) -> None:
         """Make the bookie unreachable."""
-        self.network.hang_up(name, PORT)
+        self.network.stop_listening(name, PORT)
 
     async def close(self) -> None:
         await self.transport.close()
@@ -246,11 +246,11 @@ class Recorder:
         self.results: list[TaskResult] = []
         self.looks: list[Any] = []
         self.corrupt: list[CorruptCopy] = []
-        self.outlook = Outlook()
+        self.queue_state = QueueState()
         self._look = look
 
-    def tasks_listed(self, outlook: Outlook) -> None:
-        self.outlook = outlook
+    def tasks_listed(self, queue_state: QueueState) -> None:
+        self.queue_state = queue_state
 
     def task_ended(self, result: TaskResult) -> None:
         self.results.append(result)
@@ -320,7 +320,7 @@ class RepairWorld(MemoryCluster):
         """End bookies: unregister them and make them unreachable. Their disks stay."""
         for name in bookies:
             await self.unregister(name)
-            self.bookies.hang_up(name)
+            self.bookies.stop_listening(name)
 
     async def lose(self, *bookies: str) -> None:
         """End bookies, and mark ``LEDGER`` as missing them."""

@@ -93,14 +93,14 @@ class GrpcApi:
         """Change the rate of each client, from its next request on."""
         self._access.set_requests_per_second(rate)
 
-    async def say_stopping(self) -> None:
+    async def report_stopping(self) -> None:
         """Report to health checks, permanently, that the process is stopping; requests are still answered."""
         await cancel(self._following)
         await self._health.enter_graceful_shutdown()
 
     async def stop(self) -> None:
         """Stop listening. Requests under way have a short time to complete; streams end. Idempotent."""
-        await self.say_stopping()
+        await self.report_stopping()
         if self._server is not None:
             await self._server.stop(_STOP_GRACE_S)
 

@@ -13,7 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from auditor.api.control import Control, RunBusyError
-from auditor.api.http.queries import BOOLEAN_PATTERN, delay_request, truth, whole_number
+from auditor.api.http.queries import BOOLEAN_PATTERN, boolean, delay_request, whole_number
 from auditor.api.http.routes import JSON, TEXT, Answer, Call, Handler, Parameter, Route
 from auditor.api.http.schemas import LEDGER_ID
 from auditor.api.operations_port import BookieState, MarkFilter, Operations
@@ -71,7 +71,7 @@ class ApacheRoutes:
     async def _switch(self, call: Call) -> web.Response:
         if "enabled" not in call.request.query:
             raise InvalidRequestError("the parameter enabled is missing: true or false")
-        is_on = truth(call.request.query["enabled"], "enabled")
+        is_on = boolean(call.request.query["enabled"], "enabled")
         call.trail.detail = f"enabled={is_on}".lower()
         if not is_on:
             call.who.require(Role.ADMINISTER, "disabling recovery")
@@ -121,7 +121,7 @@ class ApacheRoutes:
 
     async def _record(self, call: Call, action: str, detail: str = "") -> None:
         actor = Actor(call.who.name, "http")
-        await self._upkeep.ask(lambda client: actor.record(client, action, detail))
+        await self._upkeep.run(lambda client: actor.record(client, action, detail))
 
     async def _cluster(self, call: Call) -> web.Response:
         status = self._control.status()
@@ -145,7 +145,7 @@ class ApacheRoutes:
         wanted = _TYPES.get(query.get("type", "rw"))
         if wanted is None:
             raise InvalidRequestError(f"type must be rw or ro, not {query['type'][:40]!r}")
-        with_hosts = truth(query.get("print_hostnames", "false"), "print_hostnames")
+        with_hosts = boolean(query.get("print_hostnames", "false"), "print_hostnames")
         found = [bookie for bookie in await self._operations.bookies() if bookie.state is wanted]
         return web.json_response({bookie.bookie_id: bookie.host if with_hosts else None for bookie in found})
 

@@ -34,7 +34,7 @@ class ProcessRoutes:
         self.description: dict[str, Any] = {}
         """The answer of ``/openapi.json``; set after all routes are known."""
 
-    def say_stopping(self) -> None:
+    def report_stopping(self) -> None:
         """Report this process as not ready from now on."""
         self._is_stopping = True
 

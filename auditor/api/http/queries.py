@@ -39,10 +39,10 @@ def whole_number(text: str, name: str, lowest: int, highest: int) -> int:
 
 
 BOOLEAN_PATTERN: Final = "^([Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee])$"
-"""The texts that ``truth`` accepts."""
+"""The texts that ``boolean`` accepts."""
 
 
-def truth(text: str, name: str) -> bool:
+def boolean(text: str, name: str) -> bool:
     """Read ``true`` or ``false``, in any case.
 
     Raises:

@@ -155,7 +155,7 @@ class ReportRoutes:
             await self._fetch(paths[0].split("/")[0])
             found = await self._found(paths)
         if found is None and is_admitted(paths[0]):
-            answer = await self._elsewhere(call, f"/reports/{paths[0]}")
+            answer = await self._get_from_peer(call, f"/reports/{paths[0]}")
             if answer is not None and not answer.location:
                 found = web.Response(body=answer.body, headers=_headers(paths[0]))
         if found is None:
@@ -197,13 +197,13 @@ class ReportRoutes:
         Raises:
             NotFoundError: there is none.
         """
-        answer = await self._elsewhere(call, call.request.path_qs)
+        answer = await self._get_from_peer(call, call.request.path_qs)
         run_id = "" if answer is None else answer.location.removeprefix("../").removesuffix("/")
         if not is_run_id(run_id):
             raise NotFoundError("there is no report of such a run")
         return run_id
 
-    async def _elsewhere(self, call: Call, path: str) -> PeerAnswer | None:
+    async def _get_from_peer(self, call: Call, path: str) -> PeerAnswer | None:
         if self._peers is None or ASKED_BY_AUDITOR_HEADER in call.request.headers:
             return None
         return await self._peers.get(path, call.request.headers.get("Authorization"))

@@ -131,7 +131,7 @@ class RunRoutes:
 
     async def _schedules(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, (), "parameter")
-        return web.json_response(document("ScheduleList", await self._upkeep.ask(list_schedules)))
+        return web.json_response(document("ScheduleList", await self._upkeep.run(list_schedules)))
 
     async def _change_schedule(self, call: Call) -> web.Response:
         kind, name = run_kind(call.request.match_info["kind"]), call.request.match_info["state"]
@@ -141,7 +141,7 @@ class RunRoutes:
         span_s = whole_number(query["seconds"], "seconds", PAUSE_S_MIN, SPAN_S_MAX) if "seconds" in query else None
         match name:
             case RunState.PAUSED.value if span_s is not None:
-                done = await self._upkeep.ask(lambda client: pause_schedule(client, actor, kind, span_s))
+                done = await self._upkeep.run(lambda client: pause_schedule(client, actor, kind, span_s))
                 return web.json_response(document("Schedule", done))
             case RunState.PAUSED.value:
                 pause = await self._control.pause_kind(kind, owner=call.who.name, via=_VIA)

@@ -165,13 +165,13 @@ class HttpApi:
         """Change the rate of each client, from its next request on."""
         self._access.set_requests_per_second(rate)
 
-    def say_stopping(self) -> None:
+    def report_stopping(self) -> None:
         """Report to readiness probes that the process is stopping; requests are still answered."""
-        self._process.say_stopping()
+        self._process.report_stopping()
 
     async def stop(self) -> None:
         """Stop listening and close every connection. Idempotent."""
-        self.say_stopping()
+        self.report_stopping()
         await cancel(self._certificates)
         for server in self._servers:
             server.close()

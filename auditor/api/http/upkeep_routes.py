@@ -16,7 +16,7 @@ from aiohttp import web
 
 from auditor.api.http import upkeep_queries as queries
 from auditor.api.http.documents import document
-from auditor.api.http.queries import json_boolean, json_integer, json_object, refuse_unknown, truth, whole_number
+from auditor.api.http.queries import boolean, json_boolean, json_integer, json_object, refuse_unknown, whole_number
 from auditor.api.http.routes import JSON, Answer, Call, Parameter, Route, segment
 from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGER_ID, WINDOW_TARGET_PATTERN
 from auditor.api.problems import InvalidRequestError, NotFoundError, NotOkToStopError
@@ -132,7 +132,7 @@ class UpkeepRoutes:
         async def work(client: ClusterClient) -> Document:
             return await dead_letters.list_dead_letters(client, limit, after, reason)
 
-        return _answer("DeadLetterList", await self._upkeep.ask(work))
+        return _answer("DeadLetterList", await self._upkeep.run(work))
 
     async def _retry(self, call: Call) -> web.Response:
         ledgers = queries.ledgers_request(await call.body())
@@ -140,7 +140,7 @@ class UpkeepRoutes:
         actor = _actor(call)
         return _answer(
             "DeadLetterRetry",
-            await self._upkeep.ask(lambda client: dead_letters.retry_dead_letters(client, actor, ledgers)),
+            await self._upkeep.run(lambda client: dead_letters.retry_dead_letters(client, actor, ledgers)),
         )
 
     async def _accept(self, call: Call) -> web.Response:
@@ -160,11 +160,11 @@ class UpkeepRoutes:
                 found = await dead_letters.decide(client, actor, verb, asked.ledgers, asked.reason)
             return dead_letters.decision_document(actor, asked.reason, found, is_dry_run=asked.is_dry_run)
 
-        return _answer("DeadLetterDecision", await self._upkeep.ask(work))
+        return _answer("DeadLetterDecision", await self._upkeep.run(work))
 
     async def _accepted(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, (), "parameter")
-        return _answer("AcceptedLossList", await self._upkeep.ask(dead_letters.list_accepted))
+        return _answer("AcceptedLossList", await self._upkeep.run(dead_letters.list_accepted))
 
     async def _debts(self, call: Call) -> web.Response:
         query = call.request.query
@@ -172,17 +172,17 @@ class UpkeepRoutes:
         limit = whole_number(query.get("limit", str(_PAGE_DEFAULT)), "limit", 1, _PAGE_MAX)
         after = LedgerId(whole_number(query["after"], "after", 0, LEDGER_ID_MAX)) if "after" in query else None
         return _answer(
-            "PlacementDebtList", await self._upkeep.ask(lambda client: debts.list_debts(client, limit, after))
+            "PlacementDebtList", await self._upkeep.run(lambda client: debts.list_debts(client, limit, after))
         )
 
     async def _drains(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, (), "parameter")
-        return _answer("DrainList", await self._upkeep.ask(drains.list_drains))
+        return _answer("DrainList", await self._upkeep.run(drains.list_drains))
 
     async def _drain_status(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, ("bookie",), "parameter")
         bookies = _bookies(call)
-        found = await self._upkeep.ask_long(
+        found = await self._upkeep.run_long(
             ("drain status", bookies), lambda client: drain_status.drain_status(client, bookies)
         )
         return _answer("DrainStatus", found)
@@ -215,7 +215,7 @@ class UpkeepRoutes:
         async def drained(client: ClusterClient) -> Hashable:
             return frozenset(await Drains(client.store, client.cluster.root).read())
 
-        return _answer("DrainStart", await self._upkeep.ask_long(key, work, drained))
+        return _answer("DrainStart", await self._upkeep.run_long(key, work, drained))
 
     async def _stop_drain(self, call: Call) -> web.Response:
         bookie, actor = _bookie(call), _actor(call)
@@ -227,17 +227,17 @@ class UpkeepRoutes:
 
         async def work(client: ClusterClient) -> Document:
             async with self._recording:
-                await self._upkeep.call_off(is_meant)
+                await self._upkeep.cancel_matching(is_meant)
                 stopped = await drains.stop_drains(client, actor, (bookie,))
                 for left in self._marking.values():
                     left.discard(bookie)
             return stopped
 
-        return _answer("DrainStop", await self._upkeep.ask(work))
+        return _answer("DrainStop", await self._upkeep.run(work))
 
     async def _windows(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, (), "parameter")
-        return _answer("MaintenanceWindowList", await self._upkeep.ask(maintenance.list_windows))
+        return _answer("MaintenanceWindowList", await self._upkeep.run(maintenance.list_windows))
 
     async def _start_window(self, call: Call) -> web.Response:
         asked, actor = queries.window_request(await call.body()), _actor(call)
@@ -258,7 +258,7 @@ class UpkeepRoutes:
                 is_dry_run=asked.is_dry_run,
             )
 
-        return _answer("MaintenanceWindow", await self._upkeep.ask(work))
+        return _answer("MaintenanceWindow", await self._upkeep.run(work))
 
     async def _end_window(self, call: Call) -> web.Response:
         query = call.request.query
@@ -266,7 +266,7 @@ class UpkeepRoutes:
         target, actor = queries.window_target_of(query.get("target")), _actor(call)
         call.trail.detail = target
         return _answer(
-            "MaintenanceEnd", await self._upkeep.ask(lambda client: maintenance.end_window(client, actor, target))
+            "MaintenanceEnd", await self._upkeep.run(lambda client: maintenance.end_window(client, actor, target))
         )
 
     async def _ok_to_stop(self, call: Call) -> web.Response:
@@ -275,12 +275,12 @@ class UpkeepRoutes:
         bookies = _bookies(call)
         if not bookies:
             raise InvalidRequestError(f"name 1 to {_STOP_CHECK_BOOKIES_MAX} bookies: ?bookie=ID, repeated for each")
-        is_strict = truth(query.get("strict", "false"), "strict")
+        is_strict = boolean(query.get("strict", "false"), "strict")
 
         async def registered(client: ClusterClient) -> Hashable:
             return (await client.ports.registrations.list()).registered
 
-        verdict = await self._upkeep.ask_long(
+        verdict = await self._upkeep.run_long(
             ("ok-to-stop", bookies, is_strict),
             lambda client: stop_verdict(client, bookies, is_strict=is_strict),
             registered,
@@ -306,11 +306,11 @@ class UpkeepRoutes:
             bookies = await bookies_of(client, targets, topology if topology.locations else None)
             return await what_if(client, bookies, worst_max=worst, topics_max=topics)
 
-        return _answer("WhatIf", await self._upkeep.ask_long(("what-if", targets, worst, topics), work))
+        return _answer("WhatIf", await self._upkeep.run_long(("what-if", targets, worst, topics), work))
 
     async def _recovery(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, (), "parameter")
-        return _answer("RecoveryStatus", await self._upkeep.ask(switches.read_switches))
+        return _answer("RecoveryStatus", await self._upkeep.run(switches.read_switches))
 
     async def _set_recovery(self, call: Call) -> web.Response:
         fields = json_object(await call.body())
@@ -333,33 +333,33 @@ class UpkeepRoutes:
                     await switches.switch_recovery(client, actor, is_on=is_on)
             return await switches.read_switches(client)
 
-        return _answer("RecoveryStatus", await self._upkeep.ask(work))
+        return _answer("RecoveryStatus", await self._upkeep.run(work))
 
     async def _limits(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, (), "parameter")
-        return _answer("CopyLimits", await self._upkeep.ask(limits.read_limits))
+        return _answer("CopyLimits", await self._upkeep.run(limits.read_limits))
 
     async def _set_limits(self, call: Call) -> web.Response:
         chosen = queries.limits_request(await call.body())
         call.trail.detail = ", ".join(sorted(chosen))
         actor = _actor(call)
         return _answer(
-            "CopyLimitsChange", await self._upkeep.ask(lambda client: limits.set_limits(client, actor, chosen))
+            "CopyLimitsChange", await self._upkeep.run(lambda client: limits.set_limits(client, actor, chosen))
         )
 
     async def _clear_limits(self, call: Call) -> web.Response:
         actor = _actor(call)
-        return _answer("CopyLimitsChange", await self._upkeep.ask(lambda client: limits.clear_limits(client, actor)))
+        return _answer("CopyLimitsChange", await self._upkeep.run(lambda client: limits.clear_limits(client, actor)))
 
     async def _boosts(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, (), "parameter")
-        return _answer("BoostList", await self._upkeep.ask(boosting.list_boosts))
+        return _answer("BoostList", await self._upkeep.run(boosting.list_boosts))
 
     async def _boost(self, call: Call) -> web.Response:
         ledger, actor = _ledger(call), _actor(call)
         span_s = queries.boost_request(await call.body(), boosting.SPAN_S_MAX)
         call.trail.detail = f"ledger {ledger} for {span_s} s"
-        done = await self._upkeep.ask(lambda client: boosting.boost_ledgers(client, actor, (ledger,), span_s))
+        done = await self._upkeep.run(lambda client: boosting.boost_ledgers(client, actor, (ledger,), span_s))
         if done["problem"]:
             raise RefusedError(done["problem"])
         return _answer("Boost", done)
@@ -367,7 +367,7 @@ class UpkeepRoutes:
     async def _end_boost(self, call: Call) -> web.Response:
         ledger, actor = _ledger(call), _actor(call)
         call.trail.detail = f"ledger {ledger}"
-        return _answer("Boost", await self._upkeep.ask(lambda client: boosting.end_boosts(client, actor, (ledger,))))
+        return _answer("Boost", await self._upkeep.run(lambda client: boosting.end_boosts(client, actor, (ledger,))))
 
     async def _progress(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, (), "parameter")
@@ -385,7 +385,7 @@ class UpkeepRoutes:
         async def work(client: ClusterClient) -> Document:
             return {"items": [switches.change_row(change) for change in await changes_of(client).newest(limit)]}
 
-        return _answer("ChangeList", await self._upkeep.ask(work))
+        return _answer("ChangeList", await self._upkeep.run(work))
 
 
 def _answer(kind: str, fields: Document) -> web.Response:

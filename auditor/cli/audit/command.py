@@ -84,7 +84,7 @@ def audit(
         master=master,
         wait_s=0,
     )
-    _here(shot, fail_on, output)
+    _run_locally(shot, fail_on, output)
 
 
 @app.command("run", help=f"Run one check, once.\n{_CHECKS}", epilog=_EXIT_CODES)
@@ -133,7 +133,7 @@ def run(
     exported = _metrics_exporter(metrics_file, pushgateway, cluster_name)
     with _metrics_served(kind, http_port, http_host) as on_progress:
         shot = _make_one_shot(kind, settings, master=master, wait_s=patience_s, is_scheduled=scheduled)
-        _here(shot, fail_on, output, exported, on_progress)
+        _run_locally(shot, fail_on, output, exported, on_progress)
 
 
 app.command("prepare", help=audit_prepare.HELP, epilog=audit_prepare.EPILOG)(audit_prepare.prepare)
@@ -240,7 +240,7 @@ def _metrics_served(kind: RunKind, port: int | None, host: str) -> Iterator[Call
         yield metrics.on_progress
 
 
-def _here(
+def _run_locally(
     shot: OneShot,
     fail_on: FailOn,
     output: OutputFormat,

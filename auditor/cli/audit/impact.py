@@ -50,7 +50,7 @@ def impact(
     """
     named = severity.value if severity else None
     if service is None:
-        page = _here(report_dir, run, named, namespace, topic, limit)
+        page = _local_page(report_dir, run, named, namespace, topic, limit)
     else:
         query = {"severity": named, "namespace": namespace, "topic": topic, "limit": min(limit, PAGE_ROWS_MAX)}
         run = remote_run_id(service, run)
@@ -88,7 +88,7 @@ def _cells(row: dict[str, Any]) -> Sequence[object]:
     )
 
 
-def _here(
+def _local_page(
     report_dir: Path, run: str, severity: str | None, namespace: str | None, topic: str | None, limit: int
 ) -> dict[str, Any]:
     from spark_jobs.report.history import find

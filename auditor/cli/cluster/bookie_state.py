@@ -30,7 +30,7 @@ REQUEST_S: Final = 20.0
 """Deadline of a request. It includes the change of the registration, which the bookie makes before it answers."""
 _REGISTERED_S: Final = 10.0
 """Longest wait until the changed registration appears here."""
-_LOOK_S: Final = 0.25
+_POLL_S: Final = 0.25
 _PATH: Final = "/api/v1/bookie/state/readonly"
 
 
@@ -105,7 +105,7 @@ async def _make_read_only(
     while bookie not in (await registrations.list()).read_only:
         if clock.monotonic_s() >= end_s:
             raise AdminRefusedError(f"{what}: {admin.base} is the address of another bookie")
-        await clock.sleep(_LOOK_S)
+        await clock.sleep(_POLL_S)
 
 
 def http_address(info: ServiceInfo | None) -> str:

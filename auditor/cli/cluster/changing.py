@@ -101,9 +101,9 @@ def age_s(epoch_ms: int) -> int:
 
 def exit_if_unknown(names: Sequence[BookieId], known: frozenset[BookieId]) -> None:
     """End the command if any of ``names`` is not in ``known``: most likely it is misspelt."""
-    strangers = [name for name in names if name not in known]
-    if strangers:
-        refuse(f"no bookie of this cluster: {', '.join(strangers)}; `bkheal bookies` lists them")
+    unknown_names = [name for name in names if name not in known]
+    if unknown_names:
+        refuse(f"no bookie of this cluster: {', '.join(unknown_names)}; `bkheal bookies` lists them")
 
 
 @asynccontextmanager

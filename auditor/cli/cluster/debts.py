@@ -42,7 +42,7 @@ def list_debts(
 
     Exit codes: 0 listed, 2 wrong usage, 3 the store did not answer.
     """
-    rows = _there(service) if service else run(_list(metadata_uri(uri, config)))
+    rows = _remote_debts(service) if service else run(_list(metadata_uri(uri, config)))
     print_page(
         output,
         "PlacementDebtList",
@@ -57,7 +57,7 @@ def list_debts(
     )
 
 
-def _there(service: Service) -> list[dict[str, Any]]:
+def _remote_debts(service: Service) -> list[dict[str, Any]]:
     def page(left: int, after: int | None) -> dict[str, Any]:
         return service.ask("GET", "/debts", {"limit": min(left, PAGE_ROWS_MAX), "after": after})
 

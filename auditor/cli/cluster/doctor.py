@@ -109,7 +109,7 @@ async def _collect_checks(uri: str, checks: list[Checked]) -> None:
 async def _server_checks(hosts: str) -> list[Checked]:
     """Check whether each ZooKeeper server accepts a connection. A client needs one; a failover needs the others."""
 
-    async def look(address: str) -> Checked:
+    async def check_server(address: str) -> Checked:
         host, _, port = address.rpartition(":")
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
@@ -121,7 +121,7 @@ async def _server_checks(hosts: str) -> list[Checked]:
         writer.close()
         return Checked("zookeeper", address, State.OK, "accepts connections")
 
-    return list(await asyncio.gather(*(look(address) for address in hosts.split(","))))
+    return list(await asyncio.gather(*(check_server(address) for address in hosts.split(","))))
 
 
 def _file_checks(context: typer.Context, config: Any) -> list[Checked]:

@@ -25,7 +25,7 @@ from auditor.cli.cluster.changing import (
     show,
     whoami,
 )
-from auditor.cli.cluster.drain_begin import Beginning, begin, begin_lines, print_begin_notes
+from auditor.cli.cluster.drain_begin import DrainRequest, begin, begin_lines, print_begin_notes
 from auditor.cli.cluster.drain_status import end, observe_or_wait, print_unload_commands, status_lines
 from auditor.cli.cluster.paging import print_page
 from auditor.cli.cluster.pulsar_admin import PulsarAdminOption, PulsarCaOption, PulsarTokenFileOption, pulsar_admin
@@ -132,9 +132,9 @@ def start(
         document = _remote_drain_start(service, bookies, is_dry_run, is_sure, is_forced)
     else:
         http = AdminClient(RemoteSettings(bookie_http, timeout_s=BOOKIE_REQUEST_S)) if bookie_http is not None else None
-        asked = Beginning(bookies, whoami(), is_dry_run, is_sure, is_forced, http, finds_http=is_waiting)
+        asked = DrainRequest(bookies, whoami(), is_dry_run, is_sure, is_forced, http, finds_http=is_waiting)
         if is_waiting and not is_dry_run:
-            run(_to_the_end(metadata_uri(uri, config), asked, timeout_s, pulsar, output))
+            run(_run_until_drained(metadata_uri(uri, config), asked, timeout_s, pulsar, output))
             return
         document = run(_start(metadata_uri(uri, config), asked, pulsar))
     lines = begin_lines(document)
@@ -292,14 +292,14 @@ def _remote_drain_start(
         )
 
 
-async def _start(uri: str, asked: Beginning, pulsar: AdminClient | None) -> dict[str, Any]:
+async def _start(uri: str, asked: DrainRequest, pulsar: AdminClient | None) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(connected(uri))
         return await begin(client, asked, pulsar and await stack.enter_async_context(pulsar))
 
 
-async def _to_the_end(
-    uri: str, asked: Beginning, timeout_s: float | None, pulsar: AdminClient | None, output: OutputFormat
+async def _run_until_drained(
+    uri: str, asked: DrainRequest, timeout_s: float | None, pulsar: AdminClient | None, output: OutputFormat
 ) -> None:
     """Begin the drain, wait, and print the data left; the final document includes the document of the start."""
     from auditor.operating.drain_status import status_document

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class DrainRequest:
     """The request of a command."""
 
     bookies: tuple[BookieId, ...]
@@ -39,7 +39,7 @@ class Beginning:
     """Whether the HTTP servers in the registrations of Apache bookies are used."""
 
 
-async def begin(client: ConnectedBookKeeper, asked: Beginning, pulsar: AdminClient | None = None) -> dict[str, Any]:
+async def begin(client: ConnectedBookKeeper, asked: DrainRequest, pulsar: AdminClient | None = None) -> dict[str, Any]:
     """Do all checks before the first change; return the document ``DrainStart``.
 
     Args:
@@ -74,7 +74,7 @@ class _DrainRecorder:
     """The steps between the check and the recorded drains. It asks the question once, and records the change once."""
 
     client: ConnectedBookKeeper
-    asked: Beginning
+    asked: DrainRequest
     pulsar: AdminClient | None
     _is_confirmed: bool = field(default=False, init=False)
     _is_noted: bool = field(default=False, init=False)
@@ -111,7 +111,7 @@ class _DrainRecorder:
 
 
 async def _servers(
-    client: ConnectedBookKeeper, asked: Beginning, stay_writable: Sequence[BookieId], stack: AsyncExitStack
+    client: ConnectedBookKeeper, asked: DrainRequest, stay_writable: Sequence[BookieId], stack: AsyncExitStack
 ) -> dict[BookieId, AdminClient]:
     """Return entered clients of the HTTP servers of the bookies to make read-only."""
     if asked.bookie_http is not None:

@@ -64,8 +64,8 @@ def end(document: Mapping[str, Any], failure: BkhealError | None, timeout_s: flo
         if failure is not None:
             refuse(f"{failure}; the drain continues", exit_code_of(failure))
         if timeout_s is not None:
-            goes_on = "; the drain continues" if any(row["since"] for row in document["bookies"]) else ""
-            print_note(f"stopped waiting after {timeout_s:g} s{goes_on}")
+            continuing = "; the drain continues" if any(row["since"] for row in document["bookies"]) else ""
+            print_note(f"stopped waiting after {timeout_s:g} s{continuing}")
         raise typer.Exit(ExitCode.FAILED)
     if document["unreadable_ledgers"]:
         raise typer.Exit(ExitCode.PARTIAL)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from bookie.client.connect import ConnectedBookKeeper
     from bookie.metadata.bookies.drains import Drain
 
-LOOK_S: Final = 2.0
+POLL_S: Final = 2.0
 """Pause between two checks; longer if a check itself takes longer."""
-LOOK_SHARE: Final = 0.2
+POLL_SHARE: Final = 0.2
 """Largest share of the time spent on checks."""
 OnFirstObservation = Callable[["Left"], None]
 REMARK_INTERVAL_S: Final = 30.0
@@ -43,7 +43,7 @@ async def watch(
         NotAClusterError, StoreUnavailableError: no answer.
         WriteOutcomeUnknownError, ConflictError: marking again failed; watch again.
     """
-    from auditor.operating.drain_status import accepted_losses_on, looked, remaining_data_on
+    from auditor.operating.drain_status import accepted_losses_on, observe_drains, remaining_data_on
     from auditor.safety.draining import Left, judge, mark_unmarked, read_holdings_of_ledgers
 
     ports = client.ports
@@ -54,7 +54,7 @@ async def watch(
     if on_first is not None:
         on_first(left)
     at_start = len(left.holdings.ledgers)
-    looked_s = clock.monotonic_s() - started_s
+    polled_s = clock.monotonic_s() - started_s
     with counting("moved", at_start) as advance:
         while is_waiting and not left.is_certainly_empty:
             before, begun_s = len(left.holdings.ledgers), clock.monotonic_s()
@@ -66,11 +66,11 @@ async def watch(
             if unloading is not None:
                 writable = (await ports.registrations.list()).writable & frozenset(bookies)
                 left_s = None if timeout_s is None else max(0.0, started_s + timeout_s - begun_s)
-                await unloading.look(left.holdings.open_topics, writable, left_s)
+                await unloading.unload_due(left.holdings.open_topics, writable, left_s)
                 if unloading.failure(left.holdings) is not None:
                     break
                 begun_s = clock.monotonic_s()
-            pause_s = max(LOOK_S if before else 0.0, looked_s / LOOK_SHARE if before else 0.0)
+            pause_s = max(POLL_S if before else 0.0, polled_s / POLL_SHARE if before else 0.0)
             if timeout_s is not None and begun_s - started_s + pause_s > timeout_s:
                 break
             await clock.sleep(pause_s)
@@ -80,7 +80,7 @@ async def watch(
             holdings.accepted |= left.holdings.accepted
             scanned.unreadable_count = max(scanned.unreadable_count, left.scanned.unreadable_count)
             left = Left(holdings, scanned)
-            looked_s = clock.monotonic_s() - begun_s
+            polled_s = clock.monotonic_s() - begun_s
             advance(before - len(holdings.ledgers))
             left = (
                 await judge(holdings, scanned, ports.tasks, client.parked)
@@ -90,4 +90,4 @@ async def watch(
     passed_s = clock.monotonic_s() - started_s
     moved = at_start - len(left.holdings.ledgers)
     rate = moved / passed_s if is_waiting and moved > 0 and passed_s > 0 else None
-    return await looked(client, bookies, drains, left, rate)
+    return await observe_drains(client, bookies, drains, left, rate)

@@ -62,26 +62,26 @@ async def _progress(uri: str, output: StreamFormat, interval_s: float, *, is_wat
     async with connected(uri) as client:
         watch, clock = make_repair_watch(client), client.ports.clock
         if not is_watching:
-            document = await anext(looks(watch, clock, interval_s))
+            document = await anext(progress_documents(watch, clock, interval_s))
             _print(output, document)
             return
         with shown(output, one_line, lines, KIND) as show:
-            async for document in looks(watch, clock, interval_s):
+            async for document in progress_documents(watch, clock, interval_s):
                 show(document)
 
 
-async def looks(watch: RepairWatch, clock: Clock, interval_s: float) -> AsyncIterator[dict[str, Any]]:
+async def progress_documents(watch: RepairWatch, clock: Clock, interval_s: float) -> AsyncIterator[dict[str, Any]]:
     """Yield documents, one for each update, without an end."""
     from auditor.service.watch.progress import progress_document
-    from auditor.service.watch.repairs import LOOK_SHARE, RateMeter
+    from auditor.service.watch.repairs import POLL_SHARE, RateMeter
 
     meter = RateMeter()
     while True:
         begun_s = clock.monotonic_s()
-        look = await watch.look()
+        observation = await watch.observe()
         now_s = clock.monotonic_s()
-        yield progress_document(look, meter.add(look, now_s))
-        await clock.sleep(max(interval_s, (now_s - begun_s) / LOOK_SHARE))
+        yield progress_document(observation, meter.add(observation, now_s))
+        await clock.sleep(max(interval_s, (now_s - begun_s) / POLL_SHARE))
 
 
 def lines(document: dict[str, Any]) -> list[str]:

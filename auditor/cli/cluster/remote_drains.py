@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from auditor.cli.cluster.drain_watch import LOOK_SHARE
+from auditor.cli.cluster.drain_watch import POLL_SHARE
 
 if TYPE_CHECKING:
     from auditor.cli.cluster.at import Service
     from bookie.model.ids import BookieId
 
-LOOK_S: Final = 10.0
+POLL_S: Final = 10.0
 """Shortest pause between two checks, because the auditor reads all ledgers for each of them."""
 
 
@@ -40,9 +40,9 @@ def remote_drain_status(
     """
     started_s = monotonic_s()
     document = service.ask("GET", "/drain-status", {"bookie": list(bookies) or None})
-    at_start, looked_s = document["ledgers_left"], monotonic_s() - started_s
+    at_start, polled_s = document["ledgers_left"], monotonic_s() - started_s
     while is_waiting and document["ledgers_left"]:
-        pause_s = max(LOOK_S, looked_s / LOOK_SHARE)
+        pause_s = max(POLL_S, polled_s / POLL_SHARE)
         begun_s = monotonic_s()
         if timeout_s is not None and begun_s - started_s + pause_s > timeout_s:
             break
@@ -50,7 +50,7 @@ def remote_drain_status(
         begun_s = monotonic_s()
         chosen = [row["bookie_id"] for row in document["bookies"]]
         document = service.ask("GET", "/drain-status", {"bookie": chosen})
-        looked_s = monotonic_s() - begun_s
+        polled_s = monotonic_s() - begun_s
         passed_s, moved = monotonic_s() - started_s, at_start - document["ledgers_left"]
         if moved > 0 and passed_s > 0:
             document["ledgers_per_second"] = moved / passed_s

@@ -64,10 +64,10 @@ async def _status(uri: str, output: StreamFormat, interval_s: float, *, is_watch
     async with connected(uri) as client:
         if is_watching:
             with shown(output, one_line, lines, KIND) as show:
-                async for document in looks(client, interval_s):
+                async for document in status_documents(client, interval_s):
                     show(document)
             return
-        _print(output, await anext(looks(client, interval_s)))
+        _print(output, await anext(status_documents(client, interval_s)))
 
 
 def _print(output: StreamFormat, document: dict[str, Any]) -> None:
@@ -79,19 +79,19 @@ def _print(output: StreamFormat, document: dict[str, Any]) -> None:
         print_line("\n".join(lines(document)))
 
 
-async def looks(client: ConnectedBookKeeper, interval_s: float) -> AsyncIterator[dict[str, Any]]:
+async def status_documents(client: ConnectedBookKeeper, interval_s: float) -> AsyncIterator[dict[str, Any]]:
     """Yield documents, one for each update, without an end."""
     from auditor.service.watch.cluster_status import cluster_status
     from auditor.service.watch.progress import make_repair_watch
-    from auditor.service.watch.repairs import LOOK_SHARE, RateMeter
+    from auditor.service.watch.repairs import POLL_SHARE, RateMeter
 
     watch, meter, clock = make_repair_watch(client), RateMeter(), client.ports.clock
     while True:
         begun_s = clock.monotonic_s()
-        look = await watch.look()
+        observation = await watch.observe()
         now_s = clock.monotonic_s()
-        yield await cluster_status(client, look, meter.add(look, now_s))
-        await clock.sleep(max(interval_s, (now_s - begun_s) / LOOK_SHARE))
+        yield await cluster_status(client, observation, meter.add(observation, now_s))
+        await clock.sleep(max(interval_s, (now_s - begun_s) / POLL_SHARE))
 
 
 def lines(document: dict[str, Any]) -> list[str]:

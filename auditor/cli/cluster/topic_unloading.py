@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Final
 
 from auditor.cli.cluster.admin_requests import AdminClient, AdminLoginError, AdminRefusedError
-from auditor.safety.unloading import AT_ONCE, Attempts, after, due, hopeless, kept, unload_path
+from auditor.safety.unloading import AT_ONCE, Attempts, after, due, kept, unload_path, unloading_failure
 from bookie.model.errors import BkhealError
 from bookie.runtime.human import printable
 
@@ -60,7 +60,9 @@ class TopicUnloading:
         self.unloaded = 0
         """Number of successful requests."""
 
-    async def look(self, open_topics: AbstractSet[str], writable: AbstractSet[str], within_s: float | None) -> None:
+    async def unload_due(
+        self, open_topics: AbstractSet[str], writable: AbstractSet[str], within_s: float | None
+    ) -> None:
         """Unload the topics that are due. Return after ``within_s`` at the latest, and always after a bounded time.
 
         Nothing is unloaded while one of the bookies is writable: the next ledger of a topic could be on it again.
@@ -86,7 +88,7 @@ class TopicUnloading:
             return self._refused
         if len(holdings.unclosed) < len(holdings.ledgers):
             return None  # replicators still move ledgers
-        return hopeless(holdings.open_topics, self._attempts, self._clock.monotonic_s())
+        return unloading_failure(holdings.open_topics, self._attempts, self._clock.monotonic_s())
 
     async def _unload(self, topic: str, turns: asyncio.Semaphore) -> None:
         async with turns:

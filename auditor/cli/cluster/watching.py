@@ -51,14 +51,14 @@ def watched(
     one_line: Callable[[Document], str],
     lines: Callable[[Document], Sequence[str]],
     kind: str,
-    look: Callable[[], Document],
+    query: Callable[[], Document],
     interval_s: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Show updates until the process is interrupted, or an update fails."""
     with shown(output, one_line, lines, kind) as show:
         while True:
-            show(look())
+            show(query())
             sleep(interval_s)
 
 

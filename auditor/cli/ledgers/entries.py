@@ -33,7 +33,7 @@ from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.model.times import rfc3339_if_known
 from bookie.runtime.human import counted, size
 
-_TELL_S: Final = 0.2
+_LAC_INTERVAL_S: Final = 0.2
 """Delay after which readers that follow the ledger learn of the newest entries, if no later entry announces them."""
 _ENTRY_ID_MAX: Final = (1 << 63) - 2
 """The last entry id whose successor still has 63 bits."""
@@ -164,7 +164,7 @@ async def _write(
 
     async with await connect(uri, security=bookie_security()) as client:
         options = LedgerOptions(*shape, digest_type=digest)
-        lac = WriterOptions(explicit_lac_interval_s=_TELL_S)
+        lac = WriterOptions(explicit_lac_interval_s=_LAC_INTERVAL_S)
         async with client.create_ledger(options, password=password, custom=custom, writer_options=lac) as writer:
             added = None
             with counting("writing", count) as advance:

@@ -130,7 +130,7 @@ def show(
                 f"custom metadata: {printable(', '.join(f'{key}={text}' for key, text in value.items())) or '-'}"
             )
         elif name == "created":
-            print_line(f"created: {_moment(value, row['ctime_ms'])}")
+            print_line(f"created: {_time_text(value, row['ctime_ms'])}")
         elif name == "ctime_ms":
             continue
         elif name == "length" and value is not None:
@@ -246,7 +246,7 @@ def _time_ms(text: str | None) -> int | None:
     return None if text is None else moment_ms(text, SystemClock().epoch_ms())
 
 
-def _moment(time: str | None, epoch_ms: int | None) -> str:
+def _time_text(time: str | None, epoch_ms: int | None) -> str:
     if epoch_ms is None:  # Apache's client does not store it by default
         return "-"
     return time or f"{epoch_ms} ms"  # another client may have stored anything

@@ -49,7 +49,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_TELL_S: Final = 0.2
+_LAC_INTERVAL_S: Final = 0.2
 """Delay after which readers that follow the log learn of the newest entries, if no later entry announces them."""
 NameArgument = Annotated[str, typer.Argument(callback=require_utf8_text, help="Name of the log.")]
 
@@ -251,7 +251,9 @@ async def _append(
     async with (
         await connect(uri, security=bookie_security()) as client,
         await client.log(name).write(
-            password=password, is_created=is_created, writer_options=WriterOptions(explicit_lac_interval_s=_TELL_S)
+            password=password,
+            is_created=is_created,
+            writer_options=WriterOptions(explicit_lac_interval_s=_LAC_INTERVAL_S),
         ) as writer,
     ):
         with counting("appending", count) as advance:

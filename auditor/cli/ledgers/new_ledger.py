@@ -18,12 +18,12 @@ def new_ledger(uri: str, given: Mapping[str, Any]) -> None:
         ConfigurationError: contains every problem.
     """
     problems = []
-    for look in (
+    for check in (
         lambda: check_quorums(given["ensemble_size"], given["write_quorum"], given["ack_quorum"]),
         lambda: digest_type_from_name(given["digest"]),
     ):
         try:
-            look()
+            check()
         except typer.BadParameter as error:
             problems.append(error.message)
     if problems:

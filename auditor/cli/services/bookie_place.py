@@ -82,13 +82,13 @@ def show_once_or_repeatedly(
     output: StreamFormat,
     kind: str,
     lines: Callable[[dict[str, Any]], Sequence[str]],
-    look: Callable[[], dict[str, Any]],
+    query: Callable[[], dict[str, Any]],
     interval_s: float | None,
 ) -> None:
     """Show one document, or repeated updates of it."""
     if interval_s is not None:
-        watched(output, lambda document: "; ".join(lines(document)), lines, kind, look, interval_s)
-    document = look()
+        watched(output, lambda document: "; ".join(lines(document)), lines, kind, query, interval_s)
+    document = query()
     if output is StreamFormat.TABLE:
         for line in lines(document):
             print_line(line)
@@ -96,10 +96,10 @@ def show_once_or_repeatedly(
         print_document(output, kind, document)
 
 
-def replay_first(first: dict[str, Any], look: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """Return a function that returns ``first`` on its first call, and then the results of ``look``."""
+def replay_first(first: dict[str, Any], query: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    """Return a function that returns ``first`` on its first call, and then the results of ``query``."""
     made = [first]
-    return lambda: made.pop() if made else look()
+    return lambda: made.pop() if made else query()
 
 
 def refuse_watch(*, is_watched: bool) -> None:

@@ -99,7 +99,7 @@ def collect(
 
 def collected(
     document: dict[str, Any],
-    look: Callable[[], dict[str, Any]],
+    query: Callable[[], dict[str, Any]],
     interval_s: float,
     timeout_s: float,
     *,
@@ -112,7 +112,7 @@ def collected(
 
     Args:
         document: the first answer.
-        look: queries the bookie, with a deadline of its own.
+        query: queries the bookie, with a deadline of its own.
         interval_s: the pause between two queries.
         timeout_s: how long to wait; after that the bookie is queried once more.
         monotonic_s: the clock.
@@ -125,7 +125,7 @@ def collected(
     while document["running"] and document["process_begun_at"] == process and (left_s := end_s - monotonic_s()) > 0:
         print_note(collection_lines(document)[0])
         sleep(min(interval_s, left_s))
-        document = look()
+        document = query()
     return document
 
 

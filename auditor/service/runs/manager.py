@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError
+from auditor.api.control import NotLeaderError, RunBusyError, RunEndedError, UnknownRunError
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.runs.election import Leadership
 from bookie.metadata.runs.records import RunLane, RunLockedError, Runs, lane_of
@@ -186,7 +186,7 @@ class RunManager:
             raise StoreUnavailableError(f"the run was not started: {error}") from error
         request = RunRequest(run_id, kind, record.cause, record.owner, record.is_dry_run, dict(options))
         self._active[run_id] = run
-        self._tasks[run_id] = guarded(f"run {run_id}", self._drive(run, request))
+        self._tasks[run_id] = guarded(f"run {run_id}", self._run_to_end(run, request))
         self._changed.fire()
         fields = {"run_id": run_id, "kind": kind.value, "cause": record.cause.value, "owner": record.owner}
         _log.info("run started", extra=fields)
@@ -198,9 +198,9 @@ class RunManager:
         If ``via`` is empty, the request is not an operator's, and nothing is recorded.
         """
         active = self._active.get(run_id)
-        record = await self._elsewhere(run_id) if active is None else active.record
+        record = await self._run_of_other_process(run_id) if active is None else active.record
         if record.state.is_final:
-            raise RunOverError(f"run {run_id} has already ended: {record.state.value}")
+            raise RunEndedError(f"run {run_id} has already ended: {record.state.value}")
         if via:
             await self._note(owner, via, "run cancel", f"{run_id} {record.kind.value}")
         if active is None:
@@ -302,7 +302,7 @@ class RunManager:
             await asyncio.wait(left, timeout=deadline_s)
         return not self._tasks and not self._beginning
 
-    async def _drive(self, run: RunLifeCycle, request: RunRequest) -> None:
+    async def _run_to_end(self, run: RunLifeCycle, request: RunRequest) -> None:
         following = guarded(f"record of run {request.run_id}", run.follow())
         try:
             outcome = await self._execute(run, request)
@@ -350,21 +350,21 @@ class RunManager:
         """Return a run of this process that can be paused.
 
         Raises:
-            UnknownRunError, RunOverError, NotLeaderError: see ``Control``.
+            UnknownRunError, RunEndedError, NotLeaderError: see ``Control``.
         """
         active = self._active.get(run_id)
         if active is None:
-            record = await self._elsewhere(run_id)
-            raise RunOverError(f"run {run_id} is run by {record.process}: it can be cancelled, but not paused")
+            record = await self._run_of_other_process(run_id)
+            raise RunEndedError(f"run {run_id} is run by {record.process}: it can be cancelled, but not paused")
         if active.record.state.is_final or active.gate.stopped is not None:
-            raise RunOverError(f"run {run_id} has ended or is ending: {active.record.state.value}")
+            raise RunEndedError(f"run {run_id} has ended or is ending: {active.record.state.value}")
         return active
 
-    async def _elsewhere(self, run_id: str) -> RunRecord:
+    async def _run_of_other_process(self, run_id: str) -> RunRecord:
         """Return the record of another process's run, if this process leads."""
         record = await self.get(run_id)
         if record.state.is_final:
-            raise RunOverError(f"run {run_id} has already ended: {record.state.value}")
+            raise RunEndedError(f"run {run_id} has already ended: {record.state.value}")
         if not self._election.is_leader():
             raise NotLeaderError(self._election.state.leader)
         return record

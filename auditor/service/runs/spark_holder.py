@@ -124,7 +124,7 @@ class SparkHolder:
         for _ in range(ANSWERS_MISSED_MAX):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_DEADLINE_S):
-                    return await run_in_daemon_thread("spark look", lambda: self._ask(spark))
+                    return await run_in_daemon_thread("Spark check", lambda: self._ask(spark))
         if self._spark is spark:
             self._record_hang(f"it did not answer for {ANSWERS_MISSED_MAX * ANSWER_DEADLINE_S:.0f} s")
         return False

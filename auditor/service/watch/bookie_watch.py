@@ -1,10 +1,11 @@
 """Watches bookies, their delay and the switches; the leader's watch starts an audit when a lost bookie is due.
 
-The watch is level-triggered: each look computes the due work from the store's content, never from a single event. So no
-loss is forgotten after a change of leader, a lost session, a failed audit, or an audit that was under way when another
-bookie was lost. As long as a due bookie has not been audited, another audit is started.
+The watch is level-triggered: each observation computes the due work from the store's content, never from a single
+event. So no loss is forgotten after a change of leader, a lost session, a failed audit, or an audit that was under way
+when another bookie was lost. As long as a due bookie has not been audited, another audit is started.
 
-Every process looks, so that each can show the cluster. Only the leader writes to the store and starts audits.
+Every process observes the bookies, so that each can show the cluster. Only the leader writes to the store and starts
+audits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from auditor.api.control import LostBookie, NotLeaderError, RunBusyError
 from auditor.service.events import ServiceEvents
 from auditor.service.watch.changing import RegistrationChanges
 from auditor.service.watch.loss_observer import LossObserver
-from auditor.service.watch.lost_bookies import BookieLook, Decision, decide, lost_without_cookie
+from auditor.service.watch.lost_bookies import ClusterObservation, Decision, decide, lost_without_cookie
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown, unaudited
 from bookie.metadata.bookies.maintenance import Window
 from bookie.metadata.bookies.marking_policy import MarkingPolicies, MarkingRules
@@ -44,13 +45,13 @@ from bookie.runtime.waiting import first_to_end
 
 _log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S: Final = 15.0
-"""Time between two looks if nothing changes. Cookies are not watched, so it may take this long to notice a
+CHECK_INTERVAL_S: Final = 15.0
+"""Time between two observations if nothing changes. Cookies are not watched, so it may take this long to notice a
 decommissioned bookie."""
 _RETRY_S: Final = 1.0
 _REFUSED_RETRY_S_MAX: Final = 60.0
-"""Longest pause after a look that the store refused; each pause is twice the last. Only an operator can remove the
-cause."""
+"""Longest pause after an observation that the store refused; each pause is twice the last. Only an operator can remove
+the cause."""
 _AUDIT_RETRY_S: Final = 30.0
 """Pause after an audit that did not cover a lost bookie; doubled each time."""
 _AUDIT_RETRY_S_MAX: Final = 900.0
@@ -62,12 +63,12 @@ bookie may take to notice the end of its session and to register again."""
 _OWNER_MAX: Final = 200
 """Most characters of the lost bookies in the record of a run."""
 _ROUNDING_S: Final = 0.002
-"""Added to a due time: the clock must have passed the whole millisecond at the next look."""
+"""Added to a due time: the clock must have passed the whole millisecond at the next observation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedCluster:
-    """The cluster at the last look."""
+    """The cluster at the last observation."""
 
     writable: frozenset[BookieId] = frozenset()
     read_only: frozenset[BookieId] = frozenset()
@@ -138,15 +139,16 @@ class BookieWatch:
         self._switches: _Switches | None = None
         self._noted: Mapping[BookieId, Down] = {}
         self._watched_to = ""
-        """Version of the registrations at the last look as leader; empty: they may have changed without a look."""
+        """Version of the registrations at the last observation as leader; empty: they may have changed without an
+        observation."""
         self._seen: AbstractSet[BookieId] = frozenset()
-        """Bookies that were registered at the last look, and lost bookies that no audit had covered."""
+        """Bookies that were registered at the last observation, and lost bookies that no audit had covered."""
         self._reopened: set[BookieId] = set()
         self._observer = observer
         self._is_audit_requested = False
         """Whether an operator asked for an audit by setting the delay to its value again."""
         self._tried: frozenset[tuple[BookieId, bool]] = frozenset()
-        """The losses for which an audit was started since the last look without a due loss."""
+        """The losses for which an audit was started since the last observation without a due loss."""
         self._next_try_s = 0.0
         self._retry_s = _AUDIT_RETRY_S
         self._refusals = GrowingPause(_RETRY_S, _REFUSED_RETRY_S_MAX)
@@ -157,7 +159,7 @@ class BookieWatch:
         """Why the watch cannot react to lost bookies until an operator changes something; empty: it can, or the store
         does not answer."""
 
-    def request_look(self) -> None:
+    def request_observation(self) -> None:
         """Look again, because of a change that the watch does not notice by itself."""
         self._look_requests += 1
         self._look_requested.fire()
@@ -195,7 +197,7 @@ class BookieWatch:
         while True:
             requests = self._look_requests
             try:
-                bookies, decision = await self._look()
+                bookies, decision = await self._observe()
                 is_busy = await self._act(decision)
                 self.problem = ""
                 await self._wait(bookies, decision, requests, is_busy)
@@ -209,11 +211,11 @@ class BookieWatch:
                 _log.error("the metadata store refused to show the state of the cluster, trying again", extra=fields)
                 await self._ports.clock.sleep(pause_s)
 
-    async def _look(self) -> tuple[Bookies, Decision]:
+    async def _observe(self) -> tuple[Bookies, Decision]:
         """Read the state of the cluster, and as leader record it; return the listed bookies, and what is due.
 
         Raises:
-            TransientError, OutcomeUnknownError, ConflictError: look again soon.
+            TransientError, OutcomeUnknownError, ConflictError: check again soon.
             PermanentError: the store refuses a request.
         """
         self._settle_after_outage()
@@ -222,7 +224,7 @@ class BookieWatch:
         known = await self._ports.registrations.known()
         without_cookie = await self._without_cookie(known, listed.registered, version)
         watched = known | without_cookie
-        changing = self._changing.look(watched, listed.registered, self._ports.clock.monotonic_s())
+        changing = self._changing.observe(watched, listed.registered, self._ports.clock.monotonic_s())
         bookies = replace(listed, read_only=listed.read_only | changing)
         switches = await self._read_switches()
         now_ms = self._ports.clock.epoch_ms()
@@ -233,8 +235,10 @@ class BookieWatch:
             await self._ports.down.record_holds(noted, policy.held_until_ms)
         if self._observer is not None:
             noted = self._observer.known(noted)
-        looked = BookieLook(known, bookies.registered, without_cookie, noted, policy, self._settled_ms(now_ms))
-        decision = self._decide(looked, now_ms)
+        observed = ClusterObservation(
+            known, bookies.registered, without_cookie, noted, policy, self._settled_ms(now_ms)
+        )
+        decision = self._decide(observed, now_ms)
         self.seen = ObservedCluster(
             writable=bookies.writable,
             read_only=bookies.read_only,
@@ -247,14 +251,14 @@ class BookieWatch:
         self.looked_s = self._ports.clock.monotonic_s()
         return listed, decision
 
-    def _decide(self, looked: BookieLook, now_ms: int) -> Decision:
+    def _decide(self, observed: ClusterObservation, now_ms: int) -> Decision:
         """Decide about the lost bookies. After the brake is released, bookies get time to register again."""
-        decision = decide(looked, now_ms, self._missing_share_max)
+        decision = decide(observed, now_ms, self._missing_share_max)
         if self.seen.held_because and not decision.held_because:
             _log.warning("the mass-loss brake is released")
             self._settle()
-            looked = replace(looked, settle_until_ms=self._settled_ms(now_ms))
-            decision = decide(looked, now_ms, self._missing_share_max)
+            observed = replace(observed, settle_until_ms=self._settled_ms(now_ms))
+            decision = decide(observed, now_ms, self._missing_share_max)
         if decision.held_because and decision.held_because != self.seen.held_because:
             _log.error("the mass-loss brake holds, nothing is marked", extra={"reason": decision.held_because})
         if not decision.wanted:
@@ -275,8 +279,8 @@ class BookieWatch:
         """Return the lost bookies whose cookie was deleted; see ``lost_without_cookie``.
 
         Only a leader's audits end such a loss, so an observer does not count it. If the registrations have not changed
-        since the last look, a record that has disappeared was removed by `bkheal decommission`, which has proved that
-        no ledger names the bookie.
+        since the last observation, a record that has disappeared was removed by `bkheal decommission`, which has proved
+        that no ledger names the bookie.
         """
         if self._observer is not None:
             return frozenset()
@@ -319,7 +323,7 @@ class BookieWatch:
         if not self._ports.is_leader():
             self._noted, self._watched_to = {}, ""
             if self._observer is not None:
-                return await self._observer.look(lost, now_ms)
+                return await self._observer.observe(lost, now_ms)
             return await self._ports.down.read()
         reconciled = await self._ports.down.reconcile(lost, now_ms, registered=registered)
         noted = await self._reopen_losses_since_unwatched(dict(reconciled), version)
@@ -412,17 +416,17 @@ class BookieWatch:
         clock = self._ports.clock
         changing_s = self._changing.left_s(clock.monotonic_s())
         left_s = [] if changing_s is None else [changing_s]
-        left_s += [] if decision.next_look_ms is None else [(decision.next_look_ms - clock.epoch_ms()) / 1000]
+        left_s += [] if decision.next_check_ms is None else [(decision.next_check_ms - clock.epoch_ms()) / 1000]
         if decision.wanted and not decision.wanted - self._tried:
             left_s.append(self._next_try_s - clock.monotonic_s())
-        soonest_s = min((left for left in left_s if left > 0), default=LOOK_INTERVAL_S)
-        return min(LOOK_INTERVAL_S, soonest_s + _ROUNDING_S)
+        soonest_s = min((left for left in left_s if left > 0), default=CHECK_INTERVAL_S)
+        return min(CHECK_INTERVAL_S, soonest_s + _ROUNDING_S)
 
     async def _changed(self, bookies: Bookies) -> None:
         try:
             await self._ports.registrations.wait_changed(bookies)
         except NotAClusterError:
-            await self._ports.clock.sleep(LOOK_INTERVAL_S)
+            await self._ports.clock.sleep(CHECK_INTERVAL_S)
 
     async def _requested_since(self, requests: int) -> None:
         while self._look_requests == requests:

@@ -1,8 +1,9 @@
 """Bookies that are absent for a moment while they change between writable and read-only (R85). Pure.
 
-A bookie with Pulsar's driver deletes its registration before it creates the other one, so a look during the change
-finds it in neither list. So a bookie that this process saw registered counts as registered until it has been absent for
-``REGISTRATION_CHANGE_S_MAX``. This is short compared with the session timeout, after which a dead bookie disappears.
+A bookie with Pulsar's driver deletes its registration before it creates the other one, so an observation during the
+change finds it in neither list. So a bookie that this process saw registered counts as registered until it has been
+absent for ``REGISTRATION_CHANGE_S_MAX``. This is short compared with the session timeout, after which a dead bookie
+disappears.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class RegistrationChanges:
         self._registered: AbstractSet[BookieId] = frozenset()
         self._until_s: dict[BookieId, float] = {}
 
-    def look(self, known: AbstractSet[BookieId], registered: AbstractSet[BookieId], now_s: float) -> set[BookieId]:
+    def observe(self, known: AbstractSet[BookieId], registered: AbstractSet[BookieId], now_s: float) -> set[BookieId]:
         """Return the known absent bookies that may be changing their registration. ``now_s`` is monotonic."""
         absent = known - registered
         since = dict.fromkeys(absent & self._registered, now_s + REGISTRATION_CHANGE_S_MAX)

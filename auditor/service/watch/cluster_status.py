@@ -41,13 +41,13 @@ _RUN_FIELDS: Final = (
 )
 
 
-async def cluster_status(client: ClusterClient, look: RepairObservation, rate: Rate) -> Document:
+async def cluster_status(client: ClusterClient, observation: RepairObservation, rate: Rate) -> Document:
     """Return the status as a document.
 
     Args:
         client: of the cluster.
-        look: the state of its repairs.
-        rate: of its repairs, from earlier looks.
+        observation: the state of its repairs.
+        rate: of its repairs, from earlier observations.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -62,9 +62,9 @@ async def cluster_status(client: ClusterClient, look: RepairObservation, rate: R
     return {
         "ledgers_root": root,
         "instance_id": client.cluster.instance_id,
-        "looked": rfc3339_if_known(look.looked_ms),
+        "looked": rfc3339_if_known(observation.observed_ms),
         "auditor": await current_auditor(client.store, root) or None,
-        "recovery_enabled": look.is_enabled,
+        "recovery_enabled": observation.is_enabled,
         "lost_bookie_delay_seconds": await _delay_s(client),
         "held_because": held_because(everyone, registered.registered, 0, None, MISSING_SHARE_MAX) or None,
         "bookies": {
@@ -74,20 +74,22 @@ async def cluster_status(client: ClusterClient, look: RepairObservation, rate: R
             "lost": sorted((known | unaudited(noted)) - registered.registered),
         },
         "underreplicated": {
-            "ledgers": len(look.marked),
-            "in_progress": look.in_flight_count,
-            "waiting": look.waiting,
-            "parked": sum(look.parked.values()),
-            "parked_by_reason": dict(look.parked),
+            "ledgers": len(observation.marked),
+            "in_progress": observation.in_flight_count,
+            "waiting": observation.waiting,
+            "parked": sum(observation.parked.values()),
+            "parked_by_reason": dict(observation.parked),
             "severities": {
                 name: {
                     "ledgers": part.ledgers,
                     "bytes_estimate": part.bytes_estimate,
                     "oldest": rfc3339_if_known(part.oldest_ms, "seconds"),
                 }
-                for name, part in look.severities.items()
+                for name, part in observation.severities.items()
             },
-            "oldest_age_seconds": max(0, (look.looked_ms - look.oldest_ms) // 1000) if look.oldest_ms else None,
+            "oldest_age_seconds": max(0, (observation.observed_ms - observation.oldest_ms) // 1000)
+            if observation.oldest_ms
+            else None,
             "ledgers_per_second": rate.ledgers_per_s,
             "eta_seconds": rate.eta_s,
         },

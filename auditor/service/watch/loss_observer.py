@@ -1,21 +1,21 @@
 """Measures the time from losses of bookies to their marks, in a process that never leads and never writes.
 
 Audits of bkheal record in ZooKeeper when a loss began and when they had covered it (``FirstSeenDown``). These records
-give the time for such a loss. Apache's auditor records nothing. For its marks, a loss begins with the first look that
-finds the bookie lost, and ends with the first mark that names the bookie. ``judge``, a pure function, decides.
+give the time for such a loss. Apache's auditor records nothing. For its marks, a loss begins with the first observation
+that finds the bookie lost, and ends with the first mark that names the bookie. ``judge``, a pure function, decides.
 
 These cases are not measured, because a figure would be a guess:
 
-- By marks: a loss that had begun before the first look of the process, or in a time without looks. Its beginning is
-  unknown, and another process may have counted it.
+- By marks: a loss that had begun before the first observation of the process, or in a time without observations. Its
+  beginning is unknown, and another process may have counted it.
 - A bookie whose ledgers are never marked, because it has none, or because it returns before that.
 - Marks that may be older than the loss: those of a bookie that marks named before, unless their time shows that they
   are new.
 
 Each loss is reported once, however many processes mark it. While an audit of bkheal is under way, or after it has
 covered the critical ledgers of a loss, only its record ends the loss. Marks do not count then, because they may be only
-a part of what the audit marks. A loss ends when a look finds the bookie registered, when its cookie is deleted, or when
-a record has a later beginning, which shows that the bookie was registered between two looks.
+a part of what the audit marks. A loss ends when an observation finds the bookie registered, when its cookie is deleted,
+or when a record has a later beginning, which shows that the bookie was registered between two observations.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from bookie.model.run import RunKind
 from bookie.runtime.clock import Clock
 
 GAP_S_MAX: Final = 60.0
-"""Longest time between two looks, four times the usual one. After a longer one, a bookie may have been registered
-unseen."""
+"""Longest time between two observations, four times the usual one. After a longer one, a bookie may have been
+registered unseen."""
 LOSSES_MAX: Final = 10_000
 """Losses that are kept: more than any cluster has bookies. Further losses are not measured."""
 
@@ -44,12 +44,12 @@ LOSSES_MAX: Final = 10_000
 class Loss:
     """The measurement of one lost bookie. Times are epoch milliseconds."""
 
-    first_look_ms: int
-    """The first look that found it lost."""
+    first_observed_ms: int
+    """The first observation that found it lost."""
     began_ms: int | None
     """When the loss began, for a measurement by marks; None: unknown."""
     registered_ms: int = 0
-    """The last look before the loss."""
+    """The last observation before the loss."""
     may_be_named: bool = True
     """Whether marks from before the loss may name the bookie."""
     older_record_ms: int = 0
@@ -76,19 +76,19 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLosses:
-    """The losses at a look, and the data that the next look needs."""
+    """The losses at an observation, and the data that the next observation needs."""
 
     losses: Mapping[BookieId, Loss]
     records_ms: Mapping[BookieId, int]
     """The beginnings in all records."""
     older_records_ms: Mapping[BookieId, int]
-    """The beginnings in records that were read before a look at which the bookie was registered. A record that is read
-    after the registrations may belong to a newer loss."""
+    """The beginnings in records that were read before an observation at which the bookie was registered. A record that
+    is read after the registrations may belong to a newer loss."""
     marks: Marks
     now_ms: int
     now_s: float
     detected_s: tuple[float, ...] = ()
-    """The detection times that this look completed, in seconds."""
+    """The detection times that this observation completed, in seconds."""
 
 
 def judge(
@@ -99,10 +99,10 @@ def judge(
     now_ms: int,
     now_s: float,
 ) -> ObservedLosses:
-    """Compare a look with the one before. Pure.
+    """Compare an observation with the one before. Pure.
 
     Args:
-        before: the result of the look before; None at the first look of the process.
+        before: the result of the observation before; None at the first observation of the process.
         lost: known bookies without a registration.
         noted: the records of losses, read after ``marks``.
         marks: the bookies that marks name.
@@ -137,7 +137,7 @@ def _begun(
     *,
     is_gap: bool,
 ) -> Loss:
-    """Return a loss at the first look that finds it."""
+    """Return a loss at the first observation that finds it."""
     if before is None:  # the process before this one has reported audited losses
         down = noted.get(bookie)
         record_ms = 0 if down is None else down.since_ms
@@ -152,7 +152,7 @@ def _begun(
 
 
 def _continued(bookie: BookieId, loss: Loss, down: Down | None, marks: Marks, now_ms: int) -> tuple[Loss, float | None]:
-    """Return the loss after this look, and its detection time in seconds if the measurement is complete."""
+    """Return the loss after this observation, and its detection time in seconds if the measurement is complete."""
     if down is not None and down.since_ms == loss.older_record_ms:
         down = None
     if down is not None and loss.record_ms and down.since_ms > loss.record_ms:  # it returned, and is lost again
@@ -180,13 +180,13 @@ def _marked(bookie: BookieId, loss: Loss, marks: Marks, now_ms: int) -> Loss:
         return replace(loss, may_be_named=loss.may_be_named and not marks.is_counted)
     if loss.marked_ms or (loss.may_be_named and newest_ms <= loss.registered_ms):
         return loss
-    # The time of a mark is from another machine's clock, so it counts only if it agrees with the looks.
+    # The time of a mark is from another machine's clock, so it counts only if it agrees with the observations.
     is_plausible = loss.registered_ms < newest_ms < now_ms
     return replace(loss, marked_ms=newest_ms if is_plausible else now_ms)
 
 
 class LossObserver:
-    """Reads the input of ``judge`` at each look of a watch, and reports the detection times."""
+    """Reads the input of ``judge`` at each observation of a watch, and reports the detection times."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class LossObserver:
         Args:
             store: has the records of losses and the locks of runs.
             ledgers_root: of the cluster.
-            clock: for the gaps between looks.
+            clock: for the gaps between observations.
             backlog: the last complete count.
             report: called with each detection time, in seconds.
         """
@@ -214,11 +214,11 @@ class LossObserver:
         self._report = report
         self._observed: ObservedLosses | None = None
 
-    async def look(self, lost: AbstractSet[BookieId], now_ms: int) -> Mapping[BookieId, Down]:
-        """Compare with the look before, report, and return the records of losses.
+    async def observe(self, lost: AbstractSet[BookieId], now_ms: int) -> Mapping[BookieId, Down]:
+        """Compare with the observation before, report, and return the records of losses.
 
         Raises:
-            StoreUnavailableError: no answer; the next look continues.
+            StoreUnavailableError: no answer; the next observation continues.
         """
         backlog = self._backlog()
         await self._store.sync(self._root)  # because the marks were counted in another session
@@ -234,7 +234,7 @@ class LossObserver:
         """Return the records, and the observation of each loss without a record; a mark counts as a complete audit."""
         losses = {} if self._observed is None else self._observed.losses
         seen = {
-            bookie: Down(loss.first_look_ms, loss.marked_ms)
+            bookie: Down(loss.first_observed_ms, loss.marked_ms)
             for bookie, loss in losses.items()
             if bookie not in noted or noted[bookie].since_ms == loss.older_record_ms
         }

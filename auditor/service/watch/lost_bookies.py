@@ -1,4 +1,4 @@
-"""Decides about lost bookies: which of them are due, when to look again, and whether the mass-loss brake holds.
+"""Decides about lost bookies: which of them are due, when to check again, and whether the mass-loss brake holds.
 
 Pure. The invariant: a bookie is due only if nothing holds it back (``marking_times``: its own delay has passed since an
 auditor first saw it down, A4, and the other rules have ended), the pause after an outage of ZooKeeper is over, no
@@ -38,7 +38,7 @@ found by any audit."""
 
 
 @dataclass(frozen=True, slots=True)
-class BookieLook:
+class ClusterObservation:
     """The cluster as the leader sees it."""
 
     known: AbstractSet[BookieId]
@@ -68,7 +68,7 @@ class Decision:
     """Bookies to be audited now for their critical ledgers only. Empty while the brake holds."""
     excused: frozenset[BookieId]
     """Lost bookies that are still held back: audits may mark their critical ledgers at most."""
-    next_look_ms: int | None
+    next_check_ms: int | None
     """When the next bookie is due if nothing changes; None: no bookie waits."""
     held_because: str
     """Why the brake holds; empty: it does not."""
@@ -99,7 +99,7 @@ def lost_without_cookie(
     return frozenset(sorted(found, key=lambda bookie: (bookie not in noted, bookie))[:WITHOUT_COOKIE_MAX])
 
 
-def decide(watched: BookieLook, now_ms: int, missing_share_max: float) -> Decision:
+def decide(watched: ClusterObservation, now_ms: int, missing_share_max: float) -> Decision:
     """Decide. ``missing_share_max`` is the largest tolerated share of missing bookies, 0 to 1.
 
     The brake counts lost bookies without a cookie only if no other bookie is known. If no ledger names such a bookie,
@@ -127,7 +127,7 @@ def decide(watched: BookieLook, now_ms: int, missing_share_max: float) -> Decisi
         due=frozenset() if held else frozenset(open_cases - waiting),
         critical_due=frozenset() if held else frozenset(critical_due),
         excused=frozenset(waiting),
-        next_look_ms=min(next_ms, default=None),
+        next_check_ms=min(next_ms, default=None),
         held_because=held,
     )
 

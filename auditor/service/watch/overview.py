@@ -26,9 +26,9 @@ from bookie.runtime.tasks import cancel, guarded
 _log = logging.getLogger(__name__)
 
 RUNS_READ: Final = 100
-"""Number of newest runs read at each look."""
+"""Number of newest runs read each time."""
 _RUNS_READ_FIRST: Final = 100_100
-"""Number of newest runs read at the first look: more than ``runs_kept`` allows, because a kind may run rarely."""
+"""Number of newest runs read at the first time: more than ``runs_kept`` allows, because a kind may run rarely."""
 RUNS_READ_OF_KIND: Final = 10
 """Number of newest runs of each kind in ``History.ended``, if they are not among the newest of all kinds any more. Dry
 runs and cancelled runs are not counted."""
@@ -84,7 +84,7 @@ class Overview:
             counter: of the backlog.
             clock: for the pauses.
             is_leader: whether to count the backlog.
-            interval_s: shortest pause between two looks.
+            interval_s: shortest pause between two reads.
             are_locks_read: whether a run counts as running only if it holds its lock. The leader marks the records of
                 runs whose process has ended as abandoned. Without a leader they stay unchanged until the next run.
         """
@@ -97,13 +97,13 @@ class Overview:
         self._look_requested = Signal()
         self._look_requests = 0
         self._newest_id = ""
-        """The newest run at the last look."""
+        """The newest run at the last read."""
         self.history = History()
         self.read_s: float | None = None
         """When ``history`` was last read, on the monotonic clock; None: not yet."""
         self.backlog = Backlog()
 
-    def request_look(self) -> None:
+    def request_observation(self) -> None:
         """Read again now, because something changed."""
         self._look_requests += 1
         self._look_requested.fire()
@@ -115,7 +115,7 @@ class Overview:
         """
         counting = guarded("backlog", self._repeat_forever(self._count))
         try:
-            await self._repeat_forever(self._look)
+            await self._repeat_forever(self._refresh)
         finally:
             await cancel(counting)
 
@@ -138,7 +138,7 @@ class Overview:
                 async with asyncio.timeout(max(self._interval_s, min(_REST_FACTOR * took_s, _REST_S_MAX))):
                     await self._requested_since(requests)
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         self.history = await self._read()
         self.read_s = self._clock.monotonic_s()
 
@@ -151,10 +151,10 @@ class Overview:
                 await waiter
 
     async def _read(self) -> History:
-        """Read the history. Runs of a rare kind that are not among the newest any more come from earlier looks."""
+        """Read the history. Runs of a rare kind that are not among the newest any more come from earlier reads."""
         before, now_ms = self.history, self._clock.epoch_ms()
         newest = await self._runs.list(RUNS_READ, now_ms)
-        if self._newest_id not in (record.run_id for record in newest):  # the first look, or one after a long outage
+        if self._newest_id not in (record.run_id for record in newest):  # the first read, or one after a long outage
             newest = await self._runs.list(_RUNS_READ_FIRST, now_ms)
         ended = tuple(record for record in newest if record.state.is_final)
         by_check = chain.from_iterable(record.by_check() for record in ended)

@@ -25,13 +25,13 @@ def make_repair_watch(client: ClusterClient) -> RepairWatch:
     )
 
 
-def progress_document(look: RepairObservation, rate: Rate) -> Document:
-    """Return one look as a document. Pure."""
+def progress_document(observation: RepairObservation, rate: Rate) -> Document:
+    """Return one observation as a document. Pure."""
     return {
-        "looked": rfc3339(look.looked_ms),
-        "recovery_enabled": look.is_enabled,
+        "looked": rfc3339(observation.observed_ms),
+        "recovery_enabled": observation.is_enabled,
         "backlog": {
-            "ledgers": len(look.marked),
+            "ledgers": len(observation.marked),
             "severities": [
                 {
                     "severity": name,
@@ -39,15 +39,17 @@ def progress_document(look: RepairObservation, rate: Rate) -> Document:
                     "bytes_estimate": part.bytes_estimate,
                     "oldest": rfc3339_if_known(part.oldest_ms, "seconds"),
                 }
-                for name, part in look.severities.items()
+                for name, part in observation.severities.items()
             ],
         },
-        "waiting": look.waiting,
-        "boosted": look.boosted,
-        "parked": dict(look.parked),
-        "oldest_age_seconds": max(0, (look.looked_ms - look.oldest_ms) // 1000) if look.oldest_ms else None,
-        "in_flight_ledgers": look.in_flight_count,
-        "in_flight": [_in_flight_document(each) for each in look.in_flight],
+        "waiting": observation.waiting,
+        "boosted": observation.boosted,
+        "parked": dict(observation.parked),
+        "oldest_age_seconds": max(0, (observation.observed_ms - observation.oldest_ms) // 1000)
+        if observation.oldest_ms
+        else None,
+        "in_flight_ledgers": observation.in_flight_count,
+        "in_flight": [_in_flight_document(each) for each in observation.in_flight],
         "measured_seconds": round(rate.measured_s, 1),
         "ledgers_per_second": rate.ledgers_per_s,
         "bytes_per_second": rate.bytes_per_s,

@@ -1,8 +1,8 @@
 """The progress of repairs, read only from the store: backlog, ledgers in flight, rate, and remaining time.
 
-One look shows a state. A rate needs two looks: a ledger counts as done if its task existed at the earlier look and does
-not exist at the later one, no matter which worker completed it. The remaining time is known only while ledgers are
-completed.
+One observation shows a state. A rate needs two observations: a ledger counts as done if its task existed at the earlier
+observation and does not exist at the later one, no matter which worker completed it. The remaining time is known only
+while ledgers are completed.
 
 Data that only workers have is not shown: when a failed ledger is retried, and copies whose progress is not recorded.
 The reservation of a ledger records the progress of a copy every 64 MiB or 10 seconds.
@@ -32,10 +32,10 @@ from bookie.runtime.clock import Clock
 
 WINDOW_S: Final = 300.0
 """Time over which a rate is computed, so that single large ledgers do not dominate it."""
-LOOK_SHARE: Final = 0.2
+POLL_SHARE: Final = 0.2
 """Largest share of the time that is spent reading, so a large backlog is read less often."""
 IN_FLIGHT_MAX: Final = 200
-"""Ledgers in flight whose reservation is read in one look, because each needs a request."""
+"""Ledgers in flight whose reservation is read in one observation, because each needs a request."""
 HEALTHY: Final = "healthy"
 """Used instead of a severity: every bookie of the ledger is registered, so a worker has to check their entries. Or the
 ledger was deleted, and a worker has to delete the task."""
@@ -80,9 +80,9 @@ class SeverityObservation:
 
 @dataclass(frozen=True, slots=True)
 class RepairObservation:
-    """The state of the repairs at one look."""
+    """The state of the repairs at one observation."""
 
-    looked_ms: int
+    observed_ms: int
     is_enabled: bool
     severities: Mapping[str, SeverityObservation]
     """Marked ledgers by severity, named in lower case, worst first; also ``HEALTHY`` and ``UNREADABLE``."""
@@ -126,8 +126,8 @@ class RepairWatch:
         self._boosts = boosts
         self._clock = clock
 
-    async def look(self) -> RepairObservation:
-        """Look once. The result is not a consistent snapshot: a ledger may be completed during the look.
+    async def observe(self) -> RepairObservation:
+        """Observe once. The result is not a consistent snapshot: a ledger may be completed during the observation.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -157,7 +157,7 @@ class RepairWatch:
         in_flight = [await self._in_flight(*each, owners) for each in held]
         aside = marked.keys() & parked.keys() - owners.keys()
         return RepairObservation(
-            looked_ms=now_ms,
+            observed_ms=now_ms,
             is_enabled=is_enabled,
             severities={name: severities[name] for name in _ORDER if name in severities},
             marked=marked,
@@ -214,7 +214,7 @@ class Rate:
     """The repairs that were completed in a time. The rates are None until something was completed."""
 
     measured_s: float = 0.0
-    """The time between the first and the last look; 0: there was only one look."""
+    """The time between the first and the last observation; 0: there was only one observation."""
     ledgers: int = 0
     bytes_estimate: int = 0
     eta_s: float | None = None
@@ -240,32 +240,34 @@ class _Step:
 
 @dataclass(slots=True)
 class RateMeter:
-    """Computes the rate over the looks of the last minutes."""
+    """Computes the rate over the observations of the last minutes."""
 
     _steps: deque[_Step] = field(default_factory=deque)
     _last: RepairObservation | None = None
 
-    def add(self, look: RepairObservation, now_s: float) -> Rate:
-        """Add a look; ``now_s`` is its monotonic time."""
-        before, self._last = self._last, look
-        gone = [] if before is None else [size for each, size in before.marked.items() if each not in look.marked]
+    def add(self, observation: RepairObservation, now_s: float) -> Rate:
+        """Add an observation; ``now_s`` is its monotonic time."""
+        before, self._last = self._last, observation
+        gone = (
+            [] if before is None else [size for each, size in before.marked.items() if each not in observation.marked]
+        )
         self._steps.append(_Step(now_s, len(gone), sum(gone)))
         while len(self._steps) > 2 and self._steps[1].until_s <= now_s - WINDOW_S:
             self._steps.popleft()
         measured = list(self._steps)[1:]  # the first step ended when the measurement began
         ledgers, size = sum(step.ledgers for step in measured), sum(step.bytes_estimate for step in measured)
         rate = Rate(now_s - self._steps[0].until_s, ledgers, size)
-        return Rate(rate.measured_s, ledgers, size, _eta_s(look, rate))
+        return Rate(rate.measured_s, ledgers, size, _eta_s(observation, rate))
 
 
-def _eta_s(look: RepairObservation, rate: Rate) -> float | None:
+def _eta_s(observation: RepairObservation, rate: Rate) -> float | None:
     """Return the longer of the times by ledgers and by bytes; it does not expect new marks or failures."""
-    left = look.waiting + look.in_flight_count
+    left = observation.waiting + observation.in_flight_count
     if not left:
         return 0.0
-    if not look.is_enabled or not rate.ledgers_per_s:
+    if not observation.is_enabled or not rate.ledgers_per_s:
         return None
-    by_bytes = look.waiting_bytes / rate.bytes_per_s if rate.bytes_per_s else 0.0
+    by_bytes = observation.waiting_bytes / rate.bytes_per_s if rate.bytes_per_s else 0.0
     return max(left / rate.ledgers_per_s, by_bytes)
 
 

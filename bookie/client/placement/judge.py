@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bookie.model.ids import BookieId
-from bookie.model.isolation import Isolation, isolation_of, isolation_problem, permitted, strangers, strangers_text
+from bookie.model.isolation import (
+    Isolation,
+    forbidden_members,
+    forbidden_members_text,
+    isolation_of,
+    isolation_problem,
+    permitted,
+)
 from bookie.model.spread import PlacementPolicy, adherence, count_domains
 from bookie.model.topology import Topology
 
@@ -31,7 +38,7 @@ class Faults:
     """The faults of an ensemble by the policy. Compare ensembles by ``cost``: the smaller, the better."""
 
     outside: int = 0
-    """Members not permitted by the groups of the ledger (``strangers``)."""
+    """Members not permitted by the groups of the ledger (``forbidden_members``)."""
     shortfall: int = 0
     """Missing racks, zones and regions over all write sets."""
     unknown: tuple[BookieId, ...] = ()
@@ -78,24 +85,24 @@ class EnsembleJudge:
             unknown = found.unknown or tuple(members)
             names = ", ".join(dict.fromkeys(unknown))
             return Faults(unknown=unknown, detail=f"the topology has no location for {names}")
-        wish, groups = self._wish(custom), self.topology.groups
-        outside = strangers(members, wish, groups)
+        wish, groups = self._isolation(custom), self.topology.groups
+        outside = forbidden_members(members, wish, groups)
         details = [str(found.thin[0])] if found.thin else []
         if wish is not None and outside:
-            details.insert(0, strangers_text(outside, wish, groups))
+            details.insert(0, forbidden_members_text(outside, wish, groups))
         return Faults(len(outside), found.shortfall, detail="; ".join(details))
 
     def preferred(self, bookies: Collection[BookieId], custom: Custom) -> frozenset[BookieId]:
         """Return those of ``bookies`` in the primary groups of the ledger; all of them if it requests none."""
-        wish = self._wish(custom)
+        wish = self._isolation(custom)
         everyone = frozenset(bookies)
         return everyone if wish is None else self.topology.groups.among(everyone, wish.primary)
 
     def permitted(self, bookies: Collection[BookieId], custom: Custom, ensemble_size: int) -> frozenset[BookieId]:
         """Return those of ``bookies`` that an ensemble of this size may have without a fault (``Faults.outside``)."""
-        return permitted(bookies, self._wish(custom), self.topology.groups, ensemble_size)
+        return permitted(bookies, self._isolation(custom), self.topology.groups, ensemble_size)
 
-    def _wish(self, custom: Custom) -> Isolation | None:
+    def _isolation(self, custom: Custom) -> Isolation | None:
         """Return the groups of the ledger; None if it has no primary ones, or if they cannot be respected."""
         if not custom or not self.topology.groups.names or isolation_problem(custom, self.topology.groups) is not None:
             return None

@@ -77,7 +77,7 @@ async def change_metadata(
     raise AssertionError("unreachable: the loop returns or raises")
 
 
-async def take_over(ports: ClientPorts, ledger: Versioned) -> Versioned:
+async def begin_recovery(ports: ClientPorts, ledger: Versioned) -> Versioned:
     """Put an open ledger into recovery: from then on its writer can neither change its ensemble nor close it."""
 
     def decide(metadata: LedgerMetadata) -> LedgerMetadata | None:
@@ -86,7 +86,7 @@ async def take_over(ports: ClientPorts, ledger: Versioned) -> Versioned:
     return await change_metadata(ports, ledger, decide)
 
 
-async def seal(
+async def close_at(
     ports: ClientPorts,
     ledger: Versioned,
     closed: Callable[[LedgerMetadata, EntryId, int], LedgerMetadata | None],

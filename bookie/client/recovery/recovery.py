@@ -34,7 +34,7 @@ from bookie.client.access import LedgerAccess, ledger_access
 from bookie.client.errors import ConfirmedEntryUnreadableError, RecoveryNotPossibleError
 from bookie.client.held_entries import HeldEntriesReader
 from bookie.client.ports import ClientPorts
-from bookie.client.recovery.close import TailChangedError, current_ledger, seal, take_over
+from bookie.client.recovery.close import TailChangedError, begin_recovery, close_at, current_ledger
 from bookie.client.recovery.fence import fence_last_ensemble, verify_key_with_bookie
 from bookie.client.recovery.read import RecoveryReader
 from bookie.client.recovery.tail import LedgerTail
@@ -91,7 +91,7 @@ async def recover_ledger(ports: ClientPorts, ledger_id: LedgerId, password: byte
         access = ledger_access(ledger, password)
         if not ledger.metadata.is_closed:
             await verify_key_with_bookie(ports, ledger, access)
-            ledger = await take_over(ports, ledger)
+            ledger = await begin_recovery(ports, ledger)
         if ledger.metadata.is_closed:
             return ledger
         try:
@@ -122,7 +122,7 @@ class _Recovery:
         incomplete = await self._incomplete(self._tail.closed(self._ledger.metadata, last, length))
         await self._mark(incomplete)  # before the close: after it, no other process has this information
         await self._ensure_same_disks(disks)
-        stored, is_ours = await seal(self._ports, self._ledger, self._tail.closed, last, length, checks)
+        stored, is_ours = await close_at(self._ports, self._ledger, self._tail.closed, last, length, checks)
         extra = {"ledger_id": stored.ledger_id, "last_entry_id": stored.metadata.last_entry_id, "is_ours": is_ours}
         _log.info("ledger recovered", extra=extra)
         await self._mark(incomplete)  # again: a worker may have completed the task while the ledger was open

@@ -141,7 +141,7 @@ class EnsembleChange:
             f"ledger {self.ledger.ledger_id}: bookies kept failing during {attempts} ensemble changes in a row"
         )
 
-    async def revive(self) -> None:
+    async def readmit(self) -> None:
         """Use each failed member again that is registered with the same disks; no metadata is changed.
 
         Members that failed within the last ``degraded_retry_s`` are left out.
@@ -158,7 +158,7 @@ class EnsembleChange:
             if found.get(lane.bookie) == lane.incarnation:
                 extra = {"ledger_id": self.ledger.ledger_id, "bookie_id": lane.bookie}
                 _log.info("writer tries a failed bookie again", extra=extra)
-                self._state.revive(lane.position)
+                self._state.readmit(lane.position)
 
     async def _round(self) -> None:
         if self.changes_left is not None and self.changes_left <= 0:

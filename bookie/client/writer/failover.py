@@ -86,7 +86,7 @@ class Failover:
         """Whether a change is under way."""
         return self._change is not None
 
-    def give_up(self, lane: Lane[_Waiter], status: Status, reason: str = "") -> None:
+    def fail_lane(self, lane: Lane[_Waiter], status: Status, reason: str = "") -> None:
         """Stop using the lane's bookie; call ``handle_failures`` afterwards.
 
         ``reason`` appears in the error if the writer fails.
@@ -100,12 +100,12 @@ class Failover:
         if self._state.is_patient and self._retry_at_s <= now_s:
             self._retry_later()
 
-    def give_up_a_healthy_bookie(self) -> None:
+    def fail_healthy_lane(self) -> None:
         """For simulations: give up a healthy bookie, if the ledger can do without it and changes are unlimited."""
         state, metadata = self._state, self.ledger.metadata
         can_do_without = not state.has_failed_lanes and metadata.write_quorum > metadata.ack_quorum
         if can_do_without and self._changes_left is None and self._pipeline.error is None:
-            self.give_up(self._ports.rng.choice(state.lanes), Status.TIMEOUT)
+            self.fail_lane(self._ports.rng.choice(state.lanes), Status.TIMEOUT)
 
     def handle_failures(self) -> None:
         """Start what is due after positions were given up: a change of the ensemble, and marks for repair."""
@@ -155,12 +155,12 @@ class Failover:
                 await change.run()
                 self._retry_pause_s = self._ports.settings.degraded_retry_s
             else:
-                await change.revive()
+                await change.readmit()
         except (TransientError, TooManyEnsembleChangesError) as error:
             if change.is_in_doubt or (isinstance(error, TooManyEnsembleChangesError) and not state.is_patient):
                 raise
             with suppress(TransientError):
-                await change.revive()
+                await change.readmit()
             if not state.is_quorum_reachable:
                 raise
             extra = {"ledger_id": self.ledger.ledger_id, "reason": str(error)}

@@ -179,7 +179,7 @@ class Pipeline:
         if self._timeout is not None:
             self._timeout.admitted(self.state.next_entry_id, self._ports.clock.monotonic_s())
         if fault_point("writer.force_ensemble_change"):
-            self._failover.give_up_a_healthy_bookie()
+            self._failover.fail_healthy_lane()
         for lane in self.state.lanes:
             while lane.queue and len(lane.in_flight) < limit and not lane.is_failed:
                 entries_max = 1 if fault_point("writer.tiny_batch") else BATCH_ENTRIES_MAX
@@ -229,7 +229,7 @@ class Pipeline:
             case Status.BAD_REQUEST:
                 self.fail(PermanentError(f"{where}: {reply.detail or 'bad request'}"))
             case _:
-                self._failover.give_up(lane, reply.status, reply.detail)
+                self._failover.fail_lane(lane, reply.status, reply.detail)
 
     async def _watch_timeout(self, timeout: QuorumTimeout) -> None:
         clock = self._ports.clock

@@ -156,7 +156,7 @@ class WriterState(Generic[WaiterT]):
             pending = queue.popleft()
             pending.is_confirmed = True
             if pending.unsettled & self._failed_mask:
-                self._give_up(pending)
+                self._settle_failed_lanes(pending)
             self.last_add_confirmed = pending.entry_id
             self.confirmed_length = pending.length
             confirmed.append(pending)
@@ -181,7 +181,7 @@ class WriterState(Generic[WaiterT]):
         self._is_change_due |= is_change_due
         for pending in lane.outstanding():
             if pending.is_confirmed:
-                self._give_up(pending)
+                self._settle_failed_lanes(pending)
         lane.queue = deque(maxlen=0)  # later entries are not sent, so they must not pile up
         lane.in_flight.clear()
         if is_wiped:
@@ -235,7 +235,7 @@ class WriterState(Generic[WaiterT]):
                 # A kept member that failed during the change stays failed: the next round of the change handles it.
                 self._replace_lane(Lane(position, bookie, (incarnations or {}).get(bookie, "")))
 
-    def revive(self, position: int) -> None:
+    def readmit(self, position: int) -> None:
         """Use the bookie at a failed position again, from ``last_add_confirmed + 1`` on.
 
         Answers to earlier requests no longer count.
@@ -288,7 +288,7 @@ class WriterState(Generic[WaiterT]):
             self.unsettled_entries -= 1
             self.unsettled_bytes -= len(pending.packet)
 
-    def _give_up(self, pending: PendingAdd[WaiterT]) -> None:
+    def _settle_failed_lanes(self, pending: PendingAdd[WaiterT]) -> None:
         for lane in self.lanes:
             bit = 1 << lane.position
             if lane.is_failed and pending.unsettled & bit:

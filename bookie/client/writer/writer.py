@@ -195,7 +195,7 @@ class LedgerWriter:
                 pipeline.ledger = await newest(self._ports.ledgers, pipeline.ledger)
             incomplete = sorted(self._state.incomplete)
             await self._mark(incomplete)  # before the close: after it, no other process has this information
-            pipeline.ledger = await update_metadata(self._ports.ledgers, pipeline.ledger, self._sealed)
+            pipeline.ledger = await update_metadata(self._ports.ledgers, pipeline.ledger, self._closed_metadata)
             await self._mark(incomplete)  # again: a worker may have completed the task while the ledger was open
             self._state.incomplete.difference_update(incomplete)
             return pipeline.ledger.metadata
@@ -271,7 +271,7 @@ class LedgerWriter:
         except PermanentError as error:  # a damaged task is no reason to leave the ledger open
             _log.warning("task cannot be marked", extra={"ledger_id": self.ledger_id, "error": str(error)})
 
-    def _sealed(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
+    def _closed_metadata(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
         last, length = self._state.last_add_confirmed, self._state.confirmed_length
         if metadata.state is LedgerState.OPEN and not isinstance(self._pipeline.error, LedgerFencedError):
             return metadata.closed(last, length)

@@ -116,7 +116,7 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
-class BookieLook:
+class BookieObservation:
     """State of some bookies, from nodes read together."""
 
     bookies: Bookies
@@ -264,12 +264,12 @@ class Registrations:
         """
         return await self._incarnations.latest(bookies)
 
-    def look_paths(self, bookies: Sequence[BookieId]) -> builtins.list[str]:
-        """Return the paths to read, in this order, for ``look_at``."""
+    def state_paths(self, bookies: Sequence[BookieId]) -> builtins.list[str]:
+        """Return the paths to read, in this order, for ``decode_states``."""
         return [path for bookie in bookies for path in self._look_paths(bookie)]
 
-    def look_at(self, bookies: Sequence[BookieId], nodes: Sequence[Node | None]) -> BookieLook:
-        """Return the state of bookies in ``nodes``, read at ``look_paths``.
+    def decode_states(self, bookies: Sequence[BookieId], nodes: Sequence[Node | None]) -> BookieObservation:
+        """Return the state of bookies in ``nodes``, read at ``state_paths``.
 
         The read-only registration is read before and after the writable one, so a bookie is found even if it changes
         from one to the other during the reads.
@@ -287,7 +287,7 @@ class Registrations:
                 registrations[bookie] = Registration(_service_info(bookie, node.data), node.stat.czxid)
             if (known := self._incarnations.latest_in(bookie, history)) is not None:
                 latest[bookie] = known
-        return BookieLook(Bookies(frozenset(writable), frozenset(read_only)), registrations, latest)
+        return BookieObservation(Bookies(frozenset(writable), frozenset(read_only)), registrations, latest)
 
     def check_writable(self, bookie: BookieId) -> Check:
         """Return a check that fails a transaction unless the bookie is registered as writable."""

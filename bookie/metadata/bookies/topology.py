@@ -74,7 +74,7 @@ class TopologyStore:
             AccessDeniedError: not allowed.
         """
         await self._store.sync(self.own_path)
-        stats, path, data = await self._look()
+        stats, path, data = await self._read_nodes()
         return StoredTopology(self._decoded(path, data), path, stats)
 
     async def wait_changed(self, seen: StoredTopology) -> StoredTopology:
@@ -93,7 +93,7 @@ class TopologyStore:
                     for path, stat in zip((self.own_path, self.pulsar_path), seen.stats, strict=True)
                 )
             )
-        stats, path, data = await self._look()
+        stats, path, data = await self._read_nodes()
         try:
             return StoredTopology(self._decoded(path, data), path, stats)
         except InvalidTopologyError as error:
@@ -113,7 +113,7 @@ class TopologyStore:
         parse_topology(text)
         await put(self._store, self.own_path, text.encode())
 
-    async def _look(self) -> tuple[tuple[Stat | None, ...], str | None, bytes]:
+    async def _read_nodes(self) -> tuple[tuple[Stat | None, ...], str | None, bytes]:
         paths = (self.own_path, self.pulsar_path)
         nodes = await self._store.get_many(paths)
         stats = tuple(None if node is None else node.stat for node in nodes)

@@ -16,15 +16,15 @@ _HEADER: Final = b"BookieMetadataFormatVersion\t3\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
-    """The metadata fields that ``glance`` reads."""
+class PartialMetadata:
+    """The metadata fields that ``decode_partial`` reads."""
 
     is_closed: bool
     ensemble_size: int
     write_quorum: int
 
 
-def glance(data: bytes) -> Glance | None:
+def decode_partial(data: bytes) -> PartialMetadata | None:
     """Return a few fields of ledger metadata; None if the full ``decode`` is needed, which accepts all formats."""
     if not data.startswith(_HEADER):
         return None
@@ -47,4 +47,4 @@ def glance(data: bytes) -> Glance | None:
     if not message.IsInitialized() or not message.segment:
         return None
     is_closed = message.state == LedgerMetadataFormat.CLOSED
-    return Glance(is_closed, message.ensembleSize, message.quorumSize)
+    return PartialMetadata(is_closed, message.ensembleSize, message.quorumSize)

@@ -268,7 +268,7 @@ class Election:
                     f"{self._base}/V_", encode_vote(self._name), is_ephemeral=True, is_sequential=True
                 )
             except WriteOutcomeUnknownError:
-                _log.info("answer to a vote was lost, looking for it", extra={"candidate": self._name})
+                _log.info("answer to a vote was lost, confirming for it", extra={"candidate": self._name})
             found = await self._own_votes(session)
         if not found:
             raise StoreUnavailableError(f"no vote in {self._base}: it was not cast, or no longer exists")
@@ -301,27 +301,27 @@ class Election:
             await self._store.set(self._base, encode_vote(self._name), ANY_VERSION)
         while self._is_session(vote.session):
             await self._pause_while_held(vote.session, self._timeout_s * _CONFIRM_SHARE)
-            if not await self._look(vote):
+            if not await self._confirm_in_time(vote):
                 return
 
-    async def _look(self, vote: _Vote) -> bool:
+    async def _confirm_in_time(self, vote: _Vote) -> bool:
         """Confirm the vote; False if it was deleted. If no answer comes in time, leadership ends and the vote stays."""
         asked_s = self._clock.monotonic_s()
         stale_in_s = max(0.0, self._confirmed_s + self._fresh_s - asked_s)
-        looking = asyncio.ensure_future(self._confirm(vote, asked_s))
+        confirming = asyncio.ensure_future(self._confirm(vote, asked_s))
         try:
             if not self.is_leader():
                 self._end("it was not confirmed in time")
-            done, _ = await asyncio.wait([looking], timeout=stale_in_s)
+            done, _ = await asyncio.wait([confirming], timeout=stale_in_s)
             if not done:
                 self._end("it was not confirmed in time")
-            return await looking
+            return await confirming
         except StoreUnavailableError:
             if not self.is_leader():
                 self._end("it was not confirmed in time")
             return self._is_session(vote.session)
         finally:
-            looking.cancel()
+            confirming.cancel()
 
     async def _confirm(self, vote: _Vote, asked_s: float) -> bool:
         """Confirm the own vote and Pulsar's node, and lead from then on; ``asked_s`` is the time before the request.

@@ -65,10 +65,10 @@ class CombiningStore(MetadataStore):
     async def get(self, path: str) -> Node:
         check_path(path)
 
-        async def alone() -> Sequence[Node | None]:
+        async def call_single() -> Sequence[Node | None]:
             return [await self._store.get(path)]
 
-        (node,) = await self._reads.run([path], alone)
+        (node,) = await self._reads.run([path], call_single)
         if node is None:
             raise NoNodeError(f"read {path}: no such node")
         return node
@@ -110,10 +110,10 @@ class CombiningStore(MetadataStore):
         check_path(path)
         check_data(path, data)
 
-        async def alone() -> None:
+        async def call_single() -> None:
             await self._store.create(path, data, is_ephemeral=is_ephemeral)
 
-        await self._writes.run(_Joinable([Create(path, data, is_ephemeral)]), alone)
+        await self._writes.run(_Joinable([Create(path, data, is_ephemeral)]), call_single)
         return path
 
     @override

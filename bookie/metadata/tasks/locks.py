@@ -205,9 +205,9 @@ class TaskLocks:
                 seen = Task(ledger_id, data.missing, data.ctime_ms, task.stat.version)
                 return HeldTask(lock, seen, task.stat.czxid, tuple(others))
         except UnreadableTaskError:
-            await self._give_back(lock)
+            await self._release_new(lock)
             raise
-        await self._give_back(lock)
+        await self._release_new(lock)
         return None
 
     async def lock_unmarked(self, ledger_id: LedgerId, owner: str) -> HeldLock | None:
@@ -263,7 +263,7 @@ class TaskLocks:
             await self.prune()
         return True
 
-    async def look(self, held: HeldTask, other_nodes: Sequence[str] = ()) -> HeldTaskState:
+    async def reread(self, held: HeldTask, other_nodes: Sequence[str] = ()) -> HeldTaskState:
         """Read the lock, the task and other nodes again, all no older than this call.
 
         Raises:
@@ -278,7 +278,7 @@ class TaskLocks:
     def completion(self, held: HeldTask) -> tuple[Delete, Delete, Delete]:
         """Return operations that delete lock, task and its directory, and fail if the lock or the task has changed.
 
-        The version of a recreated node begins at 0 again. So call ``look`` right before the transaction, and do not
+        The version of a recreated node begins at 0 again. So call ``reread`` right before the transaction, and do not
         continue unless both nodes are unchanged. After the transaction, call ``note_completed``.
         """
         ledger_id = held.task.ledger_id
@@ -325,7 +325,7 @@ class TaskLocks:
                 self._left_behind.discard(ledger_id)
         return lock, nodes
 
-    async def _give_back(self, lock: HeldLock) -> None:
+    async def _release_new(self, lock: HeldLock) -> None:
         """Release a lock right after its creation; until then it counts as left behind."""
         self._left_behind.add(lock.ledger_id)
         try:

@@ -26,7 +26,7 @@ from bookie.runtime.tasks import cancel, guarded
 
 _log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S: Final = 2.0
+CHECK_INTERVAL_S: Final = 2.0
 """Interval between two reads; a change takes effect after two reads."""
 BYTES_MAX: Final = 1 << 20
 """Size limit of the file, in bytes, the same as Kubernetes' limit for a ConfigMap."""
@@ -67,12 +67,12 @@ class ConfigWatch:
         """Read periodically until cancelled, even after failures."""
         while True:
             try:
-                await self.look()
+                await self.check()
             except Exception:  # noqa: BLE001 (task boundary: no content may end the watch)
                 _log.exception("reading the configuration failed", extra={"path": str(self._source.path)})
-            await self._clock.sleep(LOOK_INTERVAL_S)
+            await self._clock.sleep(CHECK_INTERVAL_S)
 
-    async def look(self, *, is_asked: bool = False) -> None:
+    async def check(self, *, is_asked: bool = False) -> None:
         """Read the file and apply the changes.
 
         Args:
@@ -109,7 +109,7 @@ class ConfigWatch:
         """Log each change as a warning, because commands log only warnings by default."""
         for change in decision.taken:
             _log.warning("option changed", extra=_values(change.option, change.old, change.new) | fields)
-        for change in decision.outranked:
+        for change in decision.overridden:
             more: dict[str, object] = {"stays_with": self._source.given[change.option]} | fields
             _log.warning("option does not follow the file", extra=_values(change.option, change.old, change.new) | more)
         for change in decision.waiting:
@@ -142,17 +142,17 @@ async def following(
         if terminals and not _terminals():
             on_hangup()
         elif not asked or asked[0].done():
-            asked[:] = [guarded("configuration look", watch.look(is_asked=True))]
+            asked[:] = [guarded("configuration check", watch.check(is_asked=True))]
 
     loop.add_signal_handler(signal.SIGHUP, signalled)
-    looking = guarded("configuration watch", watch.run())
+    watching = guarded("configuration watch", watch.run())
     try:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
         if before is signal.SIG_IGN:
             signal.signal(signal.SIGHUP, before)
-        for task in (looking, *asked):
+        for task in (watching, *asked):
             await cancel(task)
 
 

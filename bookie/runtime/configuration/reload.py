@@ -45,7 +45,7 @@ class Decision:
 
     taken: tuple[Change, ...] = ()
     """Changes to apply now."""
-    outranked: tuple[Change, ...] = ()
+    overridden: tuple[Change, ...] = ()
     """Changes without effect, because a flag or a variable takes precedence."""
     waiting: tuple[Change, ...] = ()
     """Changes that need a restart. ``old`` is the value in use now."""
@@ -59,15 +59,15 @@ def decide(source: ConfigSource, seen: Values, new: Values) -> Decision:
         seen: values of the previous content, so that each change is reported once.
         new: values of the present content.
     """
-    taken, outranked, waiting = [], [], []
+    taken, overridden, waiting = [], [], []
     for option in sorted(seen.keys() | new.keys()):
         old, now = seen.get(option), new.get(option)
         if old == now:
             continue
         if option in source.given:
-            outranked.append(Change(option, old, now))
+            overridden.append(Change(option, old, now))
         elif option in source.live:
             taken.append(Change(option, old, now))
         elif now != source.values.get(option):  # otherwise the file has the value in use again
             waiting.append(Change(option, source.values.get(option), now))
-    return Decision(tuple(taken), tuple(outranked), tuple(waiting))
+    return Decision(tuple(taken), tuple(overridden), tuple(waiting))

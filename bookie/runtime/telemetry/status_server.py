@@ -46,7 +46,7 @@ CONNECTION_WAIT_S_MAX: Final = 1.0
 DEADLINE_S: Final = 10.0
 """Longest life of a connection from its acceptance, even if its client is slow."""
 _STOP_TIMEOUT_S: Final = 5.0
-_LOOK_S: Final = 0.25
+_POLL_S: Final = 0.25
 TLS_RELOAD_INTERVAL_S: Final = 30.0
 """Interval between two checks for replaced TLS files."""
 
@@ -69,7 +69,7 @@ class StatusServer:
             raise StatusServerError("; ".join(problems))
         tls = _Tls(settings) if settings.cert is not None else None
         self._server = _Server(settings, tls, Pages(metrics, health, needs_certificate=settings.client_ca is not None))
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(_LOOK_S,), name="http", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="http", daemon=True)
         scheme = "http" if tls is None else "https"
         self.port = int(self._server.server_address[1])
         self.url = f"{scheme}://{host_and_port(settings.host, self.port)}"

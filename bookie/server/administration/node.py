@@ -41,7 +41,7 @@ _INVENTORY_S: Final = 60.0
 _INVENTORIES_MAX: Final = 2
 """The most concurrent calls. Each holds the list of one ledger in memory."""
 _UNREPAIRED_LISTED_MAX: Final = 1000
-_LOOK_S: Final = 5.0
+_CHECK_TIMEOUT_S: Final = 5.0
 """Deadline for a disk to report its space."""
 
 _PHASES: Final = {
@@ -137,10 +137,10 @@ class Node:
 
     async def _disk_space(self, role: str, disk: Disk, path: str = "", problem: str = "") -> pb.DiskSpace:
         try:
-            async with asyncio.timeout(_LOOK_S):
+            async with asyncio.timeout(_CHECK_TIMEOUT_S):
                 total, free = await disk.space()
         except (DiskError, TimeoutError) as error:
-            text = str(error) or f"does not answer within {_LOOK_S:g} s"
+            text = str(error) or f"does not answer within {_CHECK_TIMEOUT_S:g} s"
             return pb.DiskSpace(role=role, path=path, problem=problem or text)
         return pb.DiskSpace(role=role, total_bytes=total, free_bytes=free, path=path, problem=problem)
 
@@ -282,7 +282,7 @@ class Node:
     async def _follow(self, wish: ReadOnlyRequest | None) -> None:
         async with self._changing:
             await self.read_only.set(wish)
-            await self.watch.look()
+            await self.watch.check()
 
     def _read_only(self) -> pb.ReadOnlyState:
         wish = self.read_only.wish

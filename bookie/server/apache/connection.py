@@ -67,12 +67,14 @@ class ApacheConnection(asyncio.Protocol):
         self._too_late: asyncio.TimerHandle | None = None
         self._first_request_s = limits.silent_s if tls is None else limits.first_request_s
         self._incoming = IncomingRequests(limits.frame_bytes_max, may_serve=tls is None)
-        self._out = OutgoingAnswers(room.answers, limits, self._give_up)
-        self._pending = PendingRequests(answering, limits, room, self._out, self._go_on, self._give_up)
+        self._out = OutgoingAnswers(room.answers, limits, self._disconnect)
+        self._pending = PendingRequests(answering, limits, room, self._out, self._advance, self._disconnect)
         self._large_frames = LargeFrames(
-            room.frames, limits, self._read_on, self._pending.has_held_back_requests, self._give_up
+            room.frames, limits, self._read_on, self._pending.has_held_back_requests, self._disconnect
         )
-        self._upgrade = TlsUpgrade(tls, limits, self._incoming, self._out, self._continue_encrypted, self._lose)
+        self._upgrade = TlsUpgrade(
+            tls, limits, self._incoming, self._out, self._continue_encrypted, self._fail_handshake
+        )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A callback of ``asyncio.Protocol``, like the following methods."""
@@ -98,11 +100,11 @@ class ApacheConnection(asyncio.Protocol):
                     assert self._transport is not None
                     self._upgrade.start(asked, self._transport, self)
                 elif asked.is_empty:
-                    self._go_on()
+                    self._advance()
                 else:
                     self._take(asked)
         except MalformedFrameError as error:
-            self._give_up(str(error))
+            self._disconnect(str(error))
 
     def pause_writing(self) -> None:
         """Record that the client receives answers too slowly. Beyond a bound, no more requests begin for it."""
@@ -117,7 +119,7 @@ class ApacheConnection(asyncio.Protocol):
     def eof_received(self) -> None:
         """End the connection: the client sends nothing more. Requests in progress are completed."""
         if self._incoming.frames.rest_bytes:
-            self._give_up("the client closed the connection in the middle of a frame")
+            self._disconnect("the client closed the connection in the middle of a frame")
 
     def connection_lost(self, error: Exception | None) -> None:
         """End the connection. Requests in the storage are completed; long polls end."""
@@ -126,7 +128,7 @@ class ApacheConnection(asyncio.Protocol):
         self._over.set_result(None)
         self._transport = None
         self._stop_awaiting()
-        self._upgrade.lose()
+        self._upgrade.abandon()
         self._drop_waiting()
         self._large_frames.close()
         self._out.close()
@@ -152,12 +154,12 @@ class ApacheConnection(asyncio.Protocol):
         self._out.send(fresh.answers)
         self._pending.put(fresh, is_more_coming=self._incoming.frames.rest_bytes > 0)
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         """After requests arrived, began or ended: release the room of begun frames, then resume reading or end."""
         if self._transport is None:
             return
         pending = self._pending
-        self._large_frames.look(self._incoming.frames, is_begun=not pending.are_waiting, is_read=not pending.are_due)
+        self._large_frames.update(self._incoming.frames, is_begun=not pending.are_waiting, is_read=not pending.are_due)
         self._read_on()
         self._end_if_finished()
 
@@ -180,7 +182,7 @@ class ApacheConnection(asyncio.Protocol):
 
     def _await_request(self, within_s: float) -> None:
         self._stop_awaiting()
-        self._too_late = self._loop.call_later(within_s, self._give_up, "the client sent nothing in time")
+        self._too_late = self._loop.call_later(within_s, self._disconnect, "the client sent nothing in time")
 
     def _stop_awaiting(self) -> None:
         if self._too_late is not None:
@@ -192,14 +194,14 @@ class ApacheConnection(asyncio.Protocol):
             self._out.flush()
             self._transport.close()
 
-    def _give_up(self, reason: str) -> None:
+    def _disconnect(self, reason: str) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         self._log_closed(reason)
         self._drop_waiting()
         self._transport.abort()
 
-    def _lose(self, reason: str) -> None:
+    def _fail_handshake(self, reason: str) -> None:
         """End a connection after a failed handshake; asyncio does not call ``connection_lost`` for it."""
         self._log_closed(reason)
         self.connection_lost(None)

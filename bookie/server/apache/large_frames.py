@@ -23,7 +23,7 @@ class LargeFrames:
         limits: ListenerLimits,
         read_on: Callable[[], None],
         is_held_back: Callable[[], bool],
-        give_up: Callable[[str], None],
+        disconnect: Callable[[str], None],
     ) -> None:
         """Create the object without room.
 
@@ -32,10 +32,10 @@ class LargeFrames:
             limits: bounds.
             read_on: called after room was taken for a waiting frame, to resume reading.
             is_held_back: returns whether the frames keep their room for a reason that the client cannot change.
-            give_up: called with the reason if the client is too slow while other connections wait.
+            disconnect: called with the reason if the client is too slow while other connections wait.
         """
         self._room, self._limits = room, limits
-        self._read_on, self._is_held_back, self._give_up = read_on, is_held_back, give_up
+        self._read_on, self._is_held_back, self._disconnect = read_on, is_held_back, disconnect
         self._frame = 0
         self._wanted = self._taken = self._kept = 0
         self._is_read = True
@@ -46,7 +46,7 @@ class LargeFrames:
         """Whether the next frame waits for room, so the connection must not be read."""
         return bool(self._wanted)
 
-    def look(self, frames: FrameBlocks, *, is_begun: bool, is_read: bool) -> None:
+    def update(self, frames: FrameBlocks, *, is_begun: bool, is_read: bool) -> None:
         """Update the room. To be called after each piece of the stream, and whenever requests have begun.
 
         Args:
@@ -72,7 +72,7 @@ class LargeFrames:
         if not self._taken:
             self._unwatch()
         if kept:
-            self._room.give(kept)
+            self._room.release(kept)
 
     def close(self) -> None:
         """Release everything, at the end of the connection."""
@@ -109,11 +109,11 @@ class LargeFrames:
         if not self._room.is_wanted or self._is_held_back():
             self._watch()
         elif self._taken:
-            self._give_up(
+            self._disconnect(
                 "a large frame of the client did not arrive in time, and other connections waited for "
                 "the memory it takes"
             )
         else:
-            self._give_up(
+            self._disconnect(
                 "the client did not read its responses, and other connections waited for the memory they take"
             )

@@ -21,10 +21,10 @@ in portions."""
 class OutgoingAnswers:
     """The answers of one connection, which forwards asyncio's callbacks."""
 
-    def __init__(self, room: Room, limits: ListenerLimits, give_up: Callable[[str], None]) -> None:
+    def __init__(self, room: Room, limits: ListenerLimits, disconnect: Callable[[str], None]) -> None:
         self._room = room
         self._limits = limits
-        self._give_up = give_up
+        self._disconnect = disconnect
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._frames: list[bytes] = []
@@ -68,12 +68,12 @@ class OutgoingAnswers:
                 they were sent.
         """
         if self._transport is None:
-            self._room.give(taken)
+            self._room.release(taken)
             return
         if taken:
             size = sum(map(len, frames))
             self._taken += size
-            self._room.give(taken - size)
+            self._room.release(taken - size)
         if frames and not self._frames:
             self._loop.call_soon(self.flush)
         self._frames += frames
@@ -86,7 +86,7 @@ class OutgoingAnswers:
                 self._written += len(data)
                 self._transport.write(data)
         if self._too_slow is None:
-            self._give_back()
+            self._release_room()
 
     def note_held_up(self) -> None:
         """Record that the client has not received everything."""
@@ -97,23 +97,25 @@ class OutgoingAnswers:
         """Record that the client has received everything."""
         self._unwatch()
         if self.is_empty:
-            self._give_back()
+            self._release_room()
 
     def close(self) -> None:
         """Discard the answers, because the client has disconnected."""
         self._transport = None
         self._frames.clear()
         self._unwatch()
-        self._give_back()
+        self._release_room()
 
     def _watch(self) -> None:
         fetched = self._written - self._unsent
-        self._too_slow = self._loop.call_later(self._limits.unfetched_s, self._look, fetched)
+        self._too_slow = self._loop.call_later(self._limits.unfetched_s, self._check_progress, fetched)
 
-    def _look(self, fetched_before: int) -> None:
+    def _check_progress(self, fetched_before: int) -> None:
         fetched = self._written - self._unsent - fetched_before
         if self._room.is_wanted and fetched < self._limits.unsent_bytes_max:
-            self._give_up("the client did not read its answers, and other connections waited for the memory they take")
+            self._disconnect(
+                "the client did not read its answers, and other connections waited for the memory they take"
+            )
             return
         self._watch()
 
@@ -122,10 +124,10 @@ class OutgoingAnswers:
             self._too_slow.cancel()
             self._too_slow = None
 
-    def _give_back(self) -> None:
+    def _release_room(self) -> None:
         taken, self._taken = self._taken, 0
         if taken:
-            self._room.give(taken)
+            self._room.release(taken)
 
 
 def _joined_frames(frames: Sequence[bytes]) -> Iterator[bytes]:

@@ -27,7 +27,7 @@ class PendingRequests:
         room: SharedRoom,
         out: OutgoingAnswers,
         begun: Callable[[], None],
-        give_up: Callable[[str], None],
+        disconnect: Callable[[str], None],
     ) -> None:
         """Start without requests.
 
@@ -37,10 +37,10 @@ class PendingRequests:
             room: shared with the other connections.
             out: receives the answers.
             begun: called after each ``begin``, which runs after each arrival and the end of each task.
-            give_up: called with the reason if a request cannot be answered.
+            disconnect: called with the reason if a request cannot be answered.
         """
         self._out, self._begun = out, begun
-        self._running = RunningRequests(limits, out, self.begin, give_up)
+        self._running = RunningRequests(limits, out, self.begin, disconnect)
         self._adds = PendingAdds(answering, limits, room.adds, self._running, out, self.begin)
         self._others = PendingOthers(answering, limits, room.answers, self._running, out, self.begin)
 

@@ -112,4 +112,4 @@ class PendingAdds:
         finally:
             self._running.end(len(group.packets))
             self._bytes -= group.held_bytes
-            self._room.give(group.held_bytes)
+            self._room.release(group.held_bytes)

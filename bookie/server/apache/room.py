@@ -41,7 +41,7 @@ class Room:
         self.held += size
         return True
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Release bytes. A negative size takes more, if more were used than announced."""
         self.held -= size
         self._serve()

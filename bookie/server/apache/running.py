@@ -22,7 +22,7 @@ class RunningRequests:
     """
 
     def __init__(
-        self, limits: ListenerLimits, out: OutgoingAnswers, ended: Callable[[], None], give_up: Callable[[str], None]
+        self, limits: ListenerLimits, out: OutgoingAnswers, ended: Callable[[], None], disconnect: Callable[[str], None]
     ) -> None:
         """Start without requests.
 
@@ -30,9 +30,9 @@ class RunningRequests:
             limits: bounds.
             out: the answers. No request begins while they are full.
             ended: called at the end of each task.
-            give_up: called with the reason if a request cannot be answered.
+            disconnect: called with the reason if a request cannot be answered.
         """
-        self._limits, self._out, self._ended, self._give_up = limits, out, ended, give_up
+        self._limits, self._out, self._ended, self._disconnect = limits, out, ended, disconnect
         self.count = 0
 
     @property
@@ -43,17 +43,17 @@ class RunningRequests:
     def run(self, name: str, count: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Begin ``count`` requests. ``work`` must call ``end`` with the same number, even if it fails."""
         self.count += count
-        return guarded(name, self._to_the_end(work))
+        return guarded(name, self._run_to_end(work))
 
     def end(self, count: int) -> None:
         """Count requests as ended. To be called before their room is released, because others then begin."""
         self.count -= count
 
-    async def _to_the_end(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_to_end(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Exception:  # noqa: BLE001 (task boundary: a request without an answer ends its connection alone)
             _log.exception("request over Apache's protocol failed unexpectedly")
-            self._give_up("a request of the client could not be answered")
+            self._disconnect("a request of the client could not be answered")
         finally:
             self._ended()

@@ -65,7 +65,7 @@ class TlsUpgrade:
         """Keep bytes that were received early: the TLS layer may finish before the call that awaits it."""
         self._early.append(data)
 
-    def lose(self) -> None:
+    def abandon(self) -> None:
         """Ignore a handshake that succeeds later, because the connection has ended."""
         self._is_lost = True
 

@@ -60,7 +60,7 @@ from bookie.server.joining.directories import (
     VERSION_FILE,
     LocalDirectory,
     Role,
-    look,
+    read_directory,
 )
 from bookie.server.joining.identity import Evidence, IdentityError, KnownBookie, NewIncarnation, Refusal, decide
 from bookie.storage.port import Disk, DiskError
@@ -132,7 +132,7 @@ async def admit(
     with_both_protocols = frozenset() if speaks_apache else await check_no_apache_bookies(store, cluster)
     first = next(directory for directory in directories if directory.role is Role.LEDGERS)
     contents = [
-        await _look(directory, is_needed=directory.role is Role.JOURNAL or directory is first)
+        await _read_directory(directory, is_needed=directory.role is Role.JOURNAL or directory is first)
         for directory in directories
     ]
     bookie = bookie_id(wanted_id or _bookie_id_in(contents) or default_id)
@@ -167,12 +167,12 @@ async def admit(
     return admitted if has_predecessors else await stamp(store, cluster, directories, admitted)
 
 
-async def _look(directory: RoleDirectory, *, is_needed: bool) -> LocalDirectory:
+async def _read_directory(directory: RoleDirectory, *, is_needed: bool) -> LocalDirectory:
     path = str(directory.path.resolve())
     if directory.disk is None:
         return LocalDirectory(directory.role, path, problem=directory.problem)
     try:
-        return await look(directory.role, path, directory.disk)
+        return await read_directory(directory.role, path, directory.disk)
     except DiskError as error:
         if is_needed:
             raise

@@ -57,7 +57,7 @@ class LocalDirectory:
     """The reason why it could not be opened; its files are then unknown."""
 
 
-async def look(role: Role, path: str, disk: Disk, *, silent_s: float = DISK_SILENCE_S_MAX) -> LocalDirectory:
+async def read_directory(role: Role, path: str, disk: Disk, *, silent_s: float = DISK_SILENCE_S_MAX) -> LocalDirectory:
     """Read the identity files in ``disk``, the ``current`` of the directory ``path``.
 
     Raises:

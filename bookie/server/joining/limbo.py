@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 _PAGE: Final = 1000
 """The number of ledgers whose metadata is read together."""
-_LOOK_S: Final = 1.0
+_POLL_S: Final = 1.0
 """The interval of checks whether the earlier registration has ended."""
 
 
@@ -111,7 +111,7 @@ async def _wait_predecessor_gone(
                 f"bookie {bookie} is registered by another session, and still was after {deadline_s:g} s: its disks "
                 "are not lost. Stop the other process, or give this one another bookie id"
             )
-        await clock.sleep(_LOOK_S)
+        await clock.sleep(_POLL_S)
 
 
 async def _enter(

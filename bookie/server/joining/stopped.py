@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bookie.metadata.bookies.cookies import InvalidCookieError, decode_cookie
 from bookie.model.errors import PermanentError
-from bookie.server.joining.directories import CURRENT, INDEX_DIRECTORY, LocalDirectory, Role, look
+from bookie.server.joining.directories import CURRENT, INDEX_DIRECTORY, LocalDirectory, Role, read_directory
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
@@ -91,7 +91,7 @@ async def opened_disks(
     """
     directories = []
     for path, journal in zip(journal_dirs, journals, strict=True):
-        directories.append(await look(Role.JOURNAL, str(path.resolve()), journal))
+        directories.append(await read_directory(Role.JOURNAL, str(path.resolve()), journal))
     parts = []
     for path, disk in zip(ledger_dirs, ledgers, strict=True):
         name = str(path.resolve())
@@ -100,7 +100,7 @@ async def opened_disks(
             parts.append(SpreadDirectory(str(path), None, str(disk)))
             continue
         try:
-            found = await look(Role.LEDGERS, name, disk)
+            found = await read_directory(Role.LEDGERS, name, disk)
         except DiskError as error:
             if not parts:
                 raise

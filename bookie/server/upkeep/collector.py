@@ -82,7 +82,7 @@ _RELEASE_TIMEOUT_S: Final = 30.0
 _SETTLE_PAUSE_S: Final = 30.0
 """Interval of the attempts to release a lock whose release had no answer."""
 _STOPPING_RELEASE_TIMEOUT_S: Final = 1.0
-_LOOK_S: Final = 3600.0
+_CHECK_INTERVAL_S_MAX: Final = 3600.0
 """The longest single wait."""
 MAJOR_THRESHOLD: Final = 0.8
 """Share of live bytes below which a major collection compacts an entry log: up to four bytes are copied for each freed
@@ -214,7 +214,7 @@ class Collector:
         """Wait for the next pass. During the wait, release remaining locks, because each of them blocks a repair."""
         end_s = self._clock.monotonic_s() + (seconds if self.is_scheduled else math.inf)
         while self.asked is None and (left_s := end_s - self._clock.monotonic_s()) > 0:
-            await self._pause.rest(min(left_s, _SETTLE_PAUSE_S if self._unsettled else _LOOK_S))
+            await self._pause.rest(min(left_s, _SETTLE_PAUSE_S if self._unsettled else _CHECK_INTERVAL_S_MAX))
             with suppress(BkhealError):  # the store does not answer: try again in the next round
                 await self._release_remaining_locks()
 
@@ -412,7 +412,7 @@ class Collector:
     async def _collect_deleted(self, ledger_ids: Sequence[LedgerId], report: CollectorReport) -> None:
         marks: dict[LedgerId, CollectionMark] = {}
 
-        async def look(ledger_id: LedgerId) -> None:
+        async def check_ledger(ledger_id: LedgerId) -> None:
             mark = self._storage.mark(ledger_id)
             if await self._ledgers.current(ledger_id) is None:
                 marks[ledger_id] = mark
@@ -423,7 +423,7 @@ class Collector:
         try:
             for ledger_id in ledger_ids:
                 await self._keep_pace()
-                await self._counting(report, look(ledger_id))
+                await self._counting(report, check_ledger(ledger_id))
             if marks:
                 await self._clock.sleep(self._settings.confirm_after_s)
             for ledger_id, mark in marks.items():

@@ -147,14 +147,14 @@ class DiskWatch:
         """Check periodically until cancelled."""
         while True:
             await self._clock.sleep(INTERVAL_S)
-            await self.look()
+            await self.check()
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Check once, and switch the mode if necessary."""
         async with self._looking:
-            await self._look()
+            await self._check()
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         self._check_stalls()
         which = max(self._changes, key=self._stalled_s, default=0)
         stalled_s = self._stalled_s(which)

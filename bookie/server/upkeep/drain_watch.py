@@ -27,7 +27,7 @@ class DrainWatch:
         self.is_drained = False
         """According to the last answer of the store, which remains valid while the store does not answer."""
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Query the store once.
 
         Raises:

@@ -101,7 +101,7 @@ class RegistrationKeeper:
         self._takeover_deadline_s = takeover_deadline_s
         self._is_read_only = False
         self._registered: _Registered | None = None
-        self._wish = asyncio.Event()
+        self._change_requested = asyncio.Event()
         """Set when ``_is_read_only`` may have changed."""
         self._noted = asyncio.Event()
         """Set, and replaced, when ``_registered`` changes."""
@@ -122,7 +122,7 @@ class RegistrationKeeper:
     async def switch(self, *, is_read_only: bool, deadline_s: float) -> bool:
         """Register as read-only or writable, and return whether this is done. If not, the attempts continue."""
         self._is_read_only = is_read_only
-        self._wish.set()
+        self._change_requested.set()
         try:
             async with asyncio.timeout(deadline_s):
                 while self._registered is None or self._registered.is_read_only != is_read_only:
@@ -158,9 +158,9 @@ class RegistrationKeeper:
 
     async def _is_quiet(self, session: Session) -> bool:
         """Wait for a change until the next check of the node is due. Return whether there was none."""
-        changed = _first_ended(self._store.wait_session_changed(session), self._wish.wait())
+        changed = _first_ended(self._store.wait_session_changed(session), self._change_requested.wait())
         is_quiet = await _first_ended(changed, self._clock.sleep(RECHECK_INTERVAL_S)) == 1
-        self._wish.clear()
+        self._change_requested.clear()
         return is_quiet
 
     async def _try_to_register(self, session: Session) -> None:

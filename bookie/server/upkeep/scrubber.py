@@ -40,7 +40,7 @@ _SAVE_INTERVAL_S: Final = 60.0
 """Interval between two writes of the progress."""
 _RETRY_S: Final = 60.0
 """Pause after an error of the disk."""
-_LOOK_S: Final = 3600.0
+_CHECK_INTERVAL_S_MAX: Final = 3600.0
 """The longest wait between two reads of the clock, which may jump."""
 _LOGGED_MAX: Final = 100
 """The most damaged entries of one pass that are logged individually."""
@@ -160,7 +160,7 @@ class Scrubber:
         await self._pause.rest(min(START_S, self._interval_s))
         while True:
             try:
-                await self._go_on()
+                await self._advance()
             except BkhealError as error:
                 _log.warning("scrub interrupted", extra={"bookie_id": self._bookie, "error": str(error)})
                 self.progress, self.phase = None, ScrubPhase.WAITING
@@ -178,7 +178,7 @@ class Scrubber:
         self._is_stop_asked = True
         self._pause.end()
 
-    async def _go_on(self) -> None:
+    async def _advance(self) -> None:
         """Take the next step: load the progress, wait, or run a pass."""
         progress = self.progress = self.progress or await self._load()
         self.phase = ScrubPhase.STOPPED if self._is_stop_asked else ScrubPhase.WAITING
@@ -188,7 +188,7 @@ class Scrubber:
         # If the pass began in the future, the clock was ahead then, and the next pass is due.
         is_waiting = progress.finished_ms > 0 and passed_ms >= 0 and left_s > 0 and not is_asked
         if self._is_stop_asked or is_waiting:
-            await self._pause.rest(_LOOK_S if self._is_stop_asked else min(left_s, _LOOK_S))
+            await self._pause.rest(_CHECK_INTERVAL_S_MAX if self._is_stop_asked else min(left_s, _CHECK_INTERVAL_S_MAX))
             return
         if self._is_pass_asked or progress.finished_ms:
             progress = ScrubProgress(self._clock.epoch_ms())

@@ -214,7 +214,7 @@ class _File(DiskFile):
         return await _in_thread(self._threads, self._read, ranges)
 
     @override
-    def read_at_once(self, offset: int, size: int) -> bytes | None:
+    def read_cached(self, offset: int, size: int) -> bytes | None:
         """Return the bytes if they are in the page cache, else None; always None if the system has no such reads."""
         if _NOWAIT_FLAG is None or not self._busy.acquire(blocking=False):
             return None

@@ -50,7 +50,7 @@ Before = Callable[[Operation, str], Awaitable[None]]
 leaves half of the data in the file. After a ``DiskError`` raised at SYNC, the next crash loses the unsynced data."""
 
 
-async def give_way(operation: Operation, path: str) -> None:
+async def yield_control(operation: Operation, path: str) -> None:
     """Yield to other tasks; the default of ``before``."""
     await asyncio.sleep(0)
 
@@ -65,7 +65,7 @@ class _Content:
     data: bytearray = field(default_factory=bytearray)
     durable_size: int = 0
     unsynced: list[int] = field(default_factory=list)
-    is_doomed: bool = False
+    has_failed_sync: bool = False
     ahead: int = 0
     reserved: int = 0
 
@@ -75,7 +75,9 @@ class _Content:
         self.reserved = self.reserved - len(data) if len(data) <= self.reserved else self.ahead
 
     def copy(self) -> _Content:
-        return _Content(bytearray(self.data), self.durable_size, list(self.unsynced), self.is_doomed, 0, self.reserved)
+        return _Content(
+            bytearray(self.data), self.durable_size, list(self.unsynced), self.has_failed_sync, 0, self.reserved
+        )
 
     def visible(self) -> bytes:
         return bytes(self.data) + bytes(self.reserved)
@@ -94,7 +96,7 @@ class _Content:
     def after_power_loss(self, rng: random.Random) -> _Content:
         survived, end, offset = self.data[: self.durable_size], self.durable_size, self.durable_size
         for size in self.unsynced:
-            kept = 0 if self.is_doomed else rng.choice((0, size, rng.randint(0, size)))
+            kept = 0 if self.has_failed_sync else rng.choice((0, size, rng.randint(0, size)))
             filler = bytes(size - kept) if rng.random() < 0.5 else rng.randbytes(size - kept)
             survived += self.data[offset : offset + kept] + filler
             offset += size
@@ -119,7 +121,7 @@ class MemoryDisk(Disk):
             fails.
     """
 
-    before: Before = give_way
+    before: Before = yield_control
     capacity_bytes: int = 1 << 40
     syncs_after_failure: int = 0
     bad_sectors: set[tuple[str, int]] = field(default_factory=set)
@@ -272,12 +274,12 @@ class _MemoryFile(DiskFile):
 
     @override
     async def sync(self) -> None:
-        if self.content.is_doomed:
+        if self.content.has_failed_sync:
             self.disk.syncs_after_failure += 1
         try:
             await self._begin(Operation.SYNC)
         except DiskError:
-            self.content.is_doomed = self.is_broken = True
+            self.content.has_failed_sync = self.is_broken = True
             raise
         self.content.sync()
 
@@ -304,7 +306,7 @@ class _MemoryFile(DiskFile):
         return [bytes(data[offset : offset + size]) for offset, size in ranges]
 
     @override
-    def read_at_once(self, offset: int, size: int) -> bytes | None:
+    def read_cached(self, offset: int, size: int) -> bytes | None:
         if self.is_closed or self._has_bad_sector(offset, size) or not fault_point("disk.in_memory"):
             return None
         data = bytes(self.content.data[offset : offset + size])
@@ -345,7 +347,7 @@ class MemoryIndex(EntryIndex):
     ``reopen`` fails while the index is being opened (``index.full_at_opening``), nothing can be read until it succeeds.
     """
 
-    before: Before = give_way
+    before: Before = yield_control
     is_full: Callable[[], bool] = lambda: False
     _needs_reopen: bool = False
     _is_open: bool = True
@@ -361,7 +363,7 @@ class MemoryIndex(EntryIndex):
         return [self._pairs.get(key) for key in keys]
 
     @override
-    def get_at_once(self, keys: Sequence[bytes]) -> list[bytes] | None:
+    def get_cached(self, keys: Sequence[bytes]) -> list[bytes] | None:
         if self._is_closed or not self._is_open or not fault_point("index.in_memory"):
             return None
         found = [value for key in keys if (value := self._pairs.get(key)) is not None]

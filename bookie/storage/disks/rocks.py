@@ -135,7 +135,7 @@ class RocksIndex(EntryIndex):
         return await self._run("read", self._get_many, keys) if keys else []
 
     @override
-    def get_at_once(self, keys: Sequence[bytes]) -> list[bytes] | None:
+    def get_cached(self, keys: Sequence[bytes]) -> list[bytes] | None:
         """Return the values, if the buffers and the block cache have all of them.
 
         RocksDB also reports "does not exist" for a key whose lookup failed, so only found values are trusted.

@@ -400,8 +400,8 @@ class _SpreadFile(DiskFile):
         return await self._reading(lambda: self.file.read(ranges))
 
     @override
-    def read_at_once(self, offset: int, size: int) -> bytes | None:
-        return None if self.directory.is_silent else self.file.read_at_once(offset, size)
+    def read_cached(self, offset: int, size: int) -> bytes | None:
+        return None if self.directory.is_silent else self.file.read_cached(offset, size)
 
     @override
     async def size(self) -> int:

@@ -166,13 +166,13 @@ class EntryLogs:
                 results[index] = data
         return results
 
-    def read_at_once(self, locations: Sequence[Location]) -> list[bytes | DiskError | None] | None:
+    def read_cached(self, locations: Sequence[Location]) -> list[bytes | DiskError | None] | None:
         """Return the result of ``read`` if all of it is in memory and the logs are open; else None. Never waits."""
         results: list[bytes | DiskError | None] = []
         for location in locations:
             if (log := self._open.get(location.log_id)) is None:
                 return None
-            if (data := log.file.read_at_once(location.offset, location.size)) is None:
+            if (data := log.file.read_cached(location.offset, location.size)) is None:
                 return None
             self._open[location.log_id] = self._open.pop(location.log_id)  # most recently used last
             results.append(data)

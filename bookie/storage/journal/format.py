@@ -112,7 +112,7 @@ def encode_record(kind: RecordKind, ledger_id: int, body: bytes = b"") -> bytes:
 
 def encode_file_header(header: FileHeader) -> bytes:
     """Return an encoded file header."""
-    return _sealed(_FILE_HEADER.pack(_FILE_MAGIC, FORMAT, header.epoch, header.number, header.durable_sequence))
+    return _with_crc(_FILE_HEADER.pack(_FILE_MAGIC, FORMAT, header.epoch, header.number, header.durable_sequence))
 
 
 def encode_batch(header: BatchHeader, parts: Sequence[bytes]) -> Sequence[bytes]:
@@ -120,7 +120,7 @@ def encode_batch(header: BatchHeader, parts: Sequence[bytes]) -> Sequence[bytes]
 
     Small parts are joined, because each part has a cost. Large ones are not copied.
     """
-    head = _sealed(
+    head = _with_crc(
         _BATCH_HEADER.pack(
             _BATCH_MAGIC,
             FORMAT,
@@ -223,7 +223,7 @@ def _decode_record(data: bytes, offset: int, end: int) -> Record:
     return Record(_KINDS[kind], ledger_id, body, crc)
 
 
-def _sealed(header: bytes) -> bytes:
+def _with_crc(header: bytes) -> bytes:
     return header + _CRC.pack(crc32c(header))
 
 

@@ -91,7 +91,7 @@ class BulkConnection(Stream):
             await group.done
         finally:
             if group.left:
-                self._give_up(key for key in keys if key not in group.answers)
+                self._stop_expecting(key for key in keys if key not in group.answers)
         return [group.answers[key] for key in keys]
 
     async def _send(self, frames: Iterable[Sequence[bytes]]) -> None:
@@ -106,7 +106,7 @@ class BulkConnection(Stream):
                 await self.taken()
         self.send(parts)
 
-    def _give_up(self, keys: Iterable[Key]) -> None:
+    def _stop_expecting(self, keys: Iterable[Key]) -> None:
         """Stop expecting these answers. They may still arrive, and only those of batch reads can be recognized."""
         for key in keys:
             self._expected.pop(key, None)
@@ -122,7 +122,7 @@ class BulkConnection(Stream):
     def _in_flight(self) -> int:
         return len(self._expected)
 
-    def _forsake(self, why: str) -> None:
+    def _fail_all(self, why: str) -> None:
         groups = set(self._expected.values())
         self._expected.clear()
         for group in groups:

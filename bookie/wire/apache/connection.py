@@ -189,7 +189,7 @@ class Connection(Stream):
     def _in_flight(self) -> int:
         return len(self._expected)
 
-    def _forsake(self, why: str) -> None:
+    def _fail_all(self, why: str) -> None:
         expected = list(self._expected.values())
         self._expected.clear()
         self._stored.clear()

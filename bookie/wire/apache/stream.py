@@ -45,7 +45,7 @@ class Stream(ABC, asyncio.Protocol):
         """
 
     @abstractmethod
-    def _forsake(self, why: str) -> None:
+    def _fail_all(self, why: str) -> None:
         """Drop all requests in flight, and report ``why`` to every waiting caller."""
 
     @property
@@ -92,7 +92,7 @@ class Stream(ABC, asyncio.Protocol):
         if self._over is not None:
             return
         self._over = why
-        self._forsake(why)
+        self._fail_all(why)
         self._may_go.set()
         if self._transport is not None:
             self._transport.abort()

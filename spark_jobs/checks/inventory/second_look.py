@@ -1,6 +1,6 @@
 """Check copies outside of the metadata again: read the metadata of their ledgers after the bookies listed them.
 
-Runs in a Spark task with its own connection; ``look_again`` is the core, which uses only the store port.
+Runs in a Spark task with its own connection; ``check_again`` is the core, which uses only the store port.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class LookSettings:
+class SecondLookSettings:
     """The settings of each task, which are sent to executors."""
 
     metadata_uri: str
@@ -63,10 +63,10 @@ class LookSettings:
     """The limits on the reads of each task."""
 
 
-def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def checking(settings: SecondLookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the task as a function for ``mapInArrow``; the input rows are those of ``comparison.suspects``."""
 
-    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with asyncio.Runner() as runner:
             stack = AsyncExitStack()
             try:
@@ -80,15 +80,15 @@ def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iter
                     rows = batch.to_pylist()
                     for start in range(0, len(rows), _AT_ONCE):
                         part = rows[start : start + _AT_ONCE]
-                        seen = runner.run(look_again(connection.store, connection.cluster, part, settings.grace))
+                        seen = runner.run(check_again(connection.store, connection.cluster, part, settings.grace))
                         yield pa.RecordBatch.from_pylist(seen, schema=_SCHEMA)
             finally:
                 runner.run(stack.aclose())
 
-    return look
+    return check
 
 
-async def look_again(store: MetadataStore, cluster: Cluster, rows: Sequence[Row], grace: Grace) -> list[Row]:
+async def check_again(store: MetadataStore, cluster: Cluster, rows: Sequence[Row], grace: Grace) -> list[Row]:
     """Return the rows of ``SEEN_DDL``.
 
     The signs of a repair are read before the ledger: if a repair ends between the two reads, the metadata contains the

@@ -126,7 +126,7 @@ def suspects(compared: DataFrame, references: DataFrame, lost: int) -> DataFrame
     return some.join(known.agg(F.expr(f"collect_list(struct({', '.join(_BY)})) AS by")), "ledger_id", "left")
 
 
-def spared(seen: DataFrame, references: DataFrame) -> DataFrame:
+def without_doubtful_topics(seen: DataFrame, references: DataFrame) -> DataFrame:
     """Return rows of the second look (``SECOND_LOOK_DDL``), with the verdicts on ledgers of doubtful topics removed.
 
     Args:

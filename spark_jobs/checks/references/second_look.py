@@ -1,6 +1,6 @@
 """Check possible findings again: the possible referrers of a ledger, and the ledger itself.
 
-Runs in a Spark task with its own connection; ``look_again`` is the core, which uses only the store port.
+Runs in a Spark task with its own connection; ``check_again`` is the core, which uses only the store port.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class LookSettings:
+class SecondLookSettings:
     """The settings of each task, which are sent to executors."""
 
     metadata_uri: str
@@ -70,10 +70,10 @@ class LookSettings:
     """The limits on the reads of each task."""
 
 
-def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def checking(settings: SecondLookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the task as a function for ``mapInArrow``; the input rows are those of ``suspects``."""
 
-    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with asyncio.Runner() as runner:
             stack = AsyncExitStack()
             try:
@@ -86,17 +86,17 @@ def looking(settings: LookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iter
                     rows = batch.to_pylist()
                     for start in range(0, len(rows), _AT_ONCE):
                         part = rows[start : start + _AT_ONCE]
-                        runner.run(connection.store.look())
-                        seen = runner.run(look_again(connection.store, connection.cluster, settings, part))
+                        runner.run(connection.store.measure_if_due())
+                        seen = runner.run(check_again(connection.store, connection.cluster, settings, part))
                         yield pa.RecordBatch.from_pylist(seen, schema=_SCHEMA)
             finally:
                 runner.run(stack.aclose())
 
-    return look
+    return check
 
 
-async def look_again(
-    store: MetadataStore, cluster: Cluster, settings: LookSettings, rows: Sequence[Row]
+async def check_again(
+    store: MetadataStore, cluster: Cluster, settings: SecondLookSettings, rows: Sequence[Row]
 ) -> Sequence[Row]:
     """Return the rows of ``SECOND_LOOK_DDL``, one for each row of ``suspects``.
 
@@ -164,7 +164,7 @@ async def _read_owner_metadata(
     return [found.get(path) for path in paths]
 
 
-def _second_look_row(settings: LookSettings, row: Row, data: bytes | None) -> _SecondLookRow:
+def _second_look_row(settings: SecondLookSettings, row: Row, data: bytes | None) -> _SecondLookRow:
     if row["verdict"] == Verdict.LOST.value:
         named = (Referrer(by["root"], NodeKind(by["kind"]), by["name"], by["cursor"]) for by in row["by"])
         return _SecondLookRow(row, tuple(named))
@@ -237,7 +237,7 @@ def _of_ledger(
     subject: _SecondLookRow,
     contents: Mapping[str, bytes | Denied | None],
     created_ms: int | None,
-    settings: LookSettings,
+    settings: SecondLookSettings,
 ) -> tuple[Verdict, NotJudged | None]:
     """Return the verdict: unreferenced if the ledger exists, is old enough, and has no reference."""
     if created_ms is None or (subject.settled is None and subject.owner is None):

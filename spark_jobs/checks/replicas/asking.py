@@ -173,7 +173,7 @@ class Asker:
                 elif any(replies[bookie].is_unread for bookie in deniers):
                     later.append((ledger, replies))
                 else:
-                    await self._look_again(ledger, replies, frozenset(), answers)
+                    await self._check_again(ledger, replies, frozenset(), answers)
 
         await all_or_first_error(work() for _ in range(LEDGERS_IN_FLIGHT))
         if later:
@@ -185,7 +185,7 @@ class Asker:
     ) -> None:
         """Look again, after a pause, at ledgers with entries that their bookies could not read.
 
-        Whether a bookie is failing is decided by the first looks. A bookie that could not read many ledgers in
+        Whether a bookie is failing is decided by the first answers. A bookie that could not read many ledgers in
         sequence, but could read later ones, does not count as failing.
         """
         failing = frozenset(bookie for bookie, count in self._unread.items() if count >= UNREAD_LEDGERS_MAX)
@@ -194,11 +194,11 @@ class Asker:
 
         async def work() -> None:
             for ledger, replies in remaining:
-                await self._look_again(ledger, replies, failing, answers)
+                await self._check_again(ledger, replies, failing, answers)
 
         await all_or_first_error(work() for _ in range(LEDGERS_IN_FLIGHT))
 
-    async def _look_again(
+    async def _check_again(
         self,
         ledger: SettledLedger,
         replies: Mapping[BookieId, CopyReply],

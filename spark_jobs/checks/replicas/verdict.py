@@ -146,7 +146,7 @@ class _Fragment:
         members = self.fragment.members
         has_duplicates = len(set(members)) < len(members)
         lists = [self.holdings[bookie].entries for bookie in dict.fromkeys(members[position] for position in lacks)]
-        for first, last in self._stripe.stretches(lists, self.fragment.first, self.fragment.last):
+        for first, last in self._stripe.uniform_ranges(lists, self.fragment.first, self.fragment.last):
             # A bookie with a sure answer that lacks nothing has all entries of its position.
             listed = [
                 first in self._of(position).entries if position in lacks else self._of(position).is_sure

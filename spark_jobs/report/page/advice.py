@@ -50,7 +50,7 @@ def next_steps(summary: RunSummary) -> tuple[Step, ...]:
         *_after_unreadable(summary),
         *_after_unknown(summary),
         *_after_incomplete(summary),
-        *_before_the_next_loss(summary),
+        *_preventive_steps(summary),
     )
 
 
@@ -163,7 +163,7 @@ def _after_incomplete(summary: RunSummary) -> Iterator[Step]:
         yield Step("Run again, so that every ledger is seen.", (audit_command(summary),))
 
 
-def _before_the_next_loss(summary: RunSummary) -> Iterator[Step]:
+def _preventive_steps(summary: RunSummary) -> Iterator[Step]:
     full = [bookie.bookie_id for bookie in summary.bookies if bookie.state is BookieState.READ_ONLY]
     if full:
         yield Step(

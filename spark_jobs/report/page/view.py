@@ -90,7 +90,7 @@ class PageView:
     details: tuple[Detail, ...]
     bookies: tuple[BookieRow, ...]
     bookies_hidden: int
-    bookies_lead: str
+    bookies_intro: str
     has_holdings: bool
     shown_max: int
     marks: tuple[tuple[str, str], ...]
@@ -126,7 +126,7 @@ def page_view(
         title=f"{headline(run).text} {KIND_NAMES[run.kind]}, {utc_text(run.finished_ms)}",
         kind=KIND_NAMES[run.kind],
         headline=headline(run),
-        reasons=(*((run.held_because,) if run.held_because else ()), *run.shortcomings),
+        reasons=(*((run.held_because,) if run.held_because else ()), *run.incomplete_reasons),
         tiles=tuple(_tiles(run, rows)),
         steps=steps,
         environment=environment(run),
@@ -145,7 +145,7 @@ def page_view(
         details=tuple(details(run)),
         bookies=listed(rows),
         bookies_hidden=len(rows) - len(listed(rows)),
-        bookies_lead=_bookies_lead(run, rows),
+        bookies_intro=_bookies_intro(run, rows),
         has_holdings=has_holdings(run),
         shown_max=SHOWN_MAX,
         marks=marks(rows),
@@ -219,7 +219,7 @@ def _trend_text(trend: Sequence[TrendPoint]) -> str:
     return f"Ledgers with findings by run, the oldest first: {', '.join(numbers)}."
 
 
-def _bookies_lead(run: RunSummary, rows: Sequence[BookieRow]) -> str:
+def _bookies_intro(run: RunSummary, rows: Sequence[BookieRow]) -> str:
     if not has_holdings(run):
         are = agreeing(len(rows), "is", "are")
         known = f"{numbered(len(rows), 'bookie')} {are} known"

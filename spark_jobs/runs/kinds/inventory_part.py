@@ -22,7 +22,7 @@ from bookie.model.times import rfc3339_if_known
 from bookie.runtime.human import counted
 from spark_jobs.checks.inventory.asking import HELD_DDL, InventoryState, InventoryTasks
 from spark_jobs.checks.inventory.comparison import damage_findings, surplus_findings, suspects
-from spark_jobs.checks.inventory.second_look import SEEN_DDL, LookSettings, looking
+from spark_jobs.checks.inventory.second_look import SEEN_DDL, SecondLookSettings, checking
 from spark_jobs.checks.inventory.verdict import Grace, NotJudged, Verdict
 from spark_jobs.report.counts import InventoryBookie, InventoryCounts
 from spark_jobs.runs.context import RunContext
@@ -82,14 +82,14 @@ def inventory_part(
         grace = _grace(context, ledgers)
     slots, budget = session_slots(context.spark), context.budget
     tasks = budget.tasks(slots.now)
-    look = LookSettings(
+    second_look = SecondLookSettings(
         context.settings.metadata_uri,
         context.settings.connect_timeout_s,
         grace,
         current_access(),
         budget.share(tasks, slots.most),
     )
-    seen = suspects(held, ledgers).repartition(tasks, "ledger_id").mapInArrow(looking(look), SEEN_DDL)
+    seen = suspects(held, ledgers).repartition(tasks, "ledger_id").mapInArrow(checking(second_look), SEEN_DDL)
     seen = seen.persist(StorageLevel.MEMORY_AND_DISK)
     stack.callback(unpersist, seen)
     damage = damage_findings(held, ledgers).persist(StorageLevel.MEMORY_AND_DISK)

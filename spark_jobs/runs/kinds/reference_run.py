@@ -34,11 +34,11 @@ from spark_jobs.checks.references.comparison import (
     NotJudged,
     Verdict,
     compared,
-    spared,
     suspects,
     unread,
+    without_doubtful_topics,
 )
-from spark_jobs.checks.references.second_look import SECOND_LOOK_DDL, LookSettings, looking
+from spark_jobs.checks.references.second_look import SECOND_LOOK_DDL, SecondLookSettings, checking
 from spark_jobs.checks.sql_text import literal
 from spark_jobs.datasource import options, references
 from spark_jobs.datasource.register import register
@@ -184,7 +184,7 @@ class ReferenceRun:
         slots = session_slots(self._context.spark)
         budget = self._context.budget
         tasks = budget.tasks(max(1, slots.now - 1))
-        look = LookSettings(
+        second_look = SecondLookSettings(
             settings.metadata_uri,
             settings.connect_timeout_s,
             self._roots,
@@ -195,9 +195,9 @@ class ReferenceRun:
         )
         # By topic, because one node names all ledgers of a topic.
         again = suspects(first, found, lost).repartition(tasks, F.expr("coalesce(topic_hash, hash(by[0].name))"))
-        seen = again.mapInArrow(looking(look), SECOND_LOOK_DDL)
+        seen = again.mapInArrow(checking(second_look), SECOND_LOOK_DDL)
         if doubts.has_any:
-            seen = spared(seen, found)
+            seen = without_doubtful_topics(seen, found)
         seen = seen.persist(StorageLevel.MEMORY_AND_DISK)
         kept.callback(unpersist, seen)
         with self._context.tasks(Phase.CHECK), _reading():

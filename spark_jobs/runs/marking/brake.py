@@ -8,7 +8,7 @@ input reports the reason and leaves the decision to an operator.
 The bookie check evaluates the brake before the scan, with all bookies that have a cookie. It evaluates the brake again
 between the scan and the first mark, with the bookies named by metadata as well: metadata may still name a
 decommissioned bookie. The second evaluation uses the same list as the check, so bookies that disappear after it cannot
-cause marks. The service also evaluates the brake each time it looks at the bookies, and starts no audit for lost
+cause marks. The service also evaluates the brake each time it observes the bookies, and starts no audit for lost
 bookies while the brake holds.
 
 The brake keeps no state, so a crash has no consequences. Each run decides from its own input, and the first run after

@@ -76,7 +76,7 @@ class IncrementalReading:
         self._plan = context.cluster.leaf_parents()
         attendance = context.cluster.attendance()  # before the comparison, so that no change is missed
         sources = _Sources(context, self._lost)
-        works = self._works(sources)
+        works = self._leaf_work(sources)
         if not any(work.record for work in works):
             self.problem = sources.problem or "the image has no ledgers that are new enough"
             self._log_problem("all ledgers are read")
@@ -103,7 +103,7 @@ class IncrementalReading:
         short = [parent.path for parent in incomplete_parents(self._plan, self._totals)]
         return problems(self._plan, self._totals, self._context.cluster.count_ledgers(short))
 
-    def _works(self, sources: _Sources) -> Sequence[LeafWork]:
+    def _leaf_work(self, sources: _Sources) -> Sequence[LeafWork]:
         context = self._context
         leaves = [leaf_of(context.cluster.cluster, node.path) for node in self._plan]
         now_ms, within_s = context.clock.epoch_ms(), context.settings.reread_within_s

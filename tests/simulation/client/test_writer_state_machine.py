@@ -143,12 +143,12 @@ class WriterMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.state.has_failed_lanes)
     @rule(data=st.data())
-    def revive(self, data: st.DataObject) -> None:
+    def readmit(self, data: st.DataObject) -> None:
         position = data.draw(st.sampled_from([p for p, member in enumerate(self.members) if member.is_failed]))
         old = self.members[position]
         self.members[position] = TwinMember(old.bookie, {n for n in old.acked if n < self.confirmed})
         self.since[position] = self.confirmed
-        self.state.revive(position)
+        self.state.readmit(position)
         self.is_due &= any(member.is_failed for member in self.members)
 
     @rule()

@@ -14,7 +14,7 @@ from replicator.copying.throttle import Throttle
 from replicator.knowledge.evidence import CorruptCopy
 from replicator.telemetry import metrics as names
 from replicator.telemetry.apache_metrics import ApacheEvents
-from replicator.telemetry.events import Ending, EventSink, Fanout, Load, Outlook, TaskResult
+from replicator.telemetry.events import Ending, EventSink, Fanout, Load, QueueState, TaskResult
 from replicator.telemetry.metrics import MetricsEvents, replicator_metrics
 from tests.worlds.clocks import EPOCH_MS, ManualClock, VirtualClock
 from tests.worlds.virtual_time import in_virtual_time
@@ -76,8 +76,8 @@ def test_only_a_repair_with_a_known_mark_is_timed_until_full_replication(world: 
 
 
 def test_each_task_is_in_one_state(world: Measured) -> None:
-    outlook = Outlook(eligible=1, locked=2, backing_off=7, given_up=3, in_grace=4, parked=5, left=6)
-    world.events.tasks_listed(outlook)
+    queue_state = QueueState(eligible=1, locked=2, backing_off=7, given_up=3, in_grace=4, parked=5, left=6)
+    world.events.tasks_listed(queue_state)
     values = {state: world.value(names.LISTED_TASKS, state=state) for state in names.STATES}
     assert values == {"eligible": 1, "locked": 2, "backing_off": 4, "given_up": 3, "delayed": 4, "parked": 5, "left": 6}
 

@@ -33,7 +33,7 @@ from replicator.__main__ import main
 from replicator.knowledge.evidence import CorruptCopy
 from replicator.main import _ports, _stop_if_migrated, _Telemetry
 from replicator.settings import ReplicatorSettings
-from replicator.telemetry.events import Ending, Fanout, Outlook, TaskResult
+from replicator.telemetry.events import Ending, Fanout, QueueState, TaskResult
 from replicator.telemetry.status import JsonEvents, LogEvents, Progress
 from replicator.worker import Worker
 
@@ -145,12 +145,17 @@ async def test_events_are_counted_and_written_as_json_lines() -> None:
 async def test_listed_tasks_are_reported_and_written_only_if_they_changed() -> None:
     progress, stream = Progress(), _Written()
     sink = Fanout((progress, LogEvents(), JsonEvents(stream)))
-    for outlook in (Outlook(), Outlook(in_grace=2), Outlook(in_grace=2), Outlook(eligible=1, in_grace=1)):
-        sink.tasks_listed(outlook)
+    for queue_state in (
+        QueueState(),
+        QueueState(in_grace=2),
+        QueueState(in_grace=2),
+        QueueState(eligible=1, in_grace=1),
+    ):
+        sink.tasks_listed(queue_state)
     await asyncio.sleep(0)
     sink.task_ended(TaskResult(LedgerId(1), Ending.REPAIRED, is_recovered=True))
     await asyncio.sleep(0)
-    assert progress.snapshot().outlook == Outlook(eligible=1, in_grace=1)
+    assert progress.snapshot().queue_state == QueueState(eligible=1, in_grace=1)
     assert progress.snapshot().recovered == 1
     events = [json.loads(line) for line in stream.seen.splitlines()]
     assert [event.get("delayed") for event in events] == [2, 1, None]
@@ -158,8 +163,8 @@ async def test_listed_tasks_are_reported_and_written_only_if_they_changed() -> N
 
 
 def test_a_run_is_settled_only_if_nothing_is_delayed() -> None:
-    assert Outlook(parked=3, backing_off=1, given_up=1).is_settled
-    assert not Outlook(parked=3, in_grace=1).is_settled
+    assert QueueState(parked=3, backing_off=1, given_up=1).is_settled
+    assert not QueueState(parked=3, in_grace=1).is_settled
 
 
 async def test_a_process_does_not_wait_for_a_bookie_with_an_open_circuit() -> None:

@@ -266,8 +266,8 @@ def test_a_healthy_ledger_of_one_fragment_is_recognized_by_its_bytes(metadata: L
     expected = (metadata.state.value, *quorums, metadata.fragments[0].members)
     password = metadata.password or b""
     fits = len(password) < 128 and b"H" not in password and sum(map(len, metadata.fragments[0].members)) < 100
-    assert not fits or healthy.look(encode(metadata)) == expected
-    assert HealthyMetadataRecognizer(frozenset()).look(encode(metadata)) is None
+    assert not fits or healthy.recognize(encode(metadata)) == expected
+    assert HealthyMetadataRecognizer(frozenset()).recognize(encode(metadata)) is None
 
 
 HEADER = b"BookieMetadataFormatVersion\t3\n"
@@ -313,8 +313,8 @@ def test_another_form_is_not_mistaken_for_a_healthy_ledger(what: bytes, by: byte
     assert SOUND.count(what) == 1
     sound, other = delimited(SOUND), delimited(SOUND.replace(what, by))
     healthy = HealthyMetadataRecognizer(frozenset("ab"))
-    assert healthy.look(sound) == (LedgerState.CLOSED.value, 2, 1, ("a", "b"))
-    assert healthy.look(other) is None
+    assert healthy.recognize(sound) == (LedgerState.CLOSED.value, 2, 1, ("a", "b"))
+    assert healthy.recognize(other) is None
     assert_like_reference([sound, other])
 
 
@@ -341,8 +341,8 @@ def test_another_form_of_custom_metadata_is_not_mistaken_for_a_healthy_ledger(wh
     sound, other = delimited(SOUND + CUSTOM), delimited(SOUND + CUSTOM.replace(what, by))
     healthy = HealthyMetadataRecognizer(frozenset("ab"))
     for _ in range(2):  # the second time, the key is cached
-        assert healthy.look(sound) == (LedgerState.CLOSED.value, 2, 1, ("a", "b"))
-        assert healthy.look(other) is None
+        assert healthy.recognize(sound) == (LedgerState.CLOSED.value, 2, 1, ("a", "b"))
+        assert healthy.recognize(other) is None
     assert_like_reference([sound, other])
 
 
@@ -350,7 +350,7 @@ def test_long_custom_metadata_is_recognized_by_its_bytes() -> None:
     name = b"public/default/persistent/" + b"t" * 200
     custom = (("application", b"pulsar"), ("component", b"managed-ledger"), ("pulsar/managed-ledger", name))
     metadata = replace(decode(closed(("a", "b"))), custom=custom, ctoken=5)
-    assert HealthyMetadataRecognizer(frozenset("ab")).look(encode(metadata)) == (
+    assert HealthyMetadataRecognizer(frozenset("ab")).recognize(encode(metadata)) == (
         LedgerState.CLOSED.value,
         1,
         1,
@@ -369,7 +369,7 @@ def test_long_metadata_is_read_as_by_the_reference_decoder(size: int) -> None:
 
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_wrong_length_is_not_mistaken_for_a_healthy_ledger(more: int) -> None:
-    assert HealthyMetadataRecognizer(frozenset("ab")).look(delimited(SOUND, more)) is None
+    assert HealthyMetadataRecognizer(frozenset("ab")).recognize(delimited(SOUND, more)) is None
 
 
 def test_ledgers_on_live_bookies_are_counted_and_left_out() -> None:

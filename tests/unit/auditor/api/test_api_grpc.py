@@ -313,7 +313,7 @@ async def test_health_checks_distinguish_liveness_from_readiness(world: GrpcWorl
     await until_readiness_is(serving_)
     world.control.problems = ("ZooKeeper denies it to write /bkheal",)
     await until_readiness_is(not_serving)
-    await world.api.say_stopping()
+    await world.api.report_stopping()
     assert [await status(service) for service in ("", LIVENESS, READINESS)] == [not_serving] * 3
     assert (await world.stub.GetStatus(pb.GetStatusRequest())).version == "1.2.3"
 

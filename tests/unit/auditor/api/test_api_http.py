@@ -449,7 +449,7 @@ async def test_readiness_depends_on_the_store_and_liveness_does_not(world: ApiWo
     world.control.is_connected = True
     verbose = (await good(world, "GET", "/readyz?verbose")).body
     assert verbose == b"[+]metadata-store ok\n[+]permissions ok\n[+]not-stopping ok\nreadyz check passed\n"
-    world.api.say_stopping()
+    world.api.report_stopping()
     assert (await world.ask("GET", "/readyz")).status == 503
     assert (await world.ask("GET", "/livez")).status == 200
 

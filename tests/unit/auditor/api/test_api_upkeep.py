@@ -229,13 +229,13 @@ async def test_a_drain_stopped_while_it_is_recorded_ends_and_the_others_are_mark
 ) -> None:
     beginning = Beginning(world, monkeypatch, "record_drains")
     reply = await beginning.begin()
-    ask, is_asked = world.upkeep.ask, asyncio.Event()
+    ask, is_asked = world.upkeep.run, asyncio.Event()
 
     async def noted(work: Any) -> Any:
         is_asked.set()
         return await ask(work)
 
-    monkeypatch.setattr(world.upkeep, "ask", noted)
+    monkeypatch.setattr(world.upkeep, "run", noted)
     stopping = asyncio.create_task(good(world, "DELETE", "/api/v1/drains/c"))
     await is_asked.wait()
     beginning.go_on.set()

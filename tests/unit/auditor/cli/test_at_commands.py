@@ -470,7 +470,7 @@ async def test_the_status_is_the_same_as_of_the_direct_command(world: ApiWorld) 
         window = Window("c", (BookieId("c"),), "me", EPOCH_MS, EPOCH_MS + 60_000, False, "disk")
         await MaintenanceWindows(client.store, ROOT).start(window)
         await client.ports.tasks.switches.set_lost_bookie_delay_s(600)
-        direct = await anext(status.looks(client, 5.0))
+        direct = await anext(status.status_documents(client, 5.0))
     there = await document(world, "status")
     assert {name: there[name] for name in direct} == direct
     assert there["underreplicated"]["severities"]["no_live_copy"]["ledgers"] == 3

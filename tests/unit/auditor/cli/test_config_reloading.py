@@ -85,7 +85,7 @@ def test_flags_and_variables_take_precedence_over_the_file(
     source = started("[replicator]\nbytes_per_second = 5\n", "replicator", *words, **environment)
     assert source.given["bytes_per_second"] == by
     decision = decide(source, source.values, source.parse("[replicator]\nbytes_per_second = 7\n"))
-    assert (decision.taken, len(decision.outranked)) == ((), 1)
+    assert (decision.taken, len(decision.overridden)) == ((), 1)
 
 
 def test_another_cluster_needs_a_restart_unless_its_uri_comes_from_elsewhere(
@@ -94,7 +94,7 @@ def test_another_cluster_needs_a_restart_unless_its_uri_comes_from_elsewhere(
     for environment, waits in (({"BKHEAL_METADATA_URI": ""}, 1), ({}, 0)):
         source = started(f'metadata_uri = "{URI}"', "replicator", **environment)
         decision = decide(source, source.values, source.parse('metadata_uri = "zk://b:1/ledgers"'))
-        assert (len(decision.waiting), len(decision.outranked)) == (waits, 1 - waits)
+        assert (len(decision.waiting), len(decision.overridden)) == (waits, 1 - waits)
 
 
 @pytest.mark.parametrize(

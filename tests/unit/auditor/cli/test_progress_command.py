@@ -74,9 +74,9 @@ def test_an_invalid_interval_is_a_usage_error(interval: str) -> None:
 @pytest.fixture
 def two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """End a watch after its second output."""
-    real = progress.looks
+    real = progress.progress_documents
 
-    async def looks(*arguments: Any) -> AsyncIterator[dict[str, Any]]:
+    async def progress_documents(*arguments: Any) -> AsyncIterator[dict[str, Any]]:
         count = 0
         async for document in real(*arguments):
             yield document
@@ -84,7 +84,7 @@ def two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
             if count == 2:
                 return
 
-    monkeypatch.setattr(progress, "looks", looks)
+    monkeypatch.setattr(progress, "looks", progress_documents)
 
 
 @pytest.mark.usefixtures("two_looks")
@@ -118,16 +118,16 @@ async def test_a_watch_shows_the_rate_and_the_remaining_time_while_ledgers_are_c
     async with a_world("a b t") as world:
         for number in range(1, 5):
             await marked_ledger(world, number, "a x", "x")
-        looks = progress.looks(repair_watch(world), world.clock, 10.0)
-        await anext(looks)
+        progress_documents = progress.progress_documents(repair_watch(world), world.clock, 10.0)
+        await anext(progress_documents)
         held = await world.tasks.locks.lock(LedgerId(1), "worker-1")
         assert held is not None
         await world.tasks.locks.complete(held)
-        document = await anext(looks)
+        document = await anext(progress_documents)
         assert document["ledgers_per_second"] == pytest.approx(0.1)
         assert document["eta_seconds"] == pytest.approx(30.0)
         text = "\n".join(progress.lines(document))
         assert "rate        6.0 ledgers/min, about 100 B/s, over 10.0 s" in text
         assert "remaining   about 30.0 s" in text
         await world.tasks.switches.disable()
-        assert "recovery DISABLED" in progress.one_line(await anext(looks))
+        assert "recovery DISABLED" in progress.one_line(await anext(progress_documents))

@@ -117,9 +117,9 @@ def test_the_newest_image_is_shown_with_its_age(cluster: CommandCluster) -> None
 
 def test_a_watch_prints_a_line_for_each_status(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.clock = SystemClock()
-    real = status.looks
+    real = status.status_documents
 
-    async def looks(*arguments: Any) -> Any:
+    async def status_documents(*arguments: Any) -> Any:
         count = 0
         async for document in real(*arguments):
             yield document
@@ -127,7 +127,7 @@ def test_a_watch_prints_a_line_for_each_status(cluster: CommandCluster, monkeypa
             if count == 2:
                 return
 
-    monkeypatch.setattr(status, "looks", looks)
+    monkeypatch.setattr(status, "looks", status_documents)
     assert len(call("status", "--watch", "--interval", "0.5").stdout.splitlines()) == 2
     lines = call("status", "--watch", "--interval", "0.5", "-o", "jsonl").stdout.splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["ClusterStatus"] * 2

@@ -32,20 +32,20 @@ TOKEN = "s3cret-t0ken"
 
 @dataclass
 class Drain:
-    """A wait for a drain that proceeds only when the test calls ``look``."""
+    """A wait for a drain that proceeds only when the test calls ``unload_due``."""
 
     unloading: TopicUnloading
     clock: ManualClock
     notes: list[str] = field(default_factory=list)
     topics: set[str] = field(default_factory=lambda: {TOPIC})
 
-    async def look(self, **options: object) -> None:
-        await self.unloading.look(self.topics, frozenset(), None)
+    async def unload_due(self, **options: object) -> None:
+        await self.unloading.unload_due(self.topics, frozenset(), None)
 
     async def until_over(self) -> BkhealError:
-        """Repeat ``look`` until waiting longer is useless."""
+        """Repeat ``unload_due`` until waiting longer is useless."""
         for _ in range(FAILURES_MAX + 1):
-            await self.look()
+            await self.unload_due()
             if (found := self.failure()) is not None:
                 return found
             self.clock.now_s += UNLOAD_INTERVAL_S_MIN
@@ -67,8 +67,8 @@ async def test_topics_are_unloaded_once_with_the_token() -> None:
     with serving() as api:
         async with drain(f"{api.url.replace('://', '://user:password@')}/", TOKEN) as waiting:
             waiting.topics = {TOPIC, "persistent://public/default/ä b%2F+*", "persistent://public/../x"}
-            await waiting.look()
-            await waiting.look()
+            await waiting.unload_due()
+            await waiting.unload_due()
             assert waiting.unloading.unloaded == 2
             assert sorted(asked.path for asked in api.asked) == [
                 "/admin/v2/persistent/public/default/%C3%A4+b%252F%2B*/unload",
@@ -99,7 +99,7 @@ async def test_concurrent_unloads_are_bounded() -> None:
     with serving(reply) as api:
         async with drain(api.url) as waiting:
             waiting.topics = {f"persistent://t/n/{number}" for number in range(3 * AT_ONCE)}
-            await waiting.look()
+            await waiting.unload_due()
     assert (len(api.asked), most) == (3 * AT_ONCE, AT_ONCE)
 
 
@@ -107,10 +107,10 @@ async def test_nothing_is_unloaded_while_the_bookie_is_writable() -> None:
     with serving() as api:
         async with drain(api.url) as waiting:
             for _ in range(3):
-                await waiting.unloading.look({TOPIC}, {"b:3181"}, None)
+                await waiting.unloading.unload_due({TOPIC}, {"b:3181"}, None)
             assert api.asked == []
             assert len(waiting.notes) == 1
-            await waiting.look()
+            await waiting.unload_due()
             assert len(api.asked) == 1
 
 
@@ -137,7 +137,7 @@ async def test_a_wait_ends_after_error_responses_with_topic_and_address(
     with serving(lambda asked: Reply(status, body)) as api:
         async with drain(api.url, TOKEN) as waiting:
             error = await waiting.until_over()
-            await waiting.look()
+            await waiting.unload_due()
             assert len(api.asked) == requests
     text = str(error)
     assert TOPIC in text
@@ -152,7 +152,7 @@ async def test_one_refused_topic_does_not_prevent_the_unloading_of_others() -> N
     with serving(lambda asked: Reply(404 if asked.path == PATH else 204)) as api:
         async with drain(api.url) as waiting:
             waiting.topics = {TOPIC, OTHER}
-            await waiting.look()
+            await waiting.unload_due()
             assert waiting.unloading.unloaded == 1
             assert waiting.failure() is None
             assert len(waiting.notes) == 1
@@ -174,7 +174,7 @@ async def test_a_missing_permission_for_a_topic_is_not_a_refused_login(clusters:
     with serving(reply) as api:
         async with drain(api.url, TOKEN) as waiting:
             waiting.topics = {TOPIC, OTHER}
-            await waiting.look()
+            await waiting.unload_due()
             error = waiting.failure()
             assert (None if error is None else exit_code_of(error)) == exit_code
             assert len(waiting.notes) == (exit_code is None)
@@ -190,7 +190,7 @@ async def test_a_refused_token_is_not_sent_for_every_topic() -> None:
             await waiting.until_over()
             for _ in range(3):
                 waiting.clock.now_s += UNLOAD_INTERVAL_S_MIN
-                await waiting.look()
+                await waiting.unload_due()
             assert len(api.asked) <= 2 * AT_ONCE, (
                 "one request for the topic, and one to see whether the login is refused"
             )
@@ -201,7 +201,7 @@ async def test_notes_are_bounded() -> None:
         async with drain(api.url) as waiting:
             waiting.topics = {f"persistent://t/n/{number}" for number in range(40)}
             for _ in range(4):
-                await waiting.look()
+                await waiting.unload_due()
             assert len(api.asked) == 40
             assert len(waiting.notes) == NOTES_MAX + 1
 
@@ -230,10 +230,10 @@ async def test_a_response_that_trickles_in_times_out() -> None:
     with serving(lambda asked: Reply() if is_over.wait(20) else Reply(500)) as api:
         async with drain(api.url) as waiting:
             async with asyncio.timeout(15):
-                await waiting.unloading.look({TOPIC}, frozenset(), 0.1)  # the deadline of the command has passed
+                await waiting.unloading.unload_due({TOPIC}, frozenset(), 0.1)  # the deadline of the command has passed
             is_over.set()
             assert waiting.unloading.unloaded == 0
-            await waiting.look()
+            await waiting.unload_due()
             assert len(api.asked) <= 1  # the topic may have been unloaded, so its next unload waits
 
 
@@ -255,7 +255,7 @@ def moved(to: Callable[[], AdminApi], status: int = 307) -> Callable[[Asked], Re
 async def test_a_redirect_to_the_broker_of_the_topic_is_followed(status: int) -> None:
     with serving() as owner, serving(moved(lambda: owner, status)) as api:
         async with drain(api.url, TOKEN) as waiting:
-            await waiting.look()
+            await waiting.unload_due()
             assert waiting.unloading.unloaded == 1
     (asked,) = owner.asked
     assert (asked.method, asked.path) == ("PUT", f"{PATH}?authoritative=true")

@@ -132,7 +132,7 @@ def test_a_candidate_exports_whether_another_auditor_leads(
     leader: str, is_leader: bool, is_connected: bool, expected: int
 ) -> None:
     status = replace(STATUS, leader=leader, is_leader=is_leader, is_store_connected=is_connected)
-    assert Shown(status).value(names.OTHER_LEADS) == expected
+    assert Shown(status).value(names.OTHER_AUDITOR_LEADS) == expected
 
 
 def test_a_backlog_that_was_never_counted_is_not_exported_as_zero() -> None:

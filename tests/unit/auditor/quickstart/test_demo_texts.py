@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from auditor.quickstart.demo import LOST_BOOKIE_DELAY_S, DemoSettings, tell
+from auditor.quickstart.demo import LOST_BOOKIE_DELAY_S, DemoSettings, print_addresses
 
 
 @pytest.mark.parametrize(("keep", "end"), [(None, "/d until Ctrl-C."), (Path("/d"), "/d, also afterwards.")])
@@ -19,7 +19,7 @@ def test_the_demo_prints_when_a_loss_is_repaired_and_how_long_its_data_are_kept(
     )
     lines: list[str] = []
     display: Any = SimpleNamespace(line=lines.append)
-    tell(cluster, DemoSettings(keep=keep), "ready", display)
+    print_addresses(cluster, DemoSettings(keep=keep), "ready", display)
     assert any(line.startswith(f"After about {10 + LOST_BOOKIE_DELAY_S} s it is audited and healed") for line in lines)
     assert any("`bkheal dead-letters list`" in line for line in lines), "a ledger without a copy remains"
     assert lines[-1].endswith(end)

@@ -138,7 +138,7 @@ async def test_only_a_list_that_lacks_the_entry_is_proof_of_absence() -> None:
             result = await accept(world)
             assert result.outcome is Outcome.REFUSED, reply
             assert "bookie c is registered and did not list its entries" in result.detail
-        world.bookies.hang_up("c")
+        world.bookies.stop_listening("c")
         assert (await accept(world)).outcome is Outcome.REFUSED
         assert await world.task(LEDGER) is not None
 

@@ -15,7 +15,7 @@ from auditor.safety.holdings import Holdings, unloadable_topic
 from auditor.safety.recovering import brake, refusal
 from auditor.safety.scan import Shape, count, scan, scan_ids
 from bookie.metadata.bookies.registration import Bookies
-from bookie.metadata.ledgers.glance import Glance, glance
+from bookie.metadata.ledgers.glance import PartialMetadata, decode_partial
 from bookie.metadata.ledgers.serde import decode, encode
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.ids import BookieId, LedgerId
@@ -154,14 +154,14 @@ def test_only_bytes_of_entries_on_the_bookies_are_counted(
 def test_a_glance_at_metadata_agrees_with_a_full_decode(version: int, is_closed: bool, cut: int, tail: bytes) -> None:
     metadata = make_metadata((0, "a:1 b:1"), quorum=(2, 1), last=5 if is_closed else None)
     data = encode(replace(metadata, format_version=3 if version == 1 else version))
-    seen = glance(data)
+    seen = decode_partial(data)
     if data.split(b"\n")[0].endswith(b"3"):
-        assert seen == Glance(is_closed, 2, 2)
+        assert seen == PartialMetadata(is_closed, 2, 2)
         assert (decode(data).is_closed, decode(data).ensemble_size) == (is_closed, 2)
     else:
         assert seen is None
-    assert glance(data[: len(data) - 1 - cut]) is None
-    assert glance(tail) is None
+    assert decode_partial(data[: len(data) - 1 - cut]) is None
+    assert decode_partial(tail) is None
 
 
 def test_running_bookies_are_refused() -> None:

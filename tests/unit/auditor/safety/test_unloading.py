@@ -13,9 +13,9 @@ from auditor.safety.unloading import (
     UnloadIneffectiveError,
     after,
     due,
-    hopeless,
     kept,
     unload_path,
+    unloading_failure,
 )
 from bookie.model.errors import BkhealError, ConflictError, OutcomeUnknownError, PermanentError, TransientError
 
@@ -81,11 +81,11 @@ def test_requests_for_a_topic_are_bounded(error: BkhealError | None, requests: i
     attempts: dict[str, Attempts] = {}
     asked, now_s = 0, 0.0
     while topics := due({A}, attempts, now_s):
-        assert hopeless({A}, attempts, now_s) is None
+        assert unloading_failure({A}, attempts, now_s) is None
         attempts = kept({A: after(attempts.get(topics[0]), now_s, error)}, {A}, now_s)
         asked, now_s = asked + 1, now_s + UNLOAD_INTERVAL_S_MIN
     assert asked == requests
-    reason = hopeless({A}, attempts, now_s)
+    reason = unloading_failure({A}, attempts, now_s)
     assert isinstance(reason, UnloadIneffectiveError) if error is None else reason is error
 
 
@@ -100,13 +100,13 @@ def test_failures_before_a_success_are_forgotten() -> None:
 def test_waiting_goes_on_while_one_topic_may_still_be_unloaded() -> None:
     refused = PermanentError("x")
     attempts = {A: after(None, 0.0, refused)}
-    assert hopeless({A, B}, attempts, 0.0) is None
-    assert hopeless({A, "non-persistent://t/n/a"}, attempts, 0.0) is refused
-    assert hopeless({"non-persistent://t/n/a"}, attempts, 0.0) is None
-    assert hopeless(set(), attempts, 0.0) is None
+    assert unloading_failure({A, B}, attempts, 0.0) is None
+    assert unloading_failure({A, "non-persistent://t/n/a"}, attempts, 0.0) is refused
+    assert unloading_failure({"non-persistent://t/n/a"}, attempts, 0.0) is None
+    assert unloading_failure(set(), attempts, 0.0) is None
     last = Attempts(100.0, unloads=UNLOADS_MAX)
     assert (
-        hopeless({A}, {A: last}, 100.0 + UNLOAD_INTERVAL_S_MIN - 1) is None
+        unloading_failure({A}, {A: last}, 100.0 + UNLOAD_INTERVAL_S_MIN - 1) is None
     )  # its ledger may have been closed just now
 
 

@@ -63,42 +63,47 @@ async def test_progress_shows_backlog_running_repairs_parked_ledgers_and_boosts(
         assert await world.tasks.locks.lock(LedgerId(2), "worker-1") is not None
         assert await world.tasks.locks.lock_unmarked(LedgerId(88), "collector") is not None
         await world.reservations.reserve(LedgerId(2), "t-1", [Reservation(EntryId(0), 1, T, "1", EntryId(4))])
-        look = await repair_watch(world).look()
-        assert {name: part.ledgers for name, part in look.severities.items()} == {
+        observation = await repair_watch(world).observe()
+        assert {name: part.ledgers for name, part in observation.severities.items()} == {
             "no_live_copy": 1,
             "critical": 2,
             HEALTHY: 1,
             UNREADABLE: 1,
         }
-        assert look.severities["critical"].bytes_estimate == 2000
-        assert (look.waiting, look.parked, look.in_flight_count, look.boosted) == (3, {"no_live_copy": 1}, 1, 1)
-        assert look.oldest_ms == now_ms - 60_000
-        (flight,) = look.in_flight
+        assert observation.severities["critical"].bytes_estimate == 2000
+        assert (observation.waiting, observation.parked, observation.in_flight_count, observation.boosted) == (
+            3,
+            {"no_live_copy": 1},
+            1,
+            1,
+        )
+        assert observation.oldest_ms == now_ms - 60_000
+        (flight,) = observation.in_flight
         assert (flight.ledger_id, flight.worker, flight.severity) == (2, "worker-1", "critical")
         assert flight.copies == (CopyProgress(0, 1, T, 4, 10, 400, 1000),)
-        assert look.is_enabled
+        assert observation.is_enabled
 
 
 @in_virtual_time
 async def test_a_deleted_ledger_is_not_unreadable() -> None:
     async with a_world("a b") as world:
         assert await world.tasks.marking.mark(LedgerId(5), [BookieId("x")])
-        look = await repair_watch(world).look()
-        assert {name: part.ledgers for name, part in look.severities.items()} == {HEALTHY: 1}
-        assert look.marked == {LedgerId(5): 0}
+        observation = await repair_watch(world).observe()
+        assert {name: part.ledgers for name, part in observation.severities.items()} == {HEALTHY: 1}
+        assert observation.marked == {LedgerId(5): 0}
 
 
 @in_virtual_time
 async def test_damaged_reservations_and_an_empty_cluster_cause_no_error() -> None:
     async with a_world("a t") as world:
         watch = repair_watch(world)
-        empty = await watch.look()
+        empty = await watch.observe()
         assert (empty.marked, empty.oldest_ms, empty.waiting) == ({}, 0, 0)
         await marked_ledger(world, 1, "a x", "x")
         assert await world.tasks.locks.lock(LedgerId(1), "worker-1") is not None
         await world.reservations.reserve(LedgerId(1), "t-1", [Reservation(EntryId(0), 1, T, "1")])
         await world.store.set(world.reservations.path(LedgerId(1)), b"nonsense", ANY_VERSION)
-        (flight,) = (await watch.look()).in_flight
+        (flight,) = (await watch.observe()).in_flight
         assert flight.copies == ()
 
 
@@ -120,11 +125,11 @@ async def test_a_copy_for_another_position_does_not_count_as_running() -> None:
         assert await world.tasks.locks.lock(LedgerId(1), "worker-1") is not None
         copies = [Reservation(EntryId(0), 2, T, "1", EntryId(3)), Reservation(EntryId(0), 1, T, "1", EntryId(6))]
         await world.reservations.reserve(LedgerId(1), "t-1", copies)
-        (flight,) = (await repair_watch(world).look()).in_flight
+        (flight,) = (await repair_watch(world).observe()).in_flight
         assert [copy.position for copy in flight.copies] == [2]
 
 
-def look_at(*marked: int, size: int = 100, parked: int = 0, is_enabled: bool = True) -> RepairObservation:
+def repairs_of(*marked: int, size: int = 100, parked: int = 0, is_enabled: bool = True) -> RepairObservation:
     waiting = len(marked) - parked
     ids = {LedgerId(each): size for each in marked}
     return RepairObservation(0, is_enabled, {}, ids, (), 0, {"no_live_copy": parked}, waiting, waiting * size, 0, 0)
@@ -132,11 +137,11 @@ def look_at(*marked: int, size: int = 100, parked: int = 0, is_enabled: bool = T
 
 def test_rate_and_remaining_time_need_two_measurements_and_a_completed_ledger() -> None:
     meter = RateMeter()
-    first = meter.add(look_at(1, 2, 3, 4), 100.0)
+    first = meter.add(repairs_of(1, 2, 3, 4), 100.0)
     assert (first.ledgers_per_s, first.bytes_per_s, first.eta_s) == (None, None, None)
-    second = meter.add(look_at(1, 2, 3, 4), 110.0)
+    second = meter.add(repairs_of(1, 2, 3, 4), 110.0)
     assert (second.ledgers_per_s, second.eta_s) == (0.0, None)
-    third = meter.add(look_at(2, 3, 4, 5), 120.0)  # one ledger was completed, and another one was marked
+    third = meter.add(repairs_of(2, 3, 4, 5), 120.0)  # one ledger was completed, and another one was marked
     assert (third.ledgers, third.measured_s) == (1, 20.0)
     assert third.ledgers_per_s == pytest.approx(0.05)
     assert third.bytes_per_s == pytest.approx(5.0)
@@ -145,29 +150,29 @@ def test_rate_and_remaining_time_need_two_measurements_and_a_completed_ledger() 
 
 def test_the_remaining_time_does_not_include_parked_ledgers() -> None:
     meter = RateMeter()
-    meter.add(look_at(1, 2, 3), 0.0)
-    assert meter.add(look_at(1, 2, parked=2), 10.0).eta_s == 0.0
+    meter.add(repairs_of(1, 2, 3), 0.0)
+    assert meter.add(repairs_of(1, 2, parked=2), 10.0).eta_s == 0.0
 
 
 def test_there_is_no_estimate_while_recovery_is_disabled() -> None:
     meter = RateMeter()
-    meter.add(look_at(1, 2, 3), 0.0)
-    assert meter.add(look_at(1, 2, is_enabled=False), 10.0).eta_s is None
+    meter.add(repairs_of(1, 2, 3), 0.0)
+    assert meter.add(repairs_of(1, 2, is_enabled=False), 10.0).eta_s is None
 
 
 def test_the_remaining_time_depends_on_the_size_of_the_ledgers_left() -> None:
     meter = RateMeter()
-    meter.add(look_at(1, 2), 0.0)
-    assert meter.add(look_at(2, size=5000), 10.0).eta_s == pytest.approx(500.0)
+    meter.add(repairs_of(1, 2), 0.0)
+    assert meter.add(repairs_of(2, size=5000), 10.0).eta_s == pytest.approx(500.0)
 
 
 def test_the_rate_covers_the_last_minutes() -> None:
     meter, marked = RateMeter(), list(range(200))
-    meter.add(look_at(*marked), 0.0)
-    meter.add(look_at(*marked[100:]), 10.0)
+    meter.add(repairs_of(*marked), 0.0)
+    meter.add(repairs_of(*marked[100:]), 10.0)
     now_s = 10.0
     while now_s < 2 * WINDOW_S:
         now_s += 10.0
-        rate = meter.add(look_at(*marked[100:]), now_s)
+        rate = meter.add(repairs_of(*marked[100:]), now_s)
     assert (rate.ledgers, rate.eta_s) == (0, None)
     assert WINDOW_S <= rate.measured_s < WINDOW_S + 20

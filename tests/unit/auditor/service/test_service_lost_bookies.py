@@ -11,7 +11,7 @@ import pytest
 
 from auditor.api.http.documents import status_document
 from auditor.service.service import HOUSEKEEPING_S
-from auditor.service.watch.bookie_watch import LOOK_INTERVAL_S, SETTLE_SESSIONS
+from auditor.service.watch.bookie_watch import CHECK_INTERVAL_S, SETTLE_SESSIONS
 from auditor.service.watch.changing import REGISTRATION_CHANGE_S_MAX
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.layout import cookie_path, disable_path, tasks_path
@@ -336,7 +336,7 @@ async def test_a_decommissioned_bookie_is_no_longer_lost(world: ServiceWorld) ->
     admin = world.session()
     await admin.delete(cookie_path(ROOT, A))
     await FirstSeenDown(admin, ROOT).forget(A)
-    await asyncio.sleep(LOOK_INTERVAL_S * 2)
+    await asyncio.sleep(CHECK_INTERVAL_S * 2)
     assert auditor.service.status().lost == ()
     await asyncio.sleep(300)
     assert auditor.runner.requests == []
@@ -376,7 +376,7 @@ async def test_a_bookie_whose_cookie_is_deleted_during_the_delay_is_audited_once
     await world.down(A)
     await asyncio.sleep(10)
     await world.store.delete(cookie_path(ROOT, A))
-    await asyncio.sleep(LOOK_INTERVAL_S * 2)
+    await asyncio.sleep(CHECK_INTERVAL_S * 2)
     for auditor in (first, follower):
         assert [lost.bookie_id for lost in auditor.service.status().lost] == [A]
     await first.kill()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.api.control import NotLeaderError, RunBusyError, RunOverError, UnknownRunError, why_no_next_run
+from auditor.api.control import NotLeaderError, RunBusyError, RunEndedError, UnknownRunError, why_no_next_run
 from auditor.operating.client import RefusedError
 from auditor.service.runs.manager import RunManager, RunRequest
 from auditor.service.service import HOUSEKEEPING_S, AuditorService
@@ -208,7 +208,7 @@ async def test_a_paused_run_waits_and_continues(world: ServiceWorld) -> None:
     final = await ended(auditor.service, record.run_id)
     assert final.state is RunState.DONE
     assert final.finished_ms - final.started_ms >= 500_000
-    with pytest.raises(RunOverError):
+    with pytest.raises(RunEndedError):
         await auditor.service.pause_run(record.run_id, owner="me", via="http")
 
 
@@ -223,7 +223,7 @@ async def test_a_cancelled_run_ends_and_frees_its_kind(world: ServiceWorld) -> N
     final = await ended(auditor.service, record.run_id)
     assert (final.state, final.detail, final.exit_code) == (RunState.CANCELLED, "cancelled by you", 7)
     await when(lambda: not auditor.service.status().running)
-    with pytest.raises(RunOverError, match="cancelled"):
+    with pytest.raises(RunEndedError, match="cancelled"):
         await auditor.service.cancel_run(record.run_id, owner="you", via="http")
     assert auditor.service.status().last_success_ms == {}
     await start(auditor.service)
@@ -350,9 +350,9 @@ async def test_a_pause_ends_by_itself_and_another_pause_extends_it(world: Servic
     await asyncio.sleep(PAUSE_S - 100)
     assert (await auditor.service.run(run.run_id)).state is RunState.PAUSED
     await asyncio.sleep(150)
-    goes_on = await auditor.service.run(run.run_id)
-    assert (goes_on.state, goes_on.pause_ends_ms) == (RunState.RUNNING, 0)
-    assert goes_on.detail.startswith("continues automatically")
+    continuing = await auditor.service.run(run.run_id)
+    assert (continuing.state, continuing.pause_ends_ms) == (RunState.RUNNING, 0)
+    assert continuing.detail.startswith("continues automatically")
     await asyncio.sleep(150)
     assert (await auditor.service.run(run.run_id)).state is RunState.DONE
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from auditor.service.fetched_reports import FetchedReports
-from auditor.service.main import SPARK_LOOK_INTERVAL_S, SparkWatch
+from auditor.service.main import SPARK_CHECK_INTERVAL_S, SparkWatch
 from auditor.service.runs import spark_holder
 from auditor.service.runs.manager import RunRequest
 from auditor.service.runs.spark_holder import START_FAILURES_MAX, SparkHolder, run_in_daemon_thread
@@ -161,11 +161,11 @@ async def test_a_process_that_cannot_start_spark_ends_so_that_another_one_leads(
     clock, stop, holder = VirtualClock(), asyncio.Event(), FailingStarts(SessionSettings())
     watch = SparkWatch(holder, stop)
     watching = guarded("watch", watch.run(clock))
-    await asyncio.sleep(10 * SPARK_LOOK_INTERVAL_S)
+    await asyncio.sleep(10 * SPARK_CHECK_INTERVAL_S)
     assert holder.starts == 0, "a follower does not start Spark"
     with pytest.raises(RuntimeError):
         await holder.get()
-    async with asyncio.timeout(START_FAILURES_MAX * SPARK_LOOK_INTERVAL_S):
+    async with asyncio.timeout(START_FAILURES_MAX * SPARK_CHECK_INTERVAL_S):
         await stop.wait()
     assert watch.is_gone
     assert holder.starts == START_FAILURES_MAX

@@ -170,7 +170,7 @@ class Records:
 async def seen_by(overview: Overview, run_id: str) -> History:
     """Return the history of an overview after it has seen a run; the overview ends here."""
     running = guarded("overview", overview.run())
-    overview.request_look()
+    overview.request_observation()
     await when(lambda: run_id in {record.run_id for record in overview.history.ended}, 20)
     await cancel(running)
     return overview.history

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from auditor.api.problems import OverloadedError
-from auditor.api.upkeep_port import CalledOffError, StillWorkingError
+from auditor.api.upkeep_port import StillWorkingError, WorkCancelledError
 from auditor.operating.client import ClusterClient, Document
 from auditor.service.upkeep import KEPT_S, LONG_WORKS_MAX, CachedRepairProgress, SharedLongWork, ThreadedUpkeep
 from auditor.service.watch.progress import make_repair_watch
@@ -44,13 +44,13 @@ async def test_work_runs_on_another_thread_with_one_session() -> None:
     upkeep = ThreadedUpkeep(sessions.open, ManualClock())
     try:
         for _ in range(2):
-            assert await upkeep.ask(lambda client: client.parked.ids()) == {7, 8}
+            assert await upkeep.run(lambda client: client.parked.ids()) == {7, 8}
         assert (await upkeep.progress())["backlog"]["ledgers"] == 3
         assert (sessions.opened, threading.get_ident() in sessions.threads) == (1, False)
     finally:
         await upkeep.close()
     with pytest.raises(StoreUnavailableError):
-        await upkeep.ask(lambda client: client.parked.ids())
+        await upkeep.run(lambda client: client.parked.ids())
     assert "upkeep" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -63,8 +63,8 @@ async def test_a_failed_session_is_replaced_on_the_next_request() -> None:
 
     try:
         with pytest.raises(StoreUnavailableError):
-            await upkeep.ask(fails)
-        assert await upkeep.ask(lambda client: client.parked.ids()) == {7, 8}
+            await upkeep.run(fails)
+        assert await upkeep.run(lambda client: client.parked.ids()) == {7, 8}
         assert sessions.opened == 2
     finally:
         await upkeep.close()
@@ -79,10 +79,10 @@ async def test_work_starts_after_a_shortage_of_threads(monkeypatch: pytest.Monke
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="new thread"):
-            await upkeep.ask(lambda client: client.parked.ids())
+            await upkeep.run(lambda client: client.parked.ids())
     try:
         async with asyncio.timeout(PROGRAM_S):
-            assert await upkeep.ask(lambda client: client.parked.ids()) == {7, 8}
+            assert await upkeep.run(lambda client: client.parked.ids()) == {7, 8}
     finally:
         await upkeep.close()
 
@@ -165,8 +165,8 @@ async def test_cancelled_work_ends_and_its_results_are_dropped() -> None:
     other = asyncio.create_task(long.result(("drain", "b"), work))
     for _ in range(3):
         await asyncio.sleep(0)
-    await long.call_off(lambda key: key == ("drain", "a"))
-    with pytest.raises(CalledOffError):
+    await long.cancel_matching(lambda key: key == ("drain", "a"))
+    with pytest.raises(WorkCancelledError):
         await waiting
     assert ended == ["drain"]
     gate.set()
@@ -183,10 +183,10 @@ async def test_work_may_cancel_other_work_of_its_loop() -> None:
         return {}
 
     try:
-        waiting = asyncio.create_task(upkeep.ask_long("endless", endless))
+        waiting = asyncio.create_task(upkeep.run_long("endless", endless))
         await is_begun.wait()
-        await upkeep.ask(lambda client: upkeep.call_off(lambda key: key == "endless"))
-        with pytest.raises(CalledOffError):
+        await upkeep.run(lambda client: upkeep.cancel_matching(lambda key: key == "endless"))
+        with pytest.raises(WorkCancelledError):
             await waiting
     finally:
         await upkeep.close()
@@ -211,9 +211,9 @@ async def test_the_repair_progress_is_not_read_for_each_request() -> None:
     sessions, clock = Sessions(), ManualClock()
     await sessions.cluster.fill()
     async with sessions.cluster.connected("") as client:
-        look = CachedRepairProgress(make_repair_watch(client), clock)
-        first = await look.look()
-        assert await look.look() is first
+        progress = CachedRepairProgress(make_repair_watch(client), clock)
+        first = await progress.observe()
+        assert await progress.observe() is first
         clock.now_s += 10
-        second = await look.look()
+        second = await progress.observe()
         assert (second is first, second[1].measured_s) == (False, 10.0)

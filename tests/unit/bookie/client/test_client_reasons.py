@@ -15,15 +15,15 @@ from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, Status
 from bookie.wire.requests import Read
 from tests.unit.bookie.client.test_ledger_client import ClientWorld
 from tests.worlds.ledgers import LEDGER
-from tests.worlds.recovery import DIGEST, PAYLOAD, Asked, GoOn, RecoveryWorld, a_world, transport_of
+from tests.worlds.recovery import DIGEST, PAYLOAD, Asked, Proceed, RecoveryWorld, a_world, transport_of
 from tests.worlds.virtual_time import in_virtual_time
 
 REFUSED = "the bookie refused the login of 'keeper'"
 
 
 def answering(reply: ReadReply) -> Any:
-    async def hook(asked: Asked, go_on: GoOn) -> Any:
-        return reply if isinstance(asked, Read) else await go_on()
+    async def hook(asked: Asked, proceed: Proceed) -> Any:
+        return reply if isinstance(asked, Read) else await proceed()
 
     return hook
 

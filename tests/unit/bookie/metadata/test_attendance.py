@@ -25,7 +25,7 @@ class Place:
         self.there: dict[BookieId, bool] = {}
         self.seen: set[BookieId] = set()
 
-    async def look(self) -> Attendance:
+    async def observe(self) -> Attendance:
         self.seen = set(self.there)
         return await attendance(self.cluster.store, self.cluster.cluster)
 
@@ -64,7 +64,7 @@ async def opened() -> Place:
 def test_a_bookie_that_stays_or_restarts_did_not_leave() -> None:
     async def run() -> None:
         place = await opened()
-        then = await place.look()
+        then = await place.observe()
         assert then.bookies == (A, B)
         assert await place.left(then) == ""
         await place.join(A)
@@ -78,10 +78,10 @@ def test_a_bookie_that_stays_or_restarts_did_not_leave() -> None:
 def test_a_bookie_that_was_drained_throughout_is_ignored() -> None:
     async def run() -> None:
         place = await opened()
-        then = await place.look()
+        then = await place.observe()
         await place.drains.start(Drain(B))
         assert "b:1 is drained" in await place.left(then)
-        then = await place.look()
+        then = await place.observe()
         assert (then.draining, await place.left(then)) == ((B,), "")
         await place.drains.start(Drain(A))
         await place.drains.stop(A)
@@ -90,7 +90,7 @@ def test_a_bookie_that_was_drained_throughout_is_ignored() -> None:
         assert await place.left(then) == "", "the end of the drain does not endanger the copies on the bookie"
         await place.drains.start(Drain(B))
         assert "b:1 is drained" in await place.left(then), "it may have received copies while it was not drained"
-        then = await place.look()
+        then = await place.observe()
         assert await place.left(then) == ""
         assert "b:1 is drained" in await place.left(replace(then, drains_zxid=0)), "the record of an earlier release"
 
@@ -101,7 +101,7 @@ def test_a_drain_that_ends_between_the_reads_is_detected() -> None:
     async def run() -> None:
         place = await opened()
         await place.drains.start(Drain(B))
-        then = await place.look()
+        then = await place.observe()
         await place.drains.stop(B)
         now = await read_parents(place.cluster.store, place.cluster.cluster)
         assert "b:1 is drained" in who_left(then, now, await place.drains.begun([B]))
@@ -113,11 +113,11 @@ def test_a_drain_that_ends_between_the_reads_is_detected() -> None:
 def test_a_bookie_that_left_is_detected(is_read_only: bool) -> None:
     async def run() -> None:
         place = await opened()
-        then = await place.look()
+        then = await place.observe()
         await place.join(C, is_read_only=is_read_only)
         await place.leave(C)
         assert "joined and left" in await place.left(then)
-        then = await place.look()
+        then = await place.observe()
         await place.leave(A)
         assert "a:1 left" in await place.left(then)
         assert await place.left(Attendance())
@@ -128,7 +128,7 @@ def test_a_bookie_that_left_is_detected(is_read_only: bool) -> None:
 def test_parents_that_were_created_again_are_detected() -> None:
     async def run() -> None:
         place = await opened()
-        then = await place.look()
+        then = await place.observe()
         parent = place._path(C, True).rpartition("/")[0]
         await place.cluster.store.delete(parent)
         await place.cluster.store.create(parent)
@@ -144,7 +144,7 @@ def test_a_bookie_that_joins_and_leaves_is_always_detected(seed: int) -> None:
     async def run() -> None:
         place = await opened()
         for _ in range(25):
-            then = await place.look()
+            then = await place.observe()
             for _ in range(rng.randrange(1, 6)):
                 bookie = rng.choice((A, B, C))
                 await (

@@ -60,8 +60,8 @@ async def _numbers(registrations: Registrations) -> Collection[BookieId]:
 
 
 async def _look(registrations: Registrations) -> Collection[BookieId]:
-    nodes = await registrations._store.get_many(registrations.look_paths([BK1]))
-    return registrations.look_at([BK1], nodes).bookies.registered
+    nodes = await registrations._store.get_many(registrations.state_paths([BK1]))
+    return registrations.decode_states([BK1], nodes).bookies.registered
 
 
 @pytest.mark.parametrize("ask", [_asked_alone, _numbers, _look])

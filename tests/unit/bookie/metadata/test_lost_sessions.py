@@ -111,7 +111,7 @@ async def test_a_candidate_leaves_the_node_of_the_next_holder(
         assert (await ours.take(session)).is_own
     get = store.get
 
-    async def take_over() -> None:
+    async def take_lock() -> None:
         await pulsar.create(ours.path, b'"pulsar-auditor"', is_ephemeral=True)
         if is_leaving:  # auditors of bkheal do this
             await pulsar.set(ours.path, b'"pulsar-auditor"', 0)
@@ -119,7 +119,7 @@ async def test_a_candidate_leaves_the_node_of_the_next_holder(
     async def then(path: str) -> Node:
         monkeypatch.undo()
         node = await get(path)
-        await lose(store, take_over)
+        await lose(store, take_lock)
         return node
 
     monkeypatch.setattr(store, "get", then)

@@ -63,8 +63,8 @@ def test_entries_within_a_range(entries: frozenset[int], where: tuple[int, int])
 @given(sets(), sets())
 def test_union_and_difference(one: frozenset[int], other: frozenset[int]) -> None:
     first, second = EntryRuns.of(sorted(one)), EntryRuns.of(sorted(other))
-    assert finished(EntryRuns.uniting(first, second)) == EntryRuns.of(sorted(one | other))
-    assert list(finished(EntryRuns.uniting(first, second))) == sorted(one | other)
+    assert finished(EntryRuns.union_with_pauses(first, second)) == EntryRuns.of(sorted(one | other))
+    assert list(finished(EntryRuns.union_with_pauses(first, second))) == sorted(one | other)
     assert list(first.without(second)) == sorted(one - other)
     assert (first == second) == (one == other)
 
@@ -152,7 +152,7 @@ def test_each_step_over_a_long_list_is_short(held: EntryRuns) -> None:
     """The test counts calls, because a time would depend on the machine. A single step would have a million or more."""
     meter = Meter()
     assert meter.run(EntryRuns.decoding(held.encode())) == held
-    assert meter.run(EntryRuns.uniting(held, EntryRuns.of([1, ENTRIES + 5]))) is not None
+    assert meter.run(EntryRuns.union_with_pauses(held, EntryRuns.of([1, ENTRIES + 5]))) is not None
     metadata = make_metadata(
         *((start, "a b c d e") for start in range(0, ENTRIES, 100_000)), quorum=(2, 2), last=ENTRIES - 1
     )
@@ -185,7 +185,7 @@ def test_a_list_of_more_runs_than_readers_accept_in_groups_is_encoded_run_by_run
     held = EntryRuns.decode(encoded([(0, 3 * (EXPANDED_RUNS_MAX - 1), 1, 3)]))
     assert len(held.encode()) == 64 + 24
     more = EntryRuns.of([*range(3 * EXPANDED_RUNS_MAX, 3 * EXPANDED_RUNS_MAX + 9, 3)])
-    longer = finished(EntryRuns.uniting(held, more))
+    longer = finished(EntryRuns.union_with_pauses(held, more))
     assert len(longer.groups) == 1
     pieces = list(longer.encoded())
     assert max(map(len, pieces)) <= 24 * GROUPS_PER_STEP

@@ -29,10 +29,10 @@ from bookie.model.isolation import (
     Isolation,
     UnreadableIsolationError,
     allowed_bookies,
+    forbidden_members,
+    forbidden_members_text,
     isolation_of,
     isolation_problem,
-    strangers,
-    strangers_text,
 )
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.wire.port import Status
@@ -186,21 +186,21 @@ def test_misplaced_members_are_those_that_repair_would_never_choose(
     everyone = members.union(*groups.values())
     custom = wish(",".join(sorted(primary)), ",".join(sorted(secondary)))
     allowed = allowed_bookies(custom, known, everyone, len(members))
-    found = strangers(members, asked, known)
+    found = forbidden_members(members, asked, known)
     assert set(found) == members - allowed
-    assert all(each in strangers_text(found, asked, known) for each in found)
+    assert all(each in forbidden_members_text(found, asked, known) for each in found)
 
 
 def test_a_misplaced_member_is_named_with_the_reason() -> None:
     asked = Isolation(frozenset({"red"}), frozenset({"blue"}))
-    found = strangers(name_set("a x g"), asked, TOPOLOGY.groups)
-    assert strangers_text(found, asked, TOPOLOGY.groups) == (
+    found = forbidden_members(name_set("a x g"), asked, TOPOLOGY.groups)
+    assert forbidden_members_text(found, asked, TOPOLOGY.groups) == (
         "g outside the bookie groups red; secondary blue; "
         "x in the secondary bookie groups blue, and the primary groups red have enough bookies"
     )
-    assert strangers(name_set("a x"), None, TOPOLOGY.groups) == ()
-    assert strangers(name_set("a x"), asked, NO_GROUPS) == ()
-    assert strangers(name_set("a x"), Isolation(frozenset(), frozenset({"blue"})), TOPOLOGY.groups) == ()
+    assert forbidden_members(name_set("a x"), None, TOPOLOGY.groups) == ()
+    assert forbidden_members(name_set("a x"), asked, NO_GROUPS) == ()
+    assert forbidden_members(name_set("a x"), Isolation(frozenset(), frozenset({"blue"})), TOPOLOGY.groups) == ()
 
 
 def test_groups_are_read_from_pulsars_topology_and_a_host_means_all_its_bookies() -> None:
@@ -319,7 +319,7 @@ async def test_a_recovery_replaces_a_bookie_within_the_groups_of_its_ledger() ->
         ledger = await world.ledgers.create(LEDGER, metadata)
         await world.put_all(ledger, 0, 3)
         await world.put("a", recovery_world.packet(4))
-        world.hang_up("b")
+        world.stop_listening("b")
         closed = await world.recover()
         assert closed.members() <= name_set("a b c")
         assert "c" in closed.members()

@@ -143,7 +143,7 @@ def test_stretches_contain_each_kind_of_entry(ensemble_size: int, lists: list[se
         return entry % ensemble_size, *(entry in each for each in lists)
 
     runs = [EntryRuns.of(sorted(each)) for each in lists]
-    found = list(Stripe(ensemble_size, 1).stretches(runs, first, first + more))
+    found = list(Stripe(ensemble_size, 1).uniform_ranges(runs, first, first + more))
     shown = [entry for begin, end in found for entry in range(begin, end + 1)]
     assert shown == sorted(set(shown))
     assert set(shown) <= set(range(first, first + more + 1))
@@ -155,4 +155,4 @@ def test_the_number_of_stretches_does_not_depend_on_the_number_of_entries() -> N
     stripe, last = Stripe(5, 3), (1 << 62) - 1
     lists = [stripe.runs(position, 0, last) for position in range(5)]
     lists[0] = lists[0].without(EntryRuns.of([last // 2 - last // 2 % 5]))
-    assert len(list(stripe.stretches(lists, 0, last))) < 50
+    assert len(list(stripe.uniform_ranges(lists, 0, last))) < 50

@@ -46,7 +46,7 @@ class Process:
     async def reads(self, text: str, *, looks: int = 2) -> None:
         self.path.write_text(text)
         for _ in range(looks):
-            await self.watch.look()
+            await self.watch.check()
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ async def test_a_file_that_is_still_being_written_is_not_applied(process: Proces
     await process.reads("{}", looks=1)
     await process.reads('{"rate": 8}', looks=1)
     assert process.rates == [7]
-    await process.watch.look()
+    await process.watch.check()
     assert process.rates == [7, 8]
 
 
@@ -93,10 +93,10 @@ async def test_a_requested_reload_is_applied_at_once_and_logged(
     process: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
     process.path.write_text('{"rate": 7}')
-    await process.watch.look(is_asked=True)
+    await process.watch.check(is_asked=True)
     assert process.rates == [7]
     assert logged(caplog) == [("WARNING", "option changed")]
-    await process.watch.look(is_asked=True)
+    await process.watch.check(is_asked=True)
     assert logged(caplog) == [("WARNING", "configuration reloaded, no changes")]
 
 
@@ -108,7 +108,7 @@ async def test_a_refused_file_changes_nothing_and_is_logged_once(
     caplog.clear()
     process.path.write_bytes(content)
     for _ in range(5):
-        await process.watch.look()
+        await process.watch.check()
     assert process.rates == [5]
     assert logged(caplog) == [("ERROR", "configuration file is refused, the old values stay")]
     await process.reads('{"rate": 6}')
@@ -129,12 +129,12 @@ async def test_a_file_that_refers_to_another_is_applied_once_that_exists(
     source = ConfigSource(path, parse_with_other, START, {}, frozenset({"rate"}))
     watch = ConfigWatch(source, {"rate": rates.append}, ManualClock(turns=0))
     for _ in range(5):
-        await watch.look()
+        await watch.check()
     assert (rates, logged(caplog)) == ([], [("ERROR", "configuration file is refused, the old values stay")])
-    await watch.look(is_asked=True)
+    await watch.check(is_asked=True)
     assert logged(caplog) == [("ERROR", "configuration file is refused, the old values stay")]
     other.touch()
-    await watch.look()
+    await watch.check()
     assert (rates, logged(caplog)) == ([5], [("WARNING", "option changed")])
 
 
@@ -151,7 +151,7 @@ async def test_a_deleted_file_changes_nothing(process: Process, caplog: pytest.L
     caplog.clear()
     process.path.unlink()
     for _ in range(4):
-        await process.watch.look()
+        await process.watch.check()
     assert logged(caplog) == [("ERROR", "configuration file is refused, the old values stay")]
     await process.reads('{"rate": 6}')
     assert process.rates == [5, 6]
@@ -166,11 +166,11 @@ async def test_changes_of_a_mounted_config_map_are_detected(tmp_path: Path) -> N
     (tmp_path / "..data").symlink_to("one")
     (tmp_path / "bkheal.toml").symlink_to("..data/bkheal.toml")
     process = Process(tmp_path / "bkheal.toml")
-    await process.watch.look()
+    await process.watch.check()
     (tmp_path / "..tmp").symlink_to("two")
     (tmp_path / "..tmp").rename(tmp_path / "..data")
-    await process.watch.look()
-    await process.watch.look()
+    await process.watch.check()
+    await process.watch.check()
     assert process.rates == [5]
 
 
@@ -199,8 +199,8 @@ async def test_a_change_between_the_start_and_the_first_check_is_detected(tmp_pa
     path = tmp_path / "bkheal.toml"
     path.write_text('{"rate": 5}')
     process = Process(path)
-    await process.watch.look()
-    await process.watch.look()
+    await process.watch.check()
+    await process.watch.check()
     assert process.rates == [5]
 
 

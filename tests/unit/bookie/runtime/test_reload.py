@@ -24,7 +24,7 @@ def test_a_live_option_is_applied_and_others_wait_for_a_restart() -> None:
 
 def test_an_option_set_by_flag_or_variable_does_not_follow_the_file() -> None:
     decision = decide(source(rate="--rate", racks="BKHEAL_RACKS"), START, START | {"rate": 5, "racks": 3})
-    assert decision == Decision(outranked=(Change("racks", 2, 3), Change("rate", 1, 5)))
+    assert decision == Decision(overridden=(Change("racks", 2, 3), Change("rate", 1, 5)))
 
 
 def test_each_change_is_reported_once() -> None:

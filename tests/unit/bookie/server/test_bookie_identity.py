@@ -22,7 +22,7 @@ from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock
 from bookie.server.joining.admission import Admission, RoleDirectory, admit, stamp
-from bookie.server.joining.directories import INCARNATION_FILE, VERSION_FILE, LocalDirectory, Role, look
+from bookie.server.joining.directories import INCARNATION_FILE, VERSION_FILE, LocalDirectory, Role, read_directory
 from bookie.server.joining.identity import (
     Evidence,
     IdentityError,
@@ -377,13 +377,13 @@ async def test_a_cluster_of_apaches_bookies_is_refused(machine: Machine) -> None
 async def test_only_other_files_than_cookie_and_incarnation_count_as_data(tmp_path: Path) -> None:
     disk = await FileDisk.acquire(tmp_path)
     try:
-        assert await look(Role.JOURNAL, "/j", disk) == LocalDirectory(Role.JOURNAL, "/j")
+        assert await read_directory(Role.JOURNAL, "/j", disk) == LocalDirectory(Role.JOURNAL, "/j")
         await disk.replace(VERSION_FILE, b"version")
         await disk.replace(INCARNATION_FILE, b"uuid\n")
         (tmp_path / f"{VERSION_FILE}.tmp").touch()
-        assert await look(Role.JOURNAL, "/j", disk) == LocalDirectory(Role.JOURNAL, "/j", b"version", "uuid")
+        assert await read_directory(Role.JOURNAL, "/j", disk) == LocalDirectory(Role.JOURNAL, "/j", b"version", "uuid")
         await disk.make_directory("journal")
-        assert (await look(Role.JOURNAL, "/j", disk)).has_data
+        assert (await read_directory(Role.JOURNAL, "/j", disk)).has_data
     finally:
         await disk.close()
 
@@ -550,7 +550,7 @@ async def test_a_directory_that_does_not_answer_has_a_deadline(tmp_path: Path) -
         await asyncio.Event().wait()
 
     with pytest.raises(StalledDiskError, match=r"cannot read /ledgers: its disk did not answer for 0\.02 s"):
-        await look(Role.LEDGERS, "/ledgers", MemoryDisk(before=hang), silent_s=0.02)
+        await read_directory(Role.LEDGERS, "/ledgers", MemoryDisk(before=hang), silent_s=0.02)
 
 
 async def test_of_two_first_starts_under_one_id_the_later_one_is_refused(machine: Machine, tmp_path: Path) -> None:

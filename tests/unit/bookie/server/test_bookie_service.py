@@ -13,7 +13,7 @@ from bookie.model.packet import pack_lac
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.fault_points import inject_faults
 from bookie.server.service import ServiceLimits
-from bookie.storage.disks.memory import MemoryDisk, Operation, give_way
+from bookie.storage.disks.memory import MemoryDisk, Operation, yield_control
 from bookie.storage.entry_logs.entry_log import log_path
 from bookie.storage.port import DiskError
 from bookie.storage.store import LedgerStorage
@@ -65,7 +65,7 @@ class Bookie:
         gate = self.index.before = Gate(Operation.INDEX_READ)
         poll = asyncio.create_task(self.wait_lac(beyond))
         await gate.has_begun.wait()
-        self.index.before = give_way
+        self.index.before = yield_control
         gate.open()
         return poll
 
@@ -82,7 +82,7 @@ def found(entry_id: int, lac: int) -> EntryResult:
 async def a_bookie(clock: Clock) -> AsyncIterator[Bookie]:
     bookie = await open_bookie(clock, limits=ServiceLimits(add_bytes_max=1000, reads_max=2, lac_waiters_max=2))
     yield Bookie(bookie)
-    bookie.journal.before = bookie.index.before = give_way
+    bookie.journal.before = bookie.index.before = yield_control
     await bookie.storage.abort()
 
 
@@ -168,7 +168,7 @@ async def test_a_bug_in_one_request_is_answered_and_logged(bookie: Bookie, caplo
     reply = await bookie.service.answer("", ReadLast(LEDGER))
     assert (reply.status, "ZeroDivisionError" in reply.detail) == (Status.IO_ERROR, False)
     assert "ZeroDivisionError" in caplog.text
-    bookie.index.before = give_way
+    bookie.index.before = yield_control
     assert (await bookie.add(0)).status is Status.OK
 
 

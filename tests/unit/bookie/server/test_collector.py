@@ -22,7 +22,7 @@ from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.fault_points import inject_faults
 from bookie.server.upkeep.collector import Collector, CollectorReport, CollectorSettings
 from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
-from bookie.storage.disks.memory import Operation, give_way
+from bookie.storage.disks.memory import Operation, yield_control
 from bookie.storage.entry_logs.entry_log import log_path
 from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.settings import StorageSettings
@@ -197,7 +197,7 @@ async def test_an_entry_log_that_cannot_be_opened_does_not_prevent_compaction_of
         assert report.compacted is not None
         assert (report.stopped, report.compacted.removed_logs, report.compacted.kept_damaged) == ("", removed_logs, 1)
     assert await world.disk.names("entries") == names(2, 4, 5)
-    world.disk.before = give_way
+    world.disk.before = yield_control
     report = await world.collector.run_pass()
     assert report.compacted is not None
     assert (report.compacted.removed_logs, report.compacted.kept_damaged) == (1, 0)

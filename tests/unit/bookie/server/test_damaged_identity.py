@@ -16,7 +16,7 @@ from bookie.server.joining.directories import (
     VERSION_FILE,
     LocalDirectory,
     Role,
-    look,
+    read_directory,
 )
 from bookie.server.joining.identity import Decision, Evidence, IdentityError, KnownBookie, NewIncarnation, decide
 from bookie.storage.disks.memory import MemoryDisk
@@ -46,7 +46,7 @@ async def directory(empty: LocalDirectory, files: Files) -> LocalDirectory:
     disk = MemoryDisk()
     for name, content in files.items():
         await disk.replace(name, content)
-    return replace(await look(empty.role, empty.path, disk), has_data=True)
+    return replace(await read_directory(empty.role, empty.path, disk), has_data=True)
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -13,7 +13,7 @@ from bookie.runtime.tasks import cancel
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.disk_watch import DiskWatch
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, yield_control
 from bookie.storage.port import StalledDiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
@@ -66,10 +66,10 @@ class DiskWatchWorld(MemoryCluster):
     def leave_free(self, size: int) -> None:
         self.ledger_disk.capacity_bytes = self.ledger_disk.used_bytes() + size
 
-    async def look(self, free: int) -> tuple[bool, Status, Status]:
+    async def check(self, free: int) -> tuple[bool, Status, Status]:
         """Return whether the bookie is registered as read-only, and the answers to a plain add and a recovery add."""
         self.leave_free(free)
-        await self.watch.look()
+        await self.watch.check()
         is_read_only = US in (await self.registrations.list()).read_only
         return is_read_only, await self.add(is_recovery=False), await self.add(is_recovery=True)
 
@@ -82,14 +82,14 @@ class DiskWatchWorld(MemoryCluster):
 async def test_adds_are_refused_and_accepted_again_step_by_step() -> None:
     world = await DiskWatchWorld().open()
     ok, refused = Status.OK, Status.READ_ONLY
-    assert await world.look(THRESHOLD) == (False, ok, ok)
-    assert await world.look(THRESHOLD - 1) == (True, refused, ok)
-    assert await world.look(int(THRESHOLD * 0.4)) == (True, refused, ok)
-    assert await world.look(int(THRESHOLD * 0.4) - 1) == (True, refused, refused)
-    assert await world.look(int(THRESHOLD * 0.45)) == (True, refused, refused)
-    assert await world.look(int(THRESHOLD * 0.5)) == (True, refused, ok)
-    assert await world.look(int(THRESHOLD * 1.24)) == (True, refused, ok)
-    assert await world.look(int(THRESHOLD * 1.25)) == (False, ok, ok)
+    assert await world.check(THRESHOLD) == (False, ok, ok)
+    assert await world.check(THRESHOLD - 1) == (True, refused, ok)
+    assert await world.check(int(THRESHOLD * 0.4)) == (True, refused, ok)
+    assert await world.check(int(THRESHOLD * 0.4) - 1) == (True, refused, refused)
+    assert await world.check(int(THRESHOLD * 0.45)) == (True, refused, refused)
+    assert await world.check(int(THRESHOLD * 0.5)) == (True, refused, ok)
+    assert await world.check(int(THRESHOLD * 1.24)) == (True, refused, ok)
+    assert await world.check(int(THRESHOLD * 1.25)) == (False, ok, ok)
 
 
 @in_virtual_time
@@ -104,8 +104,8 @@ async def test_plain_adds_are_accepted_while_the_bookie_is_registered_as_writabl
         return None
 
     world.store.fault_hook = add
-    await world.look(THRESHOLD - 1)
-    await world.look(THRESHOLD * 2)
+    await world.check(THRESHOLD - 1)
+    await world.check(THRESHOLD * 2)
     assert {is_announced for is_announced, _ in answers} == {True, False}
     assert {status for _, status in answers} == {Status.OK}
 
@@ -116,14 +116,14 @@ async def test_a_full_disk_makes_the_bookie_read_only_without_flapping() -> None
     await world.add(is_recovery=False)
     world.journal.capacity_bytes = world.journal.used_bytes() + 3
     assert await world.add(is_recovery=True) is Status.READ_ONLY
-    await world.watch.look()
+    await world.watch.check()
     assert US in (await world.registrations.list()).read_only
     world.journal.capacity_bytes = 1 << 40
     await world.clock.sleep(5)
     assert await world.add(is_recovery=True) is Status.OK
-    assert (await world.look(1 << 20))[:2] == (True, Status.READ_ONLY)
+    assert (await world.check(1 << 20))[:2] == (True, Status.READ_ONLY)
     await world.clock.sleep(60)
-    assert await world.look(1 << 20) == (False, Status.OK, Status.OK)
+    assert await world.check(1 << 20) == (False, Status.OK, Status.OK)
 
 
 class HangingSync:
@@ -178,7 +178,7 @@ async def test_a_bookie_that_was_suspended_for_a_minute_reports_no_stalled_disk(
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
     loop.pass_time(600)
-    await world.watch.look()
+    await world.watch.check()
     assert not world.storage.fatal.done()
     assert world.watch.reasons == ()
     sync.answers.set()
@@ -254,11 +254,11 @@ async def test_a_disk_that_is_slow_but_writes_is_not_stalled() -> None:
     adding = asyncio.create_task(adds())
     assert not await watched_for(world, 120)
     assert not world.storage.fatal.done()
-    world.journal.before = give_way
+    world.journal.before = yield_control
     await cancel(adding)
 
 
 @in_virtual_time
 async def test_with_a_threshold_of_zero_the_bookie_stays_writable() -> None:
     world = await DiskWatchWorld().open(threshold=0)
-    assert await world.look(1000) == (False, Status.OK, Status.OK)
+    assert await world.check(1000) == (False, Status.OK, Status.OK)

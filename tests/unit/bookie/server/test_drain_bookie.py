@@ -28,7 +28,7 @@ async def test_a_drained_bookie_is_read_only_until_the_drain_is_cancelled() -> N
     keeper = RegistrationKeeper(store, registrations, US, service_info("h", 1, "uuid"), clock, takeover_deadline_s=5)
     drains = Drains(store, ROOT)
     drain = DrainWatch(drains, US, clock)
-    await drain.look()
+    await drain.check()
     await keeper.start(is_read_only=False)
     watch = DiskWatch(
         (bookie.ledgers,),
@@ -39,7 +39,7 @@ async def test_a_drained_bookie_is_read_only_until_the_drain_is_cancelled() -> N
         read_only_below_bytes=0,
         is_read_only_requested=lambda: drain.is_drained,
     )
-    following = asyncio.create_task(drain.run(watch.look))
+    following = asyncio.create_task(drain.run(watch.check))
 
     async def is_read_only() -> bool:
         return bookie.service.is_read_only and US in (await registrations.list()).read_only

@@ -18,7 +18,7 @@ from bookie.server.measured import MeasuredService, TimedDisk
 from bookie.server.metrics import Sampler, bookie_metrics
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.collector import CollectorReport
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, yield_control
 from bookie.storage.entry_logs.compaction import CompactionResult
 from bookie.storage.port import DiskError
 from bookie.storage.settings import StorageSettings
@@ -67,7 +67,7 @@ async def bookie() -> AsyncIterator[Bookie]:
     timed = TimedDisk(journal, metrics, SystemClock())
     storage = await LedgerStorage.open(timed, ledgers, MemoryIndex(), StorageSettings(), SystemClock())
     yield Bookie(metrics, storage, journal, ledgers)
-    journal.before = give_way
+    journal.before = yield_control
     await storage.abort()
 
 
@@ -143,7 +143,7 @@ async def test_disks_and_limbo_are_shown(bookie: Bookie) -> None:
     clock = SystemClock()
     await bookie.storage.set_limbo([LedgerId(n) for n in range(2500)])
     sampler = Sampler(bookie.metrics, {"journal": bookie.journal, "ledgers": bookie.ledgers}, bookie.storage, clock)
-    await sampler.look()
+    await sampler.update()
     assert bookie.value(names.LIMBO) == 2500
     total, free = await bookie.ledgers.space()
     assert bookie.value(names.DISK_TOTAL, disk="ledgers") == total
@@ -153,9 +153,9 @@ async def test_disks_and_limbo_are_shown(bookie: Bookie) -> None:
 async def test_refused_polls_are_counted(bookie: Bookie) -> None:
     refused = 3
     sampler = Sampler(bookie.metrics, {}, bookie.storage, SystemClock(), polls_refused=lambda: refused)
-    await sampler.look()
+    await sampler.update()
     refused = 5
-    await sampler.look()
+    await sampler.update()
     assert bookie.value(names.POLLS_REFUSED) == 5
 
 
@@ -166,7 +166,7 @@ async def test_the_read_cache_is_counted(bookie: Bookie) -> None:
     sampler = Sampler(bookie.metrics, {"ledgers": bookie.ledgers}, bookie.storage, SystemClock())
     for number in range(20):  # from the second read on, the reads count as sequential
         await bookie.storage.read(LEDGER, [EntryId(number)])
-        await sampler.look()
+        await sampler.update()
     assert (bookie.value(names.CACHE_HITS), bookie.value(names.CACHE_MISSES)) == (18, 2)
     assert bookie.value(names.READ_AHEAD_BYTES) == sum(map(len, entries[1:]))
 
@@ -177,14 +177,14 @@ async def test_a_disk_that_does_not_answer_keeps_its_last_values(
     sampler = Sampler(
         bookie.metrics, {"journal": bookie.journal, "ledgers": bookie.ledgers}, bookie.storage, SystemClock()
     )
-    await sampler.look()
+    await sampler.update()
     before = bookie.value(names.DISK_TOTAL, disk="ledgers")
 
     async def gone(disk: MemoryDisk) -> tuple[int, int]:
         raise DiskError("the device is gone")
 
     monkeypatch.setattr(MemoryDisk, "space", gone)
-    await sampler.look()
+    await sampler.update()
     assert bookie.value(names.DISK_TOTAL, disk="ledgers") == before > 0
 
 

@@ -21,7 +21,7 @@ from bookie.server.joining.admission import Admission, RoleDirectory, admit
 from bookie.server.joining.directories import Role
 from bookie.server.joining.identity import IdentityError, Refusal
 from bookie.server.joining.limbo import finish_start
-from bookie.storage.disks.memory import Operation, give_way
+from bookie.storage.disks.memory import Operation, yield_control
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 from tests.worlds.cluster import MemoryCluster
@@ -266,7 +266,7 @@ async def test_a_start_may_be_interrupted_anywhere(is_power_lost: bool) -> None:
         else:
             world.machine = world.machine.after_kill()
         for twin in (world.machine.journal, world.machine.ledgers, world.machine.index):
-            twin.before = give_way
+            twin.before = yield_control
         admitted, storage = await world.start(is_new=True)
         await world.check(admitted, storage)
         await storage.close()

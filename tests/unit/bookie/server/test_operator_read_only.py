@@ -13,7 +13,7 @@ from bookie.server.upkeep.operator_read_only import (
     read_recorded_request,
     write_recorded_request,
 )
-from bookie.storage.disks.memory import MemoryDisk, Operation, give_way
+from bookie.storage.disks.memory import MemoryDisk, Operation, yield_control
 from bookie.storage.port import DiskError
 
 WISH = ReadOnlyRequest("ops", 1)
@@ -51,5 +51,5 @@ async def test_a_request_that_cannot_be_recorded_changes_nothing(
     disk.before = failing
     with pytest.raises(DiskError):
         await mode.set(after)
-    disk.before = give_way
+    disk.before = yield_control
     assert (mode.wish, await read_recorded_request(disk)) == (before, before)

@@ -214,7 +214,7 @@ async def test_either_disk_makes_the_bookie_read_only_and_writable_again(
     disk = which(disks)
     for capacity, is_read_only in ((10_000, False), (3_000, True), (4_500, True), (10_000, False)):
         disk.capacity_bytes = capacity + disk.used_bytes()
-        await disks.watch.look()
+        await disks.watch.check()
         assert disks.service.is_read_only is is_read_only
         assert await world.watcher.list() == (READ_ONLY if is_read_only else WRITABLE)
 
@@ -229,7 +229,7 @@ async def test_read_only_is_announced_before_adds_are_refused(world: KeeperWorld
     world.store.fault_hook = note
     for capacity in (0, 100_000):
         disks.ledgers.capacity_bytes = capacity
-        await disks.watch.look()
+        await disks.watch.check()
     assert was_refusing_at_announcement
     assert not any(was_refusing_at_announcement)
 
@@ -240,7 +240,7 @@ async def test_a_full_disk_makes_the_bookie_read_only_without_waiting_for_the_st
     monkeypatch.setattr("bookie.server.upkeep.disk_watch.ANNOUNCE_DEADLINE_S", 0.05)
     world.store.expire()
     disks.ledgers.capacity_bytes = 0
-    await disks.watch.look()
+    await disks.watch.check()
     assert disks.service.is_read_only
     world.store.resume()
     await world.until(READ_ONLY)

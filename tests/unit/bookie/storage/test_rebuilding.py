@@ -161,7 +161,7 @@ async def one_log() -> tuple[MemoryDisk, MemoryDisk, str]:
     return journal, ledgers, log_path(log_id)
 
 
-async def look(journal: MemoryDisk, ledgers: MemoryDisk) -> tuple[list[int], int]:
+async def open_damaged(journal: MemoryDisk, ledgers: MemoryDisk) -> tuple[list[int], int]:
     """Return the answers for four entries and the number of findings. No entry may be wrong or absent."""
     store, found = await rebuilt(journal.restarted(), ledgers)
     results = await read(store, L1, *range(4))
@@ -178,7 +178,7 @@ async def test_a_damaged_byte_loses_at_most_its_entry_and_is_reported() -> None:
     for byte in range(size):
         damaged = ledgers.restarted()
         damaged.flip_bit(path, byte * 8)
-        served, findings = await look(journal, damaged)
+        served, findings = await open_damaged(journal, damaged)
         hit = [(byte - HEADER_SIZE) // record] if byte >= HEADER_SIZE else []
         assert served == [number for number in range(4) if number not in hit]
         assert findings == 1
@@ -190,7 +190,7 @@ async def test_a_log_truncated_anywhere_keeps_the_entries_before_that() -> None:
     for end in range(HEADER_SIZE, size):
         damaged = ledgers.restarted()
         damaged.cut(path, end)
-        served, findings = await look(journal, damaged)
+        served, findings = await open_damaged(journal, damaged)
         assert served == list(range((end - HEADER_SIZE) // record))
         assert findings == int((end - HEADER_SIZE) % record > 0)
 
@@ -270,7 +270,7 @@ class _BadSectors:
             raise DiskError("input/output error")
         return await self._file.read(ranges)
 
-    def read_at_once(self, offset: int, size: int) -> bytes | None:
+    def read_cached(self, offset: int, size: int) -> bytes | None:
         return None
 
 

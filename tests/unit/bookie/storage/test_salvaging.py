@@ -12,7 +12,7 @@ import pytest
 
 from bookie.model.ids import LedgerId
 from bookie.storage import salvaging
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, yield_control
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_path
 from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.journal.format import FILE_HEADER_SIZE
@@ -423,7 +423,7 @@ async def test_entries_moved_by_compaction_are_served_whichever_writes_the_index
         await add(store, L2, 1)
         await store.checkpoint()
     await store.abort()
-    disks.index.before = give_way
+    disks.index.before = yield_control
     outcomes = Counter[bool]()
     for index in older:
         copy = disks.with_index(index)

@@ -9,7 +9,7 @@ import pytest
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.clock import SystemClock
 from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, give_way
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, yield_control
 from bookie.storage.errors import DamagedJournalError, WrongJournalError
 from bookie.storage.inspection import inspect
 from bookie.storage.port import DiskError, DiskFullError
@@ -202,7 +202,7 @@ async def test_a_full_journal_does_not_prevent_trimming_of_the_others() -> None:
     with pytest.raises(DiskFullError):
         await store.checkpoint()
     assert len(files(disks.journals[1])) <= 1
-    disks.journals[0].before = give_way
+    disks.journals[0].before = yield_control
     await store.close()
 
 
@@ -244,7 +244,7 @@ async def test_a_failing_journal_stops_all_of_them() -> None:
     assert store.fatal.done()
     assert (await store.add(AddBatch(EVEN, KEY, [raw_entry(EVEN, 0)]))).status is Status.IO_ERROR
     await store.close()
-    disks.journals[1].before = give_way
+    disks.journals[1].before = yield_control
 
 
 async def test_a_full_journal_makes_the_store_read_only_and_the_others_still_accept_fences() -> None:

@@ -154,11 +154,11 @@ async def test_no_add_is_acknowledged_after_a_fence_answer_without_it(world: Sto
     rng = random.Random(seed)
     acknowledged: list[int] = []
 
-    async def give_way_at_random(operation: Operation, path: str) -> None:
+    async def yield_at_random(operation: Operation, path: str) -> None:
         for _ in range(rng.randrange(4)):
             await asyncio.sleep(0)
 
-    world.journal.before = world.index.before = world.ledgers.before = give_way_at_random
+    world.journal.before = world.index.before = world.ledgers.before = yield_at_random
 
     async def writer() -> None:
         for number in range(30):

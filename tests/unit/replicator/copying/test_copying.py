@@ -232,7 +232,7 @@ async def test_an_entry_missing_on_every_holder_is_evidence_and_not_retried() ->
             at.bookies[name].results[EntryId(5)] = answers(Status.NO_ENTRY if name != "c" else Status.CORRUPT)
         outcome = await at.copy()
         assert not outcome.is_complete
-        assert outcome.is_hopeless
+        assert outcome.is_permanent_failure
         (entry,) = outcome.unreadable
         assert {(a.bookie, a.status) for a in entry.answers} <= {
             ("a", Status.NO_ENTRY),
@@ -245,10 +245,10 @@ async def test_an_entry_missing_on_every_holder_is_evidence_and_not_retried() ->
 @in_virtual_time
 async def test_no_answer_is_not_absence() -> None:
     async with scene(members="a b c", quorum=3) as at:
-        at.bookies.hang_up("a")
+        at.bookies.stop_listening("a")
         at.bookies["c"].results[EntryId(7)] = answers(Status.NO_ENTRY)
         outcome = await at.copy()
-        assert not outcome.is_hopeless
+        assert not outcome.is_permanent_failure
         assert [entry.entry_id for entry in outcome.unreadable] == [7]
         assert outcome.unreadable[0].is_final is False
 
@@ -264,7 +264,7 @@ async def test_an_answer_without_results_is_not_absence() -> None:
             lacking.update(holders)
 
         outcome = await at.copy(note_lacking=note)
-        assert not outcome.is_hopeless
+        assert not outcome.is_permanent_failure
         assert [entry.entry_id for entry in outcome.unreadable] == [7]
         assert not lacking
 
@@ -374,7 +374,7 @@ async def test_a_target_that_refuses_ends_the_copy(status: Status) -> None:
 @in_virtual_time
 async def test_an_unreachable_target_ends_the_copy() -> None:
     async with scene() as at:
-        at.bookies.hang_up("t")
+        at.bookies.stop_listening("t")
         outcome = await at.copy()
         assert outcome.target_failure is not None
         assert outcome.target_failure.status is Status.UNREACHABLE
@@ -532,7 +532,7 @@ async def test_without_a_digest_the_majority_decides() -> None:
 @in_virtual_time
 async def test_without_a_digest_differing_copies_without_a_majority_are_not_used() -> None:
     outcome, stored, _ = await dummy_outcome({"a": None, "d": Status.NO_ENTRY})
-    assert outcome.is_hopeless
+    assert outcome.is_permanent_failure
     assert 3 not in stored
     assert "copies differ" in outcome.unreadable[0].answers[0].detail
 

@@ -170,7 +170,7 @@ async def test_an_entry_that_no_bookie_serves_ends_only_the_copies_that_need_it(
         for name in "ace":
             at.bookies[name].results[lacked] = answers(Status.NO_ENTRY)
         outcomes = await at.copy()
-        assert outcomes["bt"].is_hopeless
+        assert outcomes["bt"].is_permanent_failure
         (entry,) = outcomes["bt"].unreadable
         assert entry.entry_id == lacked
         assert {answer.status for answer in entry.answers} == {Status.NO_ENTRY}
@@ -184,7 +184,7 @@ async def test_an_entry_that_no_bookie_serves_is_evidence_for_both_targets_that_
         at.bookies["a"].results[EntryId(50)] = answers(Status.CORRUPT)
         outcomes = await at.copy()
         for name in ("bt", "ct"):
-            assert outcomes[name].is_hopeless
+            assert outcomes[name].is_permanent_failure
             (entry,) = outcomes[name].unreadable
             assert (entry.entry_id, [(answer.bookie, answer.status) for answer in entry.answers]) == (
                 50,
@@ -199,7 +199,7 @@ async def test_a_missing_answer_is_retried_and_is_not_absence_for_any_target() -
         outcomes = await at.copy()
         for name in ("bt", "ct"):
             assert outcomes[name].unreadable_count == 1
-            assert not outcomes[name].is_hopeless
+            assert not outcomes[name].is_permanent_failure
 
 
 @in_virtual_time
@@ -211,10 +211,10 @@ async def test_a_member_filled_in_place_is_read_last_for_its_missing_entries_and
         at.bookies["b"].results[EntryId(7)] = answers(Status.TIMEOUT)
         outcomes = await at.copy(b=EntryRuns(((20, 99),)))
         assert [answer.bookie for answer in outcomes["b"].unreadable[0].answers] == ["a"]
-        assert outcomes["b"].is_hopeless
+        assert outcomes["b"].is_permanent_failure
         answered = [entry for entry in outcomes["ct"].unreadable if entry.entry_id == 7]
         assert {answer.bookie for entry in answered for answer in entry.answers} == {"a", "b"}
-        assert not outcomes["ct"].is_hopeless
+        assert not outcomes["ct"].is_permanent_failure
         assert {entry_id for ids in at.bookies["b"].reads for entry_id in ids} & set(range(20)) == {7}
 
 

@@ -92,7 +92,7 @@ async def test_a_long_list_is_read_in_steps() -> None:
     async with a_world("") as world:
         await park_all(world, count)
         queue, turns = await refresh_while_counting(world)
-        assert queue.outlook.parked == count
+        assert queue.queue_state.parked == count
         assert turns.count >= count / task_queue.TASKS_JUDGED_PER_STEP
 
 
@@ -119,7 +119,7 @@ async def test_no_step_of_the_longest_list_takes_more_than_50_ms() -> None:
         try:
             for _ in range(2):
                 queue, turns = await refresh_while_counting(world)
-                assert queue.outlook.parked == TASKS
+                assert queue.queue_state.parked == TASKS
                 assert turns.longest_s <= STEP_S_MAX
         finally:
             gc.enable()

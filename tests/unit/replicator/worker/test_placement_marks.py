@@ -7,7 +7,7 @@ import pytest
 from bookie.metadata.port import NoNodeError
 from bookie.model.ids import LedgerId
 from replicator.knowledge import absence
-from replicator.telemetry.events import Ending, Outlook
+from replicator.telemetry.events import Ending, QueueState
 from tests.unit.replicator.worker.test_worker_absences import with_cookies
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import a_world
@@ -30,7 +30,7 @@ async def test_a_placement_mark_stays_and_is_counted_and_logged_once(caplog: pyt
         recorder = await world.heal()
         assert [(each.ledger_id, each.ending) for each in recorder.results] == [(OTHER, Ending.REPAIRED)]
         assert await world.task(LEDGER) == before
-        assert recorder.outlook == Outlook(left=1)
+        assert recorder.queue_state == QueueState(left=1)
         assert sum("placement marks are left" in record.getMessage() for record in caplog.records) == 1
         assert await world.tasks.locks.locked() == frozenset()
         await world.assert_whole(OTHER, packets)

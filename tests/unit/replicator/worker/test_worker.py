@@ -219,7 +219,7 @@ async def test_a_registered_bookie_that_does_not_answer_is_neither_healthy_nor_l
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))
-        world.bookies.hang_up("b")
+        world.bookies.stop_listening("b")
         recorder = await world.heal()
         assert recorder.endings() == [*[Ending.FAILED] * 4, Ending.PARKED]
         assert recorder.results[-1].reason is ParkReason.UNREACHABLE_BOOKIES
@@ -232,7 +232,7 @@ async def test_a_parked_task_with_an_unreachable_bookie_is_repaired_minutes_afte
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))
-        world.bookies.hang_up("b")
+        world.bookies.stop_listening("b")
         running = world.worker(once=False)
         async with world.running(running):
             await until(lambda: is_parked(world))
@@ -245,7 +245,7 @@ async def test_an_unreachable_bookie_that_is_lost_is_replaced_at_once() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.tasks.marking.mark(LEDGER, names("b"))
-        world.bookies.hang_up("b")
+        world.bookies.stop_listening("b")
         running = world.worker(once=False)
         async with world.running(running):
             await until(lambda: is_parked(world))

@@ -187,7 +187,7 @@ async def test_repairs_do_not_wait_for_a_scan_of_many_debts(monkeypatch: pytest.
             await asyncio.Event().wait()
             return 0
 
-        monkeypatch.setattr(Repayment, "look", long)
+        monkeypatch.setattr(Repayment, "mark_movable", long)
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         running = world.worker(once=False)
         async with world.running(running):
@@ -322,22 +322,22 @@ async def test_debts_are_scanned_rarely_however_often_bookies_come_and_go() -> N
 
         store.fault_hook = count
         repayment = Repayment(ports, Worker(ports, ReplicatorSettings("zk://m/l"), Recorder(), "w")._absences)
-        assert await repayment.look() == 0
+        assert await repayment.mark_movable() == 0
         looked = reads
         for _ in range(5):
             await world.register("c")
             await world.clock.sleep(3)
-            assert await repayment.look() == 0
+            assert await repayment.mark_movable() == 0
             await world.kill("c")
             await world.clock.sleep(3)
-            assert await repayment.look() == 0
+            assert await repayment.mark_movable() == 0
         assert reads == looked
         await world.register("x")
         await world.clock.sleep(PAUSE_S)
-        assert await repayment.look() == 20
+        assert await repayment.mark_movable() == 20
         assert len(await world.tasks.list()) == 20
         await world.clock.sleep(ROUND_S)
-        assert await repayment.look() == 0  # they are already marked
+        assert await repayment.mark_movable() == 0  # they are already marked
 
 
 @in_virtual_time
@@ -361,10 +361,10 @@ async def test_a_debt_does_not_end_before_the_repair_that_recorded_it() -> None:
         store = world.session()
         ports = replace(world.ports(store), placement=await load_placement(store, world.cluster))
         repayment = Repayment(ports, Worker(ports, ReplicatorSettings("zk://m/l"), Recorder(), "w")._absences)
-        await repayment.look()
+        await repayment.mark_movable()
         assert [debt.ledger_id for debt in await debts(world).list()] == [LEDGER]
         await world.register("x")
         assert (await heal(world)).endings() == [Ending.NOTHING_MISSING]
         await world.clock.sleep(ROUND_S)
-        await repayment.look()
+        await repayment.mark_movable()
         assert await debts(world).list() == []

@@ -21,7 +21,7 @@ from bookie.wire.port import Status
 from replicator.knowledge import absence
 from replicator.repair import execution
 from replicator.settings import ReplicatorSettings
-from replicator.telemetry.events import Ending, Outlook
+from replicator.telemetry.events import Ending, QueueState
 from replicator.worker import RunEnd, Worker
 from tests.unit.replicator.worker.test_worker_absences import with_cookies
 from tests.worlds.ledgers import LEDGER, make_metadata, names
@@ -203,7 +203,7 @@ async def test_nothing_is_moved_while_too_many_bookies_are_missing() -> None:
         await world.kill("c", "y", "z")
         await world.kill("x")
         recorder = await heal(world)
-        assert (recorder.results, recorder.outlook) == ([], Outlook(left=1))
+        assert (recorder.results, recorder.queue_state) == ([], QueueState(left=1))
         await world.register("x", "y")
         assert (await heal(world)).endings() == [Ending.MOVED]
 

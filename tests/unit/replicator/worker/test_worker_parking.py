@@ -85,7 +85,7 @@ async def test_an_unreachable_source_fails_the_attempt_and_does_not_park_the_tas
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
         await world.lose("b")
         world.bookies["a"].results[EntryId(3)] = answers(Status.NO_ENTRY)
-        world.bookies.hang_up("c")
+        world.bookies.stop_listening("c")
         running = world.worker(once=False).start()
         await asyncio.sleep(60)
         assert set(running.recorder.endings()) == {Ending.FAILED}

@@ -287,7 +287,7 @@ async def test_a_source_that_dies_during_a_pull_loses_no_entry() -> None:
     async with scene() as at:
 
         async def die() -> None:
-            at.world.bookies.hang_up("c")
+            at.world.bookies.stop_listening("c")
 
         at.world.bookies[TARGET].before_copy = die
         healed = await at.heal()

@@ -39,7 +39,7 @@ async def test_the_whole_plan_is_reserved_before_a_target_is_contacted_and_relea
         seen: list[set[tuple[int, int]]] = []
         targets: set[str] = set()
 
-        async def look() -> None:
+        async def note_reserved() -> None:
             reserved = await world.reservations.read(LEDGER)
             assert reserved is not None
             seen.append({(each.first_entry_id, each.position) for each in reserved.reservations})
@@ -47,8 +47,8 @@ async def test_the_whole_plan_is_reserved_before_a_target_is_contacted_and_relea
             assert {each.incarnation for each in reserved.reservations} == {"1"}
 
         for name in "tu":
-            world.bookies[name].before_list = look
-            world.bookies[name].before_add = look
+            world.bookies[name].before_list = note_reserved
+            world.bookies[name].before_add = note_reserved
         running = world.worker()
         order: list[str] = []
 
@@ -83,7 +83,7 @@ async def test_a_replacement_for_a_target_that_refused_is_reserved_before_it_get
         refused: list[str] = []
         reserved: dict[str, bool] = {}
 
-        def look(name: str) -> Callable[[], Coroutine[None, None, None]]:
+        def note_reserved(name: str) -> Callable[[], Coroutine[None, None, None]]:
             async def reservation_names_it() -> None:
                 record = await world.reservations.read(LEDGER)
                 reserved[name] = record is not None and record.names(BookieId(name))
@@ -94,7 +94,7 @@ async def test_a_replacement_for_a_target_that_refused_is_reserved_before_it_get
             return reservation_names_it
 
         for name in "tu":
-            world.bookies[name].before_add = look(name)
+            world.bookies[name].before_add = note_reserved(name)
         await world.heal()
         assert reserved == {"t": True, "u": True}
         assert (await world.metadata(LEDGER)).members() == set(names("a b t u")) - {*names("b"), *refused}
@@ -128,10 +128,10 @@ async def test_filling_in_place_reserves_nothing() -> None:
         await world.tasks.marking.mark(LEDGER, names("b"))
         seen: list[object] = []
 
-        async def look() -> None:
+        async def note_reserved() -> None:
             seen.append(await world.reservations.read(LEDGER))
 
-        world.bookies["b"].before_add = look
+        world.bookies["b"].before_add = note_reserved
         await world.heal()
         assert seen == [None]
         await world.assert_whole(LEDGER, packets)
@@ -158,7 +158,7 @@ async def test_a_reservation_taken_over_by_another_worker_stops_the_installation
         running = world.worker(once=False)
         other = Reservation(EntryId(0), 1, BookieId("u"), "1")
 
-        async def take_over() -> None:
+        async def take_lock() -> None:
             await world.store.delete(lock_path(ROOT, LEDGER))
             assert await world.tasks.locks.lock(LEDGER, "other") is not None
             await world.reservations.reserve(LEDGER, "other", [other])
@@ -168,7 +168,7 @@ async def test_a_reservation_taken_over_by_another_worker_stops_the_installation
         async def late(operation: str, path: str) -> Fault | None:
             if operation == "multi" and path == world.ledgers.path(LEDGER) and not writes:
                 writes.append(path)
-                await take_over()
+                await take_lock()
             return None
 
         running.store.fault_hook = late
@@ -676,8 +676,8 @@ async def heal_while_disks_of_t_are_replaced(world: RepairWorld, moment: str) ->
 
     async def replace(operation: str, path: str) -> Fault | None:
         is_to_install = operation == "multi" and path == world.ledgers.path(LEDGER)
-        is_to_look = operation == "sync" and path == task_path(ROOT, LEDGER)
-        if {"install": is_to_install, "look": is_to_look}[moment] and not replaced:
+        is_to_check = operation == "sync" and path == task_path(ROOT, LEDGER)
+        if {"install": is_to_install, "check": is_to_check}[moment] and not replaced:
             replaced.append(path)
             await histories.record(BookieId("t"), "2", 1)
         return None
@@ -691,7 +691,7 @@ async def heal_while_disks_of_t_are_replaced(world: RepairWorld, moment: str) ->
 @in_virtual_time
 async def test_a_target_whose_disks_were_replaced_is_not_installed_even_if_still_registered() -> None:
     """A bookie on new disks searches the metadata once for entries of the old disks, so nothing may be named later."""
-    for moment in ("look", "install"):
+    for moment in ("check", "install"):
         async with a_world("a b t u") as world:
             packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
             await world.registrations.unregister(BookieId("u"))  # so t is chosen first

@@ -99,7 +99,7 @@ async def test_an_unreachable_bookie_parks_a_ledger_after_attempts_of_all_worker
     async with a_world("a b t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
         await world.lose("b")
-        world.bookies.hang_up("a")
+        world.bookies.stop_listening("a")
         workers = start(world)
         await until(lambda: is_parked(world))
         assert endings(workers, Ending.FAILED) == ATTEMPTS_MAX - 1

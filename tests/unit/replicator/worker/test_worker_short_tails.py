@@ -164,7 +164,7 @@ async def test_the_task_stays_while_a_member_is_unreachable() -> None:
     async with a_world("a b t") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=None), 10)
         await wipe(world, "b")
-        world.bookies.hang_up("a")
+        world.bookies.stop_listening("a")
         running = world.worker(once=False).start()
         await asyncio.sleep(5 * GRACE_S)
         assert set(running.recorder.endings()) <= {Ending.FAILED, Ending.PARKED}
@@ -284,7 +284,7 @@ async def test_the_task_stays_while_the_end_is_too_far_after_the_last_reported_e
 async def test_the_search_for_the_end_stops_even_if_a_writer_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frontier, "_UNNAMED_FEW", 8)
     monkeypatch.setattr(frontier, "_UNNAMED_MAX", 40)
-    packets, asks = make_packets(LEDGER, 2000), frontier.Frontier._up_to_a_gap
+    packets, asks = make_packets(LEDGER, 2000), frontier.Frontier._before_first_gap
     async with a_world("a b c t") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
 
@@ -297,7 +297,7 @@ async def test_the_search_for_the_end_stops_even_if_a_writer_is_faster(monkeypat
                 )
             return await asks(of, ledger, members, wanted)
 
-        monkeypatch.setattr(frontier.Frontier, "_up_to_a_gap", write_on)
+        monkeypatch.setattr(frontier.Frontier, "_before_first_gap", write_on)
         await world.tasks.marking.mark(LEDGER, names("b"))
         recorder = await world.heal()
         assert recorder.endings() == [Ending.NOTHING_MISSING]

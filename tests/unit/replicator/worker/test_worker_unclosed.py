@@ -33,10 +33,10 @@ GRACE_S = 30.0
 
 
 def _has_failed(running: Running, times: int) -> Callable[[], Awaitable[bool]]:
-    async def look() -> bool:
+    async def has_failed() -> bool:
         return running.recorder.endings().count(Ending.FAILED) >= times
 
-    return look
+    return has_failed
 
 
 async def a_writer(world: RepairWorld) -> LedgerWriter:
@@ -69,7 +69,7 @@ async def test_an_open_ledger_is_recovered_after_the_grace_period_and_then_repai
         # Only two turns: the first repairs what it can, the second finds nothing to do. No lock is held, and no worker
         # is blocked.
         assert running.recorder.endings() == [Ending.IN_GRACE] * 2
-        assert running.recorder.outlook.in_grace == 1
+        assert running.recorder.queue_state.in_grace == 1
         assert await world.tasks.locks.locked() == frozenset()
         copied = {e for name in "ct" for e in await world.bookies.nodes[BookieId(name)].holds(LEDGER)}
         assert copied == set(range(20))
@@ -340,7 +340,7 @@ async def test_a_recovery_without_answers_from_registered_bookies_is_retried_aft
     async with a_world("a b c t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         await world.lose("b")
-        world.bookies.hang_up("a")
+        world.bookies.stop_listening("a")
         running = world.worker()
         assert await running.worker.run() is RunEnd.UNSETTLED
         assert running.recorder.endings() == [Ending.IN_GRACE, *[Ending.FAILED] * 5]
@@ -356,7 +356,7 @@ async def test_a_new_bookie_ends_the_pause_after_a_failed_recovery() -> None:
     async with a_world("a b c t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=None), 10)
         await world.lose("b")
-        world.bookies.hang_up("a")
+        world.bookies.stop_listening("a")
         running = world.worker(once=False).start()
         await until(_has_failed(running, 6), seconds=3600)  # by now, the pause lasts minutes
         world.bookies.listen("a")
@@ -407,7 +407,7 @@ async def test_a_recovery_is_parked_if_the_last_confirmed_entry_is_lost_with_an_
 async def test_a_recovery_is_retried_if_the_last_confirmed_entry_may_still_be_served() -> None:
     async with a_world("a b c d t u") as world:
         await an_end_that_no_bookie_tells(world)
-        world.bookies.hang_up("b")
+        world.bookies.stop_listening("b")
         running = world.worker()
         assert await running.worker.run() is RunEnd.UNSETTLED
         assert running.recorder.endings() == [Ending.IN_GRACE, *[Ending.FAILED] * 5]
@@ -433,7 +433,7 @@ async def test_an_unreachable_source_of_an_older_fragment_does_not_keep_the_ledg
         metadata = make_metadata((0, "d b"), (10, "a b"), quorum=(2, 2), last=None)
         packets = await world.ledger(LEDGER, metadata, 20)
         await world.lose("b")
-        world.bookies.hang_up("d")
+        world.bookies.stop_listening("d")
         running = world.worker(once=False).start()
         await asyncio.sleep(600)
         assert Ending.FAILED in running.recorder.endings()

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from replicator.telemetry.events import Ending, Outlook
+from replicator.telemetry.events import Ending, QueueState
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
@@ -105,13 +105,13 @@ async def test_a_worker_that_cannot_list_tasks_reports_none(begin: Change, end: 
         await a_loss(world)
         await world.tasks.marking.mark(LEDGER, names("b"))
         running = await an_idle_worker(world)
-        assert running.recorder.outlook == Outlook(parked=1)
+        assert running.recorder.queue_state == QueueState(parked=1)
         await begin(world, running)
         await asyncio.sleep(600)
-        assert running.recorder.outlook == Outlook()
+        assert running.recorder.queue_state == QueueState()
         await end(world, running)
         await asyncio.sleep(10)
-        assert running.recorder.outlook == Outlook(parked=1)
+        assert running.recorder.queue_state == QueueState(parked=1)
         await running.stop()
 
 

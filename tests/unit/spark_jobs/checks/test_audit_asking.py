@@ -189,7 +189,7 @@ async def test_an_unreachable_bookie_is_no_longer_queried_after_a_while() -> Non
         count = LEDGERS_IN_FLIGHT + 40
         for number in range(count):
             await store(world, number, make_metadata((0, "a b"), quorum=(2, 2), last=9), {})
-        world.bookies.hang_up("b")
+        world.bookies.stop_listening("b")
         answers = await ask(world, *range(count))
         assert answers.unknown == {(BookieId("b"), "UNREACHABLE"): count}
         assert "no server answers for bookie b" in answers.details[BookieId("b"), "UNREACHABLE"]

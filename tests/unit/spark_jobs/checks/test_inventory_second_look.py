@@ -20,7 +20,7 @@ from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from spark_jobs.checks.inventory.second_look import look_again
+from spark_jobs.checks.inventory.second_look import check_again
 from spark_jobs.checks.inventory.verdict import Copy, Deleted, Grace, NotJudged, Present, Verdict, is_placed, judged
 from tests.worlds.cluster import formatted
 
@@ -99,10 +99,10 @@ class Place:
     async def delete(self, ledger_id: int) -> None:
         await LedgerStore(self.store, self.cluster, random.Random(1)).delete(LedgerId(ledger_id))
 
-    async def look(self, *ids: int, grace: Grace = NONE) -> dict[int, tuple[str, str | None, list[str]]]:
+    async def check(self, *ids: int, grace: Grace = NONE) -> dict[int, tuple[str, str | None, list[str]]]:
         copies = [{"bookie_id": "d", "first_entry_id": 0, "last_entry_id": 3}]
         rows: list[dict[str, Any]] = [{"ledger_id": number, "copies": copies} for number in ids]
-        seen = await look_again(self.store, self.cluster, rows, grace)
+        seen = await check_again(self.store, self.cluster, rows, grace)
         return {row["ledger_id"]: (row["verdict"], row["reason"], row["bookies"]) for row in seen}
 
 
@@ -119,7 +119,7 @@ async def test_a_mark_a_lock_or_a_reservation_means_a_repair(place: Place) -> No
     await create_with_parents(place.store, lock_path(root, 2), b"", root)
     await create_with_parents(place.store, Reservations(place.store, root).path(LedgerId(3)), b"", "/")
     repaired = (Verdict.NOT_JUDGED.value, NotJudged.REPAIR.value, ["d"])
-    assert await place.look(1, 2, 3, 4) == {
+    assert await place.check(1, 2, 3, 4) == {
         **dict.fromkeys((1, 2, 3), repaired),
         4: (Verdict.OVER_REPLICATED.value, None, ["d"]),
     }
@@ -130,7 +130,7 @@ async def test_a_ledger_that_exists_again_or_is_unreadable_is_not_unowned(place:
     await place.create({1: placed, 2: MOVED})
     store = LedgerStore(place.store, place.cluster, random.Random(1))
     await place.store.set(store.path(LedgerId(2)), b"damage", -1)
-    assert await place.look(1, 2, 3) == {
+    assert await place.check(1, 2, 3) == {
         1: (Verdict.PLACED.value, None, ["d"]),
         2: (Verdict.NOT_JUDGED.value, NotJudged.UNREADABLE.value, ["d"]),
         3: (Verdict.UNOWNED.value, None, ["d"]),
@@ -151,8 +151,8 @@ async def test_a_deletion_is_as_old_as_the_last_change_of_its_parent(place: Plac
     assert last is not None
     before, after = Grace(0, made.children_zxid), Grace(0, last.czxid)
     waiting, unowned = (Verdict.NOT_JUDGED.value, NotJudged.DELETED.value, ["d"]), (Verdict.UNOWNED.value, None, ["d"])
-    assert await place.look(2, 20_001, 30_001, grace=before) == dict.fromkeys((2, 20_001, 30_001), waiting)
-    assert await place.look(2, 20_001, 30_001, grace=after) == dict.fromkeys((2, 20_001, 30_001), unowned)
+    assert await place.check(2, 20_001, 30_001, grace=before) == dict.fromkeys((2, 20_001, 30_001), waiting)
+    assert await place.check(2, 20_001, 30_001, grace=after) == dict.fromkeys((2, 20_001, 30_001), unowned)
 
 
 async def test_denied_metadata_is_unknown(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ async def test_denied_metadata_is_unknown(place: Place, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(place.store, "get_many", get_many)
     monkeypatch.setattr(place.store, "get", get)
-    found = await place.look(1, 2)
+    found = await place.check(1, 2)
     assert found[1] == (Verdict.NOT_JUDGED.value, NotJudged.UNREADABLE.value, ["d"])
     assert found[2] == (Verdict.OVER_REPLICATED.value, None, ["d"])
 
@@ -181,9 +181,9 @@ async def test_a_deletion_under_a_denied_parent_is_not_old(place: Place) -> None
     await place.create({1: MOVED, 2: MOVED})
     await place.delete(2)
     any_time = Grace(1 << 60, 1 << 60)
-    assert await place.look(2, grace=any_time) == {2: (Verdict.UNOWNED.value, None, ["d"])}
+    assert await place.check(2, grace=any_time) == {2: (Verdict.UNOWNED.value, None, ["d"])}
     place.store.cell.deny("/ledgers/00/0000")
-    assert await place.look(2, grace=any_time) == {2: (Verdict.NOT_JUDGED.value, NotJudged.DELETED.value, ["d"])}
+    assert await place.check(2, grace=any_time) == {2: (Verdict.NOT_JUDGED.value, NotJudged.DELETED.value, ["d"])}
 
 
 async def test_a_denied_lock_counts_as_a_repair(place: Place) -> None:
@@ -192,7 +192,7 @@ async def test_a_denied_lock_counts_as_a_repair(place: Place) -> None:
     await create_with_parents(place.store, lock_path(root, 1), b"", root)
     place.store.cell.deny(lock_path(root, 1))
     repaired, over = (Verdict.NOT_JUDGED.value, NotJudged.REPAIR.value), (Verdict.OVER_REPLICATED.value, None)
-    assert await place.look(1, 2) == {1: (*repaired, ["d"]), 2: (*over, ["d"])}
+    assert await place.check(1, 2) == {1: (*repaired, ["d"]), 2: (*over, ["d"])}
 
 
 async def test_the_age_of_a_change_counts_from_the_last_write_of_the_metadata() -> None:
@@ -203,9 +203,9 @@ async def test_the_age_of_a_change_counts_from_the_last_write_of_the_metadata() 
     path = LedgerStore(store, place.cluster, random.Random(1)).path(LedgerId(1))
     created = await store.get(path)
     grace = Grace(created.stat.ctime_ms, None)
-    assert await place.look(1, grace=grace) == {1: (Verdict.OVER_REPLICATED.value, None, ["d"])}
+    assert await place.check(1, grace=grace) == {1: (Verdict.OVER_REPLICATED.value, None, ["d"])}
     await store.set(path, created.data, -1)
-    assert await place.look(1, grace=grace) == {1: (Verdict.NOT_JUDGED.value, NotJudged.CHANGED.value, ["d"])}
+    assert await place.check(1, grace=grace) == {1: (Verdict.NOT_JUDGED.value, NotJudged.CHANGED.value, ["d"])}
 
 
 async def test_a_repair_that_ends_during_the_check_is_detected_in_the_metadata(
@@ -226,7 +226,7 @@ async def test_a_repair_that_ends_during_the_check_is_detected_in_the_metadata(
         return found
 
     monkeypatch.setattr(place.store, "get_many", then_repaired)
-    (verdict, _, _) = (await place.look(1))[1]
+    (verdict, _, _) = (await place.check(1))[1]
     assert verdict == Verdict.PLACED.value
 
 
@@ -247,4 +247,4 @@ async def test_a_stale_server_does_not_make_a_copy_superfluous(place: Place, mon
 
     monkeypatch.setattr(place.store, "get_many", behind)
     monkeypatch.setattr(place.store, "sync", caught_up)
-    assert await place.look(1) == {1: (Verdict.PLACED.value, None, ["d"])}
+    assert await place.check(1) == {1: (Verdict.PLACED.value, None, ["d"])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs.pacing.feedback import LOOK_S, SLACK_S, SOON_S, WINDOW_MAX_NODES, Feedback
+from spark_jobs.pacing.feedback import MEASURE_INTERVAL_S, SLACK_S, SOON_S, WINDOW_MAX_NODES, Feedback
 
 IDLE_S = 0.004
 LIMIT_S = 0.008
@@ -75,7 +75,7 @@ def test_a_slowed_task_recovers_when_the_latency_falls() -> None:
     while feedback.window < feedback.window_max:
         seen(feedback, IDLE_S)
         looks += 1
-    assert looks * LOOK_S < 3
+    assert looks * MEASURE_INTERVAL_S < 3
 
 
 def test_below_three_concurrent_requests_the_task_waits_between_requests() -> None:
@@ -98,6 +98,6 @@ def test_a_distant_server_has_more_requests_in_flight() -> None:
 def test_a_task_measures_more_often_while_its_window_may_have_to_change() -> None:
     assert begun().next_measurement_s == SOON_S
     feedback = at_full_speed()
-    assert feedback.next_measurement_s == LOOK_S
+    assert feedback.next_measurement_s == MEASURE_INTERVAL_S
     assert seen(feedback, LIMIT_S).next_measurement_s == SOON_S
-    assert seen(feedback, AIM_S).next_measurement_s == LOOK_S
+    assert seen(feedback, AIM_S).next_measurement_s == MEASURE_INTERVAL_S

@@ -12,7 +12,7 @@ import pytest
 from bookie.metadata.port import AccessDeniedError, Node, Stat
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from spark_jobs.pacing.budget import FREE, Budget, TaskBudget, task_budget
-from spark_jobs.pacing.feedback import FIRST_LOOKS
+from spark_jobs.pacing.feedback import FIRST_MEASUREMENTS
 from spark_jobs.pacing.pace import CHUNK_MAX, Pace
 from spark_jobs.pacing.paced_store import PacedStore
 from tests.worlds.clocks import VirtualClock
@@ -66,7 +66,7 @@ async def a_task(server: Server, budget: TaskBudget, nodes: int, decode_s: float
     store = PacedStore(Slow(server), Pace(VirtualClock(), budget), SMALL)
     ahead: list[asyncio.Task[list[bytes | None]]] = []
     while nodes > 0:
-        await store.look()
+        await store.measure_if_due()
         chunk = min(nodes, store.pace.chunk)
         nodes -= chunk
         ahead.append(asyncio.ensure_future(store.get_many_data([""] * chunk)))
@@ -133,7 +133,7 @@ async def test_without_other_clients_a_fast_server_is_used_fully() -> None:
     server = Server()
     store = PacedStore(Slow(server), Pace(VirtualClock(), Budget().share(1, 1)), SMALL)
     for _ in range(100):
-        await store.look()
+        await store.measure_if_due()
         await store.get_many_data([""] * store.pace.chunk)
         await asyncio.sleep(0.03)  # the time to decode
     assert store.pace.chunk > 100
@@ -190,7 +190,7 @@ class Overloaded(Slow):
 
     async def stat(self, path: str) -> Stat | None:
         self.server.reads.append((asyncio.get_running_loop().time(), 1))
-        await asyncio.sleep(0.001 if len(self.server.reads) <= FIRST_LOOKS else 0.1)
+        await asyncio.sleep(0.001 if len(self.server.reads) <= FIRST_MEASUREMENTS else 0.1)
         return None
 
 
@@ -217,8 +217,8 @@ class Refusing(Slow):
 async def test_a_denied_small_node_shows_the_latency_as_well() -> None:
     server = Server()
     store = PacedStore(Refusing(server), Pace(VirtualClock(), TaskBudget(latency_factor=2)), SMALL)
-    await store.look()
-    assert len(server.reads) == FIRST_LOOKS
+    await store.measure_if_due()
+    assert len(server.reads) == FIRST_MEASUREMENTS
     assert len(await store.get_many_data([""] * 10)) == 10
 
 
@@ -226,7 +226,7 @@ async def test_a_denied_small_node_shows_the_latency_as_well() -> None:
 async def test_without_limits_a_request_is_passed_on_unchanged() -> None:
     server = Server()
     store = PacedStore(Slow(server), Pace(VirtualClock(), FREE), SMALL)
-    await store.look()
+    await store.measure_if_due()
     await store.get_many_data([""] * 5_000)
     assert [nodes for _, nodes in server.reads] == [5_000]
     assert store.pace.chunk == CHUNK_MAX
@@ -237,13 +237,13 @@ async def test_the_latency_is_measured_after_the_requests_of_the_task() -> None:
     server, loop = Server(), asyncio.get_running_loop()
     pace = Pace(VirtualClock(), TaskBudget(latency_factor=2))
     store = PacedStore(Slow(server), pace, SMALL)
-    await store.look()  # before the first read
-    assert [nodes for _, nodes in server.reads] == [1] * FIRST_LOOKS
+    await store.measure_if_due()  # before the first read
+    assert [nodes for _, nodes in server.reads] == [1] * FIRST_MEASUREMENTS
     await asyncio.sleep(1)
     reading = asyncio.ensure_future(store.get_many_data([""] * 100))
     await asyncio.sleep(0)
     began = loop.time()
-    await store.look()
+    await store.measure_if_due()
     assert loop.time() - began == pytest.approx(TRIP_S + 21 * NODE_S)
     assert len(await reading) == 100
 

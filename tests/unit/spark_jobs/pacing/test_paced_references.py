@@ -15,7 +15,7 @@ from bookie.metadata.port import Children, Node
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ids import LedgerId
-from spark_jobs.checks.references.second_look import LookSettings, look_again
+from spark_jobs.checks.references.second_look import SecondLookSettings, check_again
 from spark_jobs.datasource import references
 from spark_jobs.datasource.options import InvalidOptionError
 from spark_jobs.datasource.references import (
@@ -84,9 +84,9 @@ async def test_the_second_check_keeps_the_rate() -> None:
     ledgers = LedgerStore(store, cluster, random.Random(1))
     await ledgers.create_many([(LedgerId(number), ledger(MESSAGES)) for number in range(300)])
     store.asked.clear()
-    settings = LookSettings("zk://h:1/ledgers", 1, ("",), 1 << 60)
+    settings = SecondLookSettings("zk://h:1/ledgers", 1, ("",), 1 << 60)
     rows = [{"ledger_id": number, "verdict": "UNREFERENCED", "by": None} for number in range(300)]
-    seen = await look_again(paced(store), cluster, settings, rows)
+    seen = await check_again(paced(store), cluster, settings, rows)
     assert {each["verdict"] for each in seen} == {"UNREFERENCED"}
     store.check_rate(600)  # the metadata, and the nodes again
 

@@ -15,7 +15,7 @@ from bookie.metadata.store.memory_cell import MemoryCell
 from spark_jobs.pacing.budget import Budget
 from spark_jobs.pacing.pace import Pace
 from spark_jobs.pacing.paced_store import PacedStore
-from spark_jobs.pacing.sharing import LOOK_S, Sharing, readers_sharing_limits
+from spark_jobs.pacing.sharing import COUNT_INTERVAL_S, Sharing, readers_sharing_limits
 from tests.unit.spark_jobs.pacing.test_pace import Server, Slow
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.virtual_time import in_virtual_time
@@ -91,7 +91,7 @@ async def test_a_run_halves_its_rate_soon_after_another_one_started(factor: floa
     await Readers(MemoryStore(cell), "r2").join()
     came = loop.time()
     await store.get_many_data([""] * 2_000)
-    assert 4 * 0.85 - LOOK_S <= loop.time() - came <= 4.2
+    assert 4 * 0.85 - COUNT_INTERVAL_S <= loop.time() - came <= 4.2
     assert store.readers == 2
 
 

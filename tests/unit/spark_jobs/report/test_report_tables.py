@@ -24,7 +24,7 @@ from spark_jobs.report.sql import ask
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.table_files import Journal, NewerTablesError, day_files, days, table_files, write_journal
 from spark_jobs.report.table_schemas import BOOKIES, FINDINGS, RUNS, SCHEMA_VERSION, TABLES, TASKS
-from spark_jobs.report.table_upkeep import days_to_drop, days_too_large, tidy
+from spark_jobs.report.table_upkeep import compact_and_prune, days_to_drop, days_too_large
 from spark_jobs.report.tables import bookies_table, runs_table, trend
 from spark_jobs.runs.mark_log import SCHEMA
 from tests.worlds import report as world
@@ -132,7 +132,7 @@ def test_a_past_day_is_compacted_to_one_file_per_table(tmp_path: Path) -> None:
     many(tmp_path, 5)
     assert len(table_files(tmp_path, "runs").partitioned) == 5
     before = {table: rows(tmp_path, "*", table) for table in TABLES}
-    assert tidy(tmp_path, world.START_MS + 2 * world.DAY_MS, EVERYTHING)
+    assert compact_and_prune(tmp_path, world.START_MS + 2 * world.DAY_MS, EVERYTHING)
     for table in ("runs", "findings", "bookies", "tasks"):
         (path,) = table_files(tmp_path, table).partitioned
         assert path.name.startswith("compacted-")
@@ -153,7 +153,7 @@ def test_the_current_day_is_compacted_if_it_has_many_files(tmp_path: Path, monke
 def test_large_files_are_not_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_upkeep, "LARGE_BYTES", 1)
     many(tmp_path, 3)
-    tidy(tmp_path, FAR_MS, EVERYTHING)
+    compact_and_prune(tmp_path, FAR_MS, EVERYTHING)
     assert len(table_files(tmp_path, "findings").partitioned) == 3
 
 
@@ -164,7 +164,7 @@ def test_the_trend_is_the_same_before_and_after_a_compaction(tmp_path: Path) -> 
     assert [point.run_id[:15] for point in before] == [f"20260101T0304{each:02}" for each in (2, 3, 4)] + [
         "20260102T030405"
     ]
-    tidy(tmp_path, FAR_MS, EVERYTHING)
+    compact_and_prune(tmp_path, FAR_MS, EVERYTHING)
     assert trend(tmp_path, summary, 4) == before
 
 
@@ -216,12 +216,12 @@ def test_a_crash_at_any_step_of_the_upkeep_loses_and_duplicates_nothing(tmp_path
         try:
             with pytest.MonkeyPatch.context() as patch:
                 crash_at(step, patch)
-                tidy(place, FAR_MS, kept)
+                compact_and_prune(place, FAR_MS, kept)
         except _Crash:
             found = run_ids(place)
             for table in TABLES:
                 assert found[table] in (expected[table], tidied[table]), (step, table)
-            tidy(place, FAR_MS, kept)
+            compact_and_prune(place, FAR_MS, kept)
             assert run_ids(place) == tidied
             left = {path.name for path in (place / "history").rglob("*") if not path.is_dir()}
             assert not [name for name in left if name.endswith(".tmp") or name == "_compaction.json"]
@@ -245,19 +245,19 @@ def test_only_one_process_at_a_time_does_the_upkeep(tmp_path: Path) -> None:
     many(tmp_path, 2)
     with (tmp_path / "history" / table_upkeep.LOCK).open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert not tidy(tmp_path, FAR_MS, Kept(days_max=1))
+        assert not compact_and_prune(tmp_path, FAR_MS, Kept(days_max=1))
     assert count(tmp_path, "runs") == 2
-    assert tidy(tmp_path, FAR_MS, Kept(days_max=1))
+    assert compact_and_prune(tmp_path, FAR_MS, Kept(days_max=1))
     assert count(tmp_path, "runs") == 0
 
 
 def test_days_are_dropped_by_age_and_by_table_size(tmp_path: Path) -> None:
     write_story(tmp_path)
     now = STORY[-1][0].finished_ms
-    tidy(tmp_path, now, Kept(days_max=2, table_bytes_max=1 << 30))
+    compact_and_prune(tmp_path, now, Kept(days_max=2, table_bytes_max=1 << 30))
     for table in ("runs", "bookies", "findings", "tasks"):
         assert days(tmp_path, table) == ("2026-01-03", "2026-01-04")
-    tidy(tmp_path, now, Kept(table_bytes_max=1))
+    compact_and_prune(tmp_path, now, Kept(table_bytes_max=1))
     for table in TABLES:
         assert days(tmp_path, table) == ("2026-01-04",), "the newest day is kept"
 
@@ -379,7 +379,7 @@ def test_a_query_during_a_compaction_is_answered_from_the_new_files(
 
     def after_a_compaction(*args: object) -> object:
         if not tidied:
-            tidied.append(tidy(tmp_path, FAR_MS, EVERYTHING))
+            tidied.append(compact_and_prune(tmp_path, FAR_MS, EVERYTHING))
         return real(*args)
 
     monkeypatch.setattr(sql, step, after_a_compaction)

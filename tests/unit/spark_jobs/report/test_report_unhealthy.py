@@ -20,7 +20,7 @@ from spark_jobs.report.sql import ask
 from spark_jobs.report.sql_values import as_json
 from spark_jobs.report.summary import ClusterName, RunSummary
 from spark_jobs.report.table_files import days, newest_states, table_files
-from spark_jobs.report.table_upkeep import tidy
+from spark_jobs.report.table_upkeep import compact_and_prune
 from spark_jobs.report.unhealthy import has_seen_every_ledger, write_next_state
 from tests.worlds import report as world
 from tests.worlds.report_tables import STORY, Row, finding, run, unreadable, write, write_story
@@ -122,9 +122,9 @@ def test_only_one_state_is_kept_and_it_expires_with_the_retention(tmp_path: Path
     last = STORY[-1][0]
     assert len(table_files(tmp_path, TABLE).partitioned) == 1
     assert len(list((tmp_path / "history" / TABLE).rglob("*.parquet"))) == 1
-    tidy(tmp_path, last.finished_ms + 5 * world.DAY_MS, EVERYTHING)
+    compact_and_prune(tmp_path, last.finished_ms + 5 * world.DAY_MS, EVERYTHING)
     assert days(tmp_path, TABLE) == ("2026-01-04",)
-    tidy(tmp_path, last.finished_ms + 5 * world.DAY_MS, Kept(days_max=3))
+    compact_and_prune(tmp_path, last.finished_ms + 5 * world.DAY_MS, Kept(days_max=3))
     assert days(tmp_path, TABLE) == ()
 
 

@@ -156,18 +156,18 @@ def test_a_loss_that_the_run_should_have_found_is_not_explained_away() -> None:
 
 
 def test_a_task_for_an_accepted_loss_is_explained_and_one_for_any_other_loss_is_not() -> None:
-    def look(members: str, named: str | None, *accepted: tuple[int, str]) -> tuple[Outcome, Reason] | None:
+    def outcome(members: str, named: str | None, *accepted: tuple[int, str]) -> tuple[Outcome, Reason] | None:
         copies = frozenset((EntryId(0), position, BookieId(bookie)) for position, bookie in accepted)
         cluster = replace(around(lost_in_run="xy"), accepted={LEDGER: copies})
         marked = None if named is None else task(named)
         return reason((ledger(members), marked), cluster, Outcome.ONLY_HERE if named is None else Outcome.ONLY_THERE)
 
-    assert look("xy", "xy", (0, "x"), (1, "y")) == (Outcome.ONLY_THERE, Reason.LOSS_ACCEPTED)
+    assert outcome("xy", "xy", (0, "x"), (1, "y")) == (Outcome.ONLY_THERE, Reason.LOSS_ACCEPTED)
     assert Reason.LOSS_ACCEPTED.is_explained
-    assert look("xy", None, (0, "x"), (1, "y")) is None
+    assert outcome("xy", None, (0, "x"), (1, "y")) is None
     for other in ([(0, "x")], [(1, "x"), (0, "y")]):
-        assert look("xy", "xy", *other) == (Outcome.ONLY_THERE, Reason.OVERLOOKED)
-        assert look("xy", None, *other) == (Outcome.ONLY_HERE, Reason.NOT_MARKED)
+        assert outcome("xy", "xy", *other) == (Outcome.ONLY_THERE, Reason.OVERLOOKED)
+        assert outcome("xy", None, *other) == (Outcome.ONLY_HERE, Reason.NOT_MARKED)
 
 
 def test_a_loss_that_no_task_names_is_never_agreement() -> None:
@@ -223,8 +223,8 @@ def test_the_second_check_reads_valid_accepted_losses() -> None:
     with asyncio.Runner() as runner:
         runner.run(cluster.fill())
         for bookies, reason_found in (("ab", Reason.LOSS_ACCEPTED), ("ac", Reason.OVERLOOKED)):
-            look = SecondLook(runner, runner.run(accept(*bookies)), cluster.clock, {}, ids("ab"), 0)
-            (second,), seen = look.look([LEDGER])
+            second_look = SecondLook(runner, runner.run(accept(*bookies)), cluster.clock, {}, ids("ab"), 0)
+            (second,), seen = second_look.read_state([LEDGER])
             found = present_difference(Outcome.ONLY_THERE, second, seen)
             assert found is not None
             assert found.reason is reason_found, "c is registered, so the second acceptance is not valid"

@@ -20,7 +20,17 @@ from bookie.runtime.fault_points import inject_faults
 from bookie.wire.port import EntryResult, ReadReply, Status
 from bookie.wire.requests import Read
 from tests.worlds.ledgers import LEDGER, names
-from tests.worlds.recovery import DIGEST, PAYLOAD, Asked, GoOn, RecoveryWorld, a_world, packet, spoiled, transport_of
+from tests.worlds.recovery import (
+    DIGEST,
+    PAYLOAD,
+    Asked,
+    Proceed,
+    RecoveryWorld,
+    a_world,
+    packet,
+    transport_of,
+    with_wrong_bytes,
+)
 from tests.worlds.virtual_time import in_virtual_time, run_virtual
 
 
@@ -44,24 +54,24 @@ def expected(world: RecoveryWorld, count: int) -> list[bytes]:
 
 
 def only(status: Status) -> Any:
-    async def hook(asked: Asked, go_on: GoOn) -> Any:
-        return ReadReply(status) if isinstance(asked, Read) else await go_on()
+    async def hook(asked: Asked, proceed: Proceed) -> Any:
+        return ReadReply(status) if isinstance(asked, Read) else await proceed()
 
     return hook
 
 
 def after(world: RecoveryWorld, seconds: float) -> Any:
-    async def hook(asked: Asked, go_on: GoOn) -> Any:
+    async def hook(asked: Asked, proceed: Proceed) -> Any:
         if isinstance(asked, Read):
             await world.clock.sleep(seconds)
-        return await go_on()
+        return await proceed()
 
     return hook
 
 
-async def wrong_digest(asked: Asked, go_on: GoOn) -> Any:
-    reply = await go_on()
-    return spoiled(reply, range(1000)) if isinstance(asked, Read) else reply
+async def wrong_digest(asked: Asked, proceed: Proceed) -> Any:
+    reply = await proceed()
+    return with_wrong_bytes(reply, range(1000)) if isinstance(asked, Read) else reply
 
 
 @pytest.mark.parametrize("mode", ReadMode)
@@ -168,8 +178,8 @@ async def test_another_entry_than_requested_is_not_accepted() -> None:
     async with a_world("a b c") as world:
         await closed(world, "a b c", (1, 1), 6)
 
-        async def another(asked: Asked, go_on: GoOn) -> Any:
-            reply = await go_on()
+        async def another(asked: Asked, proceed: Proceed) -> Any:
+            reply = await proceed()
             if not isinstance(asked, Read):
                 return reply
             other = packet(asked.entry_ids[0] + 3)
@@ -186,9 +196,9 @@ async def test_the_absence_of_another_entry_is_not_a_loss() -> None:
     async with a_world("a b c") as world:
         await closed(world, "a b c", (3, 2), 6)
 
-        async def another(asked: Asked, go_on: GoOn) -> Any:
+        async def another(asked: Asked, proceed: Proceed) -> Any:
             if not isinstance(asked, Read):
-                return await go_on()
+                return await proceed()
             return ReadReply(Status.OK, [EntryResult(EntryId(asked.entry_ids[0] + 3), Status.NO_ENTRY)])
 
         world.transport.every = another
@@ -231,7 +241,7 @@ async def test_a_reader_survives_the_replacement_of_the_whole_ensemble() -> None
             for name in "def":
                 await world.put(name, packet(entry_id))
         await world.ledgers.write(LEDGER, moved, ledger.version)
-        world.hang_up("a", "b", "c")
+        world.stop_listening("a", "b", "c")
         assert await payloads(reader) == expected(world, 10)
 
 
@@ -241,7 +251,7 @@ async def test_a_ledger_deleted_meanwhile_raises_no_such_ledger() -> None:
         await closed(world, "a b c", (3, 2), 3)
         reader = await reader_of(world, world.ports)
         await world.ledgers.delete(LEDGER)
-        world.hang_up("a", "b", "c")
+        world.stop_listening("a", "b", "c")
         with pytest.raises(NoSuchLedgerError):
             await reader.read(EntryId(0))
         with pytest.raises(NoSuchLedgerError):
@@ -286,16 +296,16 @@ def test_no_wrong_byte_is_returned_whatever_fails(seed: int, mode: ReadMode) -> 
             await closed(world, "a b c d e", (3, 2), 60)
             ports = world.client(read_mode=mode, read_chunk_entries=rng.choice([1, 7, 60]))
 
-            async def hook(asked: Asked, go_on: GoOn) -> Any:
+            async def hook(asked: Asked, proceed: Proceed) -> Any:
                 if not isinstance(asked, Read):
-                    return await go_on()
+                    return await proceed()
                 await world.clock.sleep(rng.choice([0, 0, 0.1, 1.5]))
-                reply = await go_on()
+                reply = await proceed()
                 match rng.randrange(8):
                     case 0:
                         return ReadReply(Status.UNREACHABLE)
                     case 1:
-                        return spoiled(reply, range(60))
+                        return with_wrong_bytes(reply, range(60))
                     case 2:
                         return ReadReply(reply.status, reply.results[: rng.randint(1, len(reply.results))])
                     case 3:

@@ -25,7 +25,7 @@ from bookie.runtime.fault_points import inject_faults
 from bookie.wire.port import EntryResult, LacReply, Status
 from bookie.wire.requests import Read, ReadLac, WaitLac, WriteLac
 from tests.worlds.ledgers import LEDGER, PASSWORD
-from tests.worlds.recovery import DIGEST, KEY, Asked, GoOn, RecoveryWorld, a_world, packet, transport_of
+from tests.worlds.recovery import DIGEST, KEY, Asked, Proceed, RecoveryWorld, a_world, packet, transport_of
 from tests.worlds.virtual_time import in_virtual_time, run_virtual
 
 
@@ -95,8 +95,8 @@ async def test_bookies_that_refuse_long_polls_are_not_polled_in_a_busy_loop() ->
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
 
-        async def at_once(asked: Asked, go_on: GoOn) -> Any:
-            return LacReply(Status.TOO_MANY_REQUESTS) if isinstance(asked, WaitLac) else await go_on()
+        async def at_once(asked: Asked, proceed: Proceed) -> Any:
+            return LacReply(Status.TOO_MANY_REQUESTS) if isinstance(asked, WaitLac) else await proceed()
 
         world.transport.every = at_once
         following = asyncio.create_task(collect(await reader_of(world), 0, []))
@@ -112,9 +112,9 @@ async def test_bookies_without_a_free_slot_for_a_poll_are_polled_again_during_th
         for entry_id in range(2):
             await world.put_through(ledger, entry_id)
 
-        async def at_once(asked: Asked, go_on: GoOn) -> Any:
+        async def at_once(asked: Asked, proceed: Proceed) -> Any:
             if not isinstance(asked, WaitLac):
-                return await go_on()
+                return await proceed()
             return await world.services[BookieId("b")].answer("", replace(asked, wait_s=0.0))
 
         world.transport.every = at_once
@@ -136,10 +136,10 @@ def test_late_answers_of_members_are_used(late_s: float, options: dict[str, floa
         async with a_world("a b c") as world:
             ledger = await world.create((0, "a b c"), quorum=(3, 2))
 
-            async def late(asked: Asked, go_on: GoOn) -> Any:
+            async def late(asked: Asked, proceed: Proceed) -> Any:
                 if isinstance(asked, WaitLac):
                     await world.clock.sleep(late_s)
-                return await go_on()
+                return await proceed()
 
             world.transport.every = late
             seen: list[int] = []
@@ -264,8 +264,8 @@ def test_quorum_last_add_confirmed_needs_coverage(status: Status) -> None:
         async with a_world("a b c") as world:
             await world.create((0, "a b c"), quorum=(3, 2), filled_to=4)
 
-            async def cannot_tell(asked: Asked, go_on: GoOn) -> Any:
-                return LacReply(status) if isinstance(asked, ReadLac) else await go_on()
+            async def cannot_tell(asked: Asked, proceed: Proceed) -> Any:
+                return LacReply(status) if isinstance(asked, ReadLac) else await proceed()
 
             world.transport.hooks["a"] = cannot_tell
             assert await (await reader_of(world)).quorum_last_add_confirmed() == 3
@@ -283,9 +283,9 @@ def test_a_bookie_that_cannot_read_its_last_entry_does_not_count_for_coverage(st
         async with a_world("a b c") as world:
             await world.create((0, "a b c"), quorum=(3, 2), filled_to=4)
 
-            async def unreadable(asked: Asked, go_on: GoOn) -> Any:
+            async def unreadable(asked: Asked, proceed: Proceed) -> Any:
                 if not isinstance(asked, ReadLac):
-                    return await go_on()
+                    return await proceed()
                 return LacReply(Status.OK, last_entry=EntryResult(EntryId(4), status))
 
             world.transport.hooks.update(a=unreadable, b=unreadable)
@@ -319,7 +319,7 @@ async def test_the_last_confirmed_entry_never_goes_back() -> None:
         await world.put("a", packet(3), packet(4))
         reader = await reader_of(world)
         assert await reader.refresh() in (1, 3)
-        world.hang_up("b", "c")
+        world.stop_listening("b", "c")
         assert await reader.refresh() == 3
         world.hang("a")
         for name in "bc":
@@ -332,9 +332,9 @@ async def test_a_forged_last_add_confirmed_is_ignored() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
 
-        async def forged(asked: Asked, go_on: GoOn) -> Any:
+        async def forged(asked: Asked, proceed: Proceed) -> Any:
             if not isinstance(asked, ReadLac | WaitLac):
-                return await go_on()
+                return await proceed()
             return LacReply(Status.OK, explicit=pack_lac(DIGEST, LEDGER, 9)[:-1] + b"?")
 
         world.transport.hooks["a"] = forged
@@ -367,9 +367,9 @@ def test_no_dirty_reads_while_a_writer_and_recoveries_compete(seed: int) -> None
             at_work = world.client(seed=seed, close_timeout_s=3)
 
             def late(transport: Any) -> None:
-                async def hook(asked: Asked, go_on: GoOn) -> Any:
+                async def hook(asked: Asked, proceed: Proceed) -> Any:
                     await world.clock.sleep(rng.random() / 2)
-                    return await go_on()
+                    return await proceed()
 
                 transport.every = hook
 
@@ -449,9 +449,9 @@ def test_a_piggybacked_entry_is_used_only_if_the_answer_confirms_it(confirmed: b
             await world.create((0, "a b c"), quorum=(3, 2))
             lac = pack_lac(DIGEST, LEDGER, 0 if confirmed else -1)
 
-            async def generous(asked: Asked, go_on: GoOn) -> Any:
+            async def generous(asked: Asked, proceed: Proceed) -> Any:
                 if not isinstance(asked, WaitLac):
-                    return await go_on()
+                    return await proceed()
                 return LacReply(Status.OK, explicit=lac, entry=EntryResult(EntryId(0), Status.OK, packet(0)))
 
             world.transport.every = generous

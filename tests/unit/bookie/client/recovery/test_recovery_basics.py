@@ -20,15 +20,15 @@ from tests.worlds.ledgers import LEDGER, PASSWORD, names
 from tests.worlds.recovery import (
     KEY,
     Asked,
-    GoOn,
     Intercept,
+    Proceed,
     a_world,
     closed_at,
     ends,
     packet,
     put_copies,
-    spoiled,
     transport_of,
+    with_wrong_bytes,
 )
 from tests.worlds.virtual_time import in_virtual_time
 
@@ -86,9 +86,9 @@ async def test_a_bookie_with_another_key_aborts_the_recovery() -> None:
         await world.create((0, "a b c"), quorum=(3, 2))
         await world.storages[BookieId("b")].fence(LEDGER, b"x" * 20)
 
-        async def late(asked: Asked, go_on: GoOn) -> Any:
+        async def late(asked: Asked, proceed: Proceed) -> Any:
             await world.clock.sleep(0.5)
-            return await go_on()
+            return await proceed()
 
         world.transport.hooks.update(a=late, c=late)
         with pytest.raises(WrongPasswordError):
@@ -140,9 +140,9 @@ async def test_a_slow_bookie_with_the_only_copy_of_entries_is_waited_for() -> No
         await world.create((0, "a b c"), quorum=(3, 1))
         await world.put("c", packet(0))
 
-        async def slow(asked: Asked, go_on: GoOn) -> Any:
+        async def slow(asked: Asked, proceed: Proceed) -> Any:
             await world.clock.sleep(1.9)
-            return await go_on()
+            return await proceed()
 
         world.transport.hooks["c"] = slow
         assert ends(await world.recover()) == closed_at(0)
@@ -189,9 +189,9 @@ def test_a_copy_that_cannot_be_read_is_not_absent(status: Status | None) -> None
             await world.put("a", packet(4))  # c stores it as well, and b answers for the third copy
             await world.put("c", packet(4))
 
-            async def damaged(asked: Asked, go_on: GoOn) -> Any:
-                reply = await go_on()
-                return spoiled(reply, [4], status) if isinstance(asked, Read) else reply
+            async def damaged(asked: Asked, proceed: Proceed) -> Any:
+                reply = await proceed()
+                return with_wrong_bytes(reply, [4], status) if isinstance(asked, Read) else reply
 
             world.transport.hooks["a"] = damaged
             world.hang("c")
@@ -211,8 +211,8 @@ def test_a_refused_read_does_not_deny_any_entry(status: Status) -> None:
             await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
             await put_copies(world, 4, "ac")
 
-            async def refused(asked: Asked, go_on: GoOn) -> Any:
-                return ReadReply(status) if isinstance(asked, Read) else await go_on()
+            async def refused(asked: Asked, proceed: Proceed) -> Any:
+                return ReadReply(status) if isinstance(asked, Read) else await proceed()
 
             world.transport.hooks["a"] = refused
             world.hang("c")
@@ -242,8 +242,8 @@ def test_a_bookie_that_denies_the_ledger_instead_of_fencing_it_does_not_count(st
         async with a_world("a b c") as world:
             await world.create((0, "a b c"), quorum=(3, 2), filled_to=2)
 
-            async def unfenced(asked: Asked, go_on: GoOn) -> Any:
-                return FenceReply(status) if isinstance(asked, Fence) else await go_on()
+            async def unfenced(asked: Asked, proceed: Proceed) -> Any:
+                return FenceReply(status) if isinstance(asked, Fence) else await proceed()
 
             world.transport.hooks["a"] = unfenced
             world.hang("b")
@@ -366,8 +366,8 @@ async def test_after_short_answers_of_several_members_reading_continues_at_the_f
                 await world.put(ledger.metadata.last_fragment.members[(entry_id + i) % 3], packet(entry_id, lac=-1))
 
         def full_after(count: int) -> Intercept:
-            async def cut(asked: Asked, go_on: GoOn) -> Any:
-                reply = await go_on()
+            async def cut(asked: Asked, proceed: Proceed) -> Any:
+                reply = await proceed()
                 if not isinstance(asked, Read):
                     return reply
                 await world.clock.sleep(count / 10)
@@ -387,8 +387,8 @@ async def test_adds_refused_by_all_leave_the_ledger_in_recovery() -> None:
     async with a_world("a b c d") as world:
         ledger = await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
-        async def read_only(asked: Asked, go_on: GoOn) -> Any:
-            return AddReply(Status.READ_ONLY) if isinstance(asked, AddBatch) else await go_on()
+        async def read_only(asked: Asked, proceed: Proceed) -> Any:
+            return AddReply(Status.READ_ONLY) if isinstance(asked, AddBatch) else await proceed()
 
         world.transport.every = read_only
         with pytest.raises(RecoveryNotPossibleError, match="entry 3"):
@@ -402,8 +402,8 @@ async def test_an_entry_on_fewer_bookies_than_the_ack_quorum_leaves_the_ledger_i
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
-        async def no_adds(asked: Asked, go_on: GoOn) -> Any:
-            return AddReply(Status.UNREACHABLE) if isinstance(asked, AddBatch) else await go_on()
+        async def no_adds(asked: Asked, proceed: Proceed) -> Any:
+            return AddReply(Status.UNREACHABLE) if isinstance(asked, AddBatch) else await proceed()
 
         world.transport.hooks.update(b=no_adds, c=no_adds)
         with pytest.raises(RecoveryNotPossibleError, match="entry 3 reached 1 of 2 bookies"):
@@ -417,8 +417,8 @@ async def test_bookies_that_fail_adds_are_replaced_from_that_entry_on() -> None:
     async with a_world("a b c d e f") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
-        async def no_adds(asked: Asked, go_on: GoOn) -> Any:
-            return AddReply(Status.UNREACHABLE) if isinstance(asked, AddBatch) else await go_on()
+        async def no_adds(asked: Asked, proceed: Proceed) -> Any:
+            return AddReply(Status.UNREACHABLE) if isinstance(asked, AddBatch) else await proceed()
 
         world.transport.hooks.update(a=no_adds, c=no_adds)
         metadata = await world.recover()
@@ -438,8 +438,8 @@ async def test_a_replacement_is_a_member_from_the_first_entry_of_the_batch() -> 
             for name in "bc":
                 await world.put(name, packet(entry_id, lac=2))
 
-        async def no_adds(asked: Asked, go_on: GoOn) -> Any:
-            return AddReply(Status.UNREACHABLE) if isinstance(asked, AddBatch) else await go_on()
+        async def no_adds(asked: Asked, proceed: Proceed) -> Any:
+            return AddReply(Status.UNREACHABLE) if isinstance(asked, AddBatch) else await proceed()
 
         world.transport.hooks["a"] = no_adds
         metadata = await world.recover()
@@ -457,8 +457,8 @@ def test_a_bookie_that_refused_is_not_chosen_again(seed: int) -> None:
         async with a_world("a b c d e") as world:
             await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
-            async def no_adds(asked: Asked, go_on: GoOn) -> Any:
-                return AddReply(Status.UNREACHABLE) if isinstance(asked, AddBatch) else await go_on()
+            async def no_adds(asked: Asked, proceed: Proceed) -> Any:
+                return AddReply(Status.UNREACHABLE) if isinstance(asked, AddBatch) else await proceed()
 
             ports = world.client(seed=seed, ensemble_change_attempts_max=3)
             transport_of(ports).hooks.update(c=no_adds, d=no_adds)
@@ -494,8 +494,8 @@ async def test_an_aborted_recovery_does_not_store_its_ensemble_change() -> None:
         transport = transport_of(ports)
         transport.faults(BookieId("c")).is_request_lost = True
 
-        async def then_all_fail(asked: Asked, go_on: GoOn) -> Any:
-            reply = await go_on()
+        async def then_all_fail(asked: Asked, proceed: Proceed) -> Any:
+            reply = await proceed()
             if isinstance(asked, AddBatch):
                 transport.faults(BookieId("a")).is_request_lost = True
                 transport.faults(BookieId("b")).is_request_lost = True
@@ -514,10 +514,10 @@ async def test_a_ledger_deleted_meanwhile_is_an_error() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
 
-        async def deletes(asked: Asked, go_on: GoOn) -> Any:
+        async def deletes(asked: Asked, proceed: Proceed) -> Any:
             if isinstance(asked, Read):
                 await world.ledgers.delete(LEDGER)
-            return await go_on()
+            return await proceed()
 
         world.transport.hooks["a"] = deletes
         with pytest.raises(NoSuchLedgerError):
@@ -531,12 +531,12 @@ async def test_adds_to_a_busy_bookie_are_retried() -> None:
         await put_copies(world, 0, "abc")
         refusals = 3
 
-        async def busy(asked: Asked, go_on: GoOn) -> Any:
+        async def busy(asked: Asked, proceed: Proceed) -> Any:
             nonlocal refusals
             if isinstance(asked, AddBatch) and refusals:
                 refusals -= 1
                 return AddReply(Status.TOO_MANY_REQUESTS)
-            return await go_on()
+            return await proceed()
 
         world.transport.hooks["b"] = busy
         assert ends(await world.recover()) == closed_at(0)
@@ -552,10 +552,10 @@ async def test_an_unreachable_member_is_waited_for_once_and_not_until_the_deadli
             for name in "abc":
                 await world.put(name, packet(entry_id, lac=0))
 
-        async def silent(asked: Asked, go_on: GoOn) -> Any:
+        async def silent(asked: Asked, proceed: Proceed) -> Any:
             if isinstance(asked, Read):
                 await world.clock.sleep(1000)
-            return await go_on()
+            return await proceed()
 
         ports = world.client(recovery_read_entries=3, read_timeout_s=500)
         transport_of(ports).hooks["a"] = silent
@@ -594,12 +594,12 @@ async def test_another_key_found_only_by_a_read_or_add_aborts_the_recovery_as_we
         for kind, refused in ((Read, ReadReply), (AddBatch, AddReply)):
             await world.create((0, "a b c"), quorum=(3, 2), filled_to=1)
 
-            async def unauthorized(asked: Asked, go_on: GoOn, kind: Any = kind, refused: Any = refused) -> Any:
+            async def unauthorized(asked: Asked, proceed: Proceed, kind: Any = kind, refused: Any = refused) -> Any:
                 if isinstance(asked, Fence):
                     await world.clock.sleep(1)
                 if isinstance(asked, kind):
                     return refused(Status.UNAUTHORIZED)
-                return await go_on()
+                return await proceed()
 
             world.transport.hooks["b"] = unauthorized
             with pytest.raises(WrongPasswordError, match="bookie b"):

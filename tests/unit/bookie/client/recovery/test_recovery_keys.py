@@ -49,7 +49,7 @@ async def test_a_wrong_password_is_refused_without_any_change() -> None:
 async def test_missing_and_unreachable_members_are_skipped() -> None:
     async with a_world("a b c") as world:
         before = await create_without_password(world, "a b c")
-        world.hang_up("a")
+        world.stop_listening("a")
         world.hang("b")
         with pytest.raises(WrongPasswordError, match="bookie c"):
             await world.recover(password=b"a guess")

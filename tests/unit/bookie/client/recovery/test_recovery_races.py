@@ -30,7 +30,7 @@ from tests.worlds.recovery import (
     DIGEST,
     KEY,
     Asked,
-    GoOn,
+    Proceed,
     RecoveryWorld,
     a_world,
     closed_at,
@@ -44,9 +44,9 @@ from tests.worlds.virtual_time import in_virtual_time, run_virtual
 async def shuffled(world: RecoveryWorld, rng: random.Random, ports: Any) -> None:
     """Delay each request and each reply of a client by a random time."""
 
-    async def late(asked: Asked, go_on: GoOn) -> Any:
+    async def late(asked: Asked, proceed: Proceed) -> Any:
         await world.clock.sleep(rng.random())
-        reply = await go_on()
+        reply = await proceed()
         await world.clock.sleep(rng.random())
         return reply
 
@@ -156,10 +156,10 @@ async def test_a_writer_cannot_commit_after_another_client_closed() -> None:
         ports = world.client()
         transport = transport_of(ports)
 
-        async def no_fence(asked: Asked, go_on: GoOn) -> Any:
+        async def no_fence(asked: Asked, proceed: Proceed) -> Any:
             if isinstance(asked, Fence):
                 await world.clock.sleep(1.5)  # the other members cover the ensemble first
-            return await go_on()
+            return await proceed()
 
         transport.hooks["a"] = no_fence
         assert ends(await world.recover(ports)) == closed_at(-1)
@@ -174,10 +174,10 @@ async def test_a_bookie_that_denies_an_entry_to_a_recovery_is_fenced() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2))
 
-        async def cut_off(asked: Asked, go_on: GoOn) -> Any:
+        async def cut_off(asked: Asked, proceed: Proceed) -> Any:
             if isinstance(asked, Fence):
                 await asyncio.sleep(100)
-            return await go_on()
+            return await proceed()
 
         world.transport.hooks["a"] = cut_off
         await world.recover()
@@ -197,10 +197,10 @@ def once(world: RecoveryWorld, kind: type[Asked], action: Any) -> None:
     """Run an action before the next request of this kind to bookie a."""
     pending = [action]
 
-    async def hook(asked: Asked, go_on: GoOn) -> Any:
+    async def hook(asked: Asked, proceed: Proceed) -> Any:
         if isinstance(asked, kind) and pending:
             await pending.pop()()
-        return await go_on()
+        return await proceed()
 
     world.transport.hooks["a"] = hook
 
@@ -291,12 +291,12 @@ async def test_a_last_fragment_that_keeps_changing_aborts_the_recovery() -> None
     async with a_world("a b c d") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
-        async def swap(asked: Asked, go_on: GoOn) -> Any:
+        async def swap(asked: Asked, proceed: Proceed) -> Any:
             if isinstance(asked, Fence):
                 last = (await world.metadata()).last_fragment
                 other = names("a b d") if last.members == names("a b c") else names("a b c")
                 await change(world, fragments=(Fragment(EntryId(0), other),))
-            return await go_on()
+            return await proceed()
 
         world.transport.hooks["a"] = swap
         with pytest.raises(RecoveryNotPossibleError, match="keeps changing"):
@@ -470,8 +470,8 @@ async def test_an_answer_about_another_entry_proves_nothing() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
-        async def other(asked: Asked, go_on: GoOn) -> Any:
-            reply = await go_on()
+        async def other(asked: Asked, proceed: Proceed) -> Any:
+            reply = await proceed()
             if not isinstance(asked, Read):
                 return reply
             return ReadReply(reply.status, [replace(result, entry_id=result.entry_id + 1) for result in reply.results])
@@ -492,12 +492,12 @@ async def test_a_rolling_restart_does_not_stop_the_recovery() -> None:
         ports = world.client(recovery_read_entries=2)
         transport, calls = transport_of(ports), 0
 
-        async def restarts(asked: Asked, go_on: GoOn) -> Any:
+        async def restarts(asked: Asked, proceed: Proceed) -> Any:
             nonlocal calls
             calls += 1
             for index, bookie in enumerate("abc"):
                 transport.faults(BookieId(bookie)).is_unreachable = calls // 15 % 4 == index
-            return await go_on()
+            return await proceed()
 
         transport.every = restarts
         metadata = await world.recover(ports)
@@ -510,11 +510,11 @@ async def test_a_member_whose_add_times_out_is_replaced() -> None:
     async with a_world("a b c d") as world:
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
 
-        async def late(asked: Asked, go_on: GoOn) -> Any:
+        async def late(asked: Asked, proceed: Proceed) -> Any:
             if isinstance(asked, AddBatch):
                 await world.clock.sleep(60)
                 return AddReply(Status.OK)
-            return await go_on()
+            return await proceed()
 
         world.transport.hooks["b"] = late
         metadata = await world.recover()
@@ -568,12 +568,12 @@ async def test_a_spare_whose_disks_are_replaced_gets_the_entries_again_before_it
         histories = Incarnations(world.store, ROOT)
         await histories.record(BookieId("d"), "1", 0)
         await world.create((0, "a b c"), quorum=(3, 2), filled_to=3)
-        world.hang_up("c")
+        world.stop_listening("c")
         lists = 0
 
-        async def lose_disks(asked: Asked, go_on: GoOn) -> Any:
+        async def lose_disks(asked: Asked, proceed: Proceed) -> Any:
             nonlocal lists
-            reply = await go_on()
+            reply = await proceed()
             if isinstance(asked, ListEntries):
                 lists += 1
                 if lists == 1:

@@ -9,15 +9,15 @@ import pytest
 from bookie.client.recovery import recovery as recovery_holdings
 from bookie.wire.port import ListReply, Status
 from bookie.wire.requests import ListEntries
-from tests.worlds.recovery import Asked, GoOn, RecoveryWorld, a_world, closed_at, ends, packet
+from tests.worlds.recovery import Asked, Proceed, RecoveryWorld, a_world, closed_at, ends, packet
 from tests.worlds.virtual_time import in_virtual_time
 
 COUNT = 40
 
 
 def without_lists(world: RecoveryWorld) -> None:
-    async def unlisted(asked: Asked, go_on: GoOn) -> Any:
-        return ListReply(Status.UNSUPPORTED) if isinstance(asked, ListEntries) else await go_on()
+    async def unlisted(asked: Asked, proceed: Proceed) -> Any:
+        return ListReply(Status.UNSUPPORTED) if isinstance(asked, ListEntries) else await proceed()
 
     world.transport.every = unlisted
 

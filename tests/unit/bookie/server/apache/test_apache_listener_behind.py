@@ -16,7 +16,7 @@ from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.room import SharedRoom
 from bookie.server.measured import MeasuredService
 from bookie.server.metrics import bookie_metrics
-from bookie.storage.disks.memory import Operation, give_way
+from bookie.storage.disks.memory import Operation, yield_control
 from bookie.storage.port import DiskError
 from bookie.storage.settings import StorageSettings
 from bookie.wire.apache import protocol_pb2 as pb
@@ -82,7 +82,7 @@ class SlowDisk:
         bookie.index.before = self._before
 
     async def _before(self, operation: Operation, path: str) -> None:
-        await give_way(operation, path)
+        await yield_control(operation, path)
         if operation is Operation.INDEX_WRITE:
             await self._may_write.wait()
 

@@ -20,8 +20,8 @@ class Taker:
     def __init__(self, room: Room, jobs: list[int], begun: list[tuple[Taker, int]]) -> None:
         self.room, self.jobs, self.begun = room, deque(jobs), begun
 
-    def go_on(self) -> None:
-        while self.jobs and self.room.take(self.go_on, self.jobs[0]):
+    def resume(self) -> None:
+        while self.jobs and self.room.take(self.resume, self.jobs[0]):
             self.begun.append((self, self.jobs.popleft()))
 
 
@@ -29,12 +29,12 @@ def test_the_longest_waiter_is_next_and_gets_one_turn() -> None:
     room, begun = Room(10), list[tuple[Taker, int]]()
     greedy, small, late = Taker(room, [10] * 4, begun), Taker(room, [2, 2, 2], begun), Taker(room, [1], begun)
     for taker in (greedy, small, late):
-        taker.go_on()
+        taker.resume()
     order = []
     while begun:
         taker, size = begun.pop(0)
         order.append(taker)
-        room.give(size)
+        room.release(size)
     assert order == [greedy, greedy, small, late, greedy, small, greedy, small]
     assert (room.held, room.is_wanted) == (0, False)
 
@@ -43,12 +43,12 @@ def test_a_request_above_the_limit_runs_alone_and_is_not_overtaken() -> None:
     room, begun = Room(10), list[tuple[Taker, int]]()
     first, huge, small = (Taker(room, [size], begun) for size in (4, 50, 1))
     for taker in (first, huge, small):
-        taker.go_on()
+        taker.resume()
     assert [taker for taker, _ in begun] == [first]
-    room.give(4)
+    room.release(4)
     assert [taker for taker, _ in begun] == [first, huge]
     assert room.held == 50
-    room.give(50)
+    room.release(50)
     assert [taker for taker, _ in begun] == [first, huge, small]
 
 
@@ -56,9 +56,9 @@ def test_a_waiter_that_leaves_or_needs_no_room_lets_the_next_one_in() -> None:
     room, begun = Room(10), list[tuple[Taker, int]]()
     holder, leaving, content, next_one = (Taker(room, [size], begun) for size in (9, 5, 1, 1))
     for taker in (holder, leaving, content, next_one):
-        taker.go_on()
+        taker.resume()
     content.jobs.clear()
-    room.leave(leaving.go_on)
+    room.leave(leaving.resume)
     assert [taker for taker, _ in begun] == [holder, next_one]
     assert (room.held, room.is_wanted) == (10, False)
 
@@ -66,10 +66,10 @@ def test_a_waiter_that_leaves_or_needs_no_room_lets_the_next_one_in() -> None:
 def test_room_taken_above_the_estimate_is_counted() -> None:
     room = Room(10)
     assert room.take(lambda: None, 8)
-    room.give(-4)
+    room.release(-4)
     assert room.held == 12
     assert not room.take(lambda: None, 1)
-    room.give(12)
+    room.release(12)
     assert (room.held, room.is_wanted) == (0, False)
 
 
@@ -78,13 +78,13 @@ def test_every_waiter_is_served_and_the_limit_is_never_exceeded(jobs: list[list[
     room, begun = Room(10), list[tuple[Taker, int]]()
     takers = [Taker(room, sizes, begun) for sizes in jobs]
     for taker in takers:
-        taker.go_on()
+        taker.resume()
     while begun:
         held = [size for _, size in begun]
         assert room.held == sum(held)
         assert room.held <= 10 or len(held) == 1
         _, size = begun.pop(rng.randrange(len(begun)))
-        room.give(size)
+        room.release(size)
     assert not any(taker.jobs for taker in takers)
     assert (room.held, room.is_wanted) == (0, False)
 
