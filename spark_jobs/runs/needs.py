@@ -1,4 +1,5 @@
-"""What a run of a kind cannot do without: locations to judge placement by, and ledgers of Pulsar to compare with.
+"""What a run of a kind cannot do without: locations to judge placement by, ledgers of Pulsar to compare with, and a
+directory for its report.
 
 A run that a person starts is refused before it is on record. The run of a schedule fails, so its record shows that the
 schedule is useless.
@@ -16,6 +17,8 @@ from bookie.metadata.pulsar.tree import PulsarTree
 from bookie.model.errors import PermanentError
 from bookie.model.run import RunKind
 from bookie.model.topology import Topology
+from spark_jobs.report.files import require_writable
+from spark_jobs.runs.outcome import is_for_report
 from spark_jobs.settings import AuditSettings
 
 
@@ -35,6 +38,7 @@ async def check_run_prerequisites(
     Raises:
         NoTopologyError, InvalidTopologyError: a placement check without a readable topology.
         NoPulsarError: a references check without managed ledgers.
+        ReportDirError: the report is the purpose of the run, and its directory cannot be written.
         StoreUnavailableError, AccessDeniedError: see ``MetadataStore``.
     """
     if kind is RunKind.PLACEMENT:
@@ -44,6 +48,8 @@ async def check_run_prerequisites(
     elif kind is RunKind.REFERENCES:
         roots = roots_in(settings.pulsar_roots, cluster.root)
         require_pulsar([root for root in roots if not await PulsarTree(store, root).exists()])
+    if is_for_report(kind, is_dry_run=settings.is_dry_run):  # every other run marks, even without a report (R52)
+        require_writable(settings.report_dir)
 
 
 def require_locations(topology: Topology) -> None:
