@@ -58,7 +58,8 @@ _EXIT_CODES: Final = (
 app = typer.Typer(
     invoke_without_command=True,
     help="Check all ledgers with Spark, and list the runs of checks.\n\n"
-    "Without a command this is `run`: find fragments that lost a copy with their bookie, and mark them for repair.",
+    "Without a command, an audit starts at once, as with `bkheal audit run`: it finds fragments that lost a copy with "
+    "their bookie, and marks them for repair. --dry-run marks nothing.",
 )
 
 
