@@ -19,7 +19,7 @@ from bookie.model.ids import LEDGER_ID_MAX, LedgerId
 from bookie.runtime.listening import is_loopback
 from bookie.wire import administration_pb2 as pb
 from bookie.wire import administration_pb2_grpc as rpc
-from bookie.wire.grpc_channel import open_channel
+from bookie.wire.grpc_channel import open_channel, reason_of
 from bookie.wire.resolver import BookieAddress
 from bookie.wire.security import BookieSecurity
 from bookie.wire.tls import channel_credentials
@@ -250,12 +250,13 @@ def _error(
     | AdministrationUnavailableError
     | AdministrationUnknownError
 ):
-    code, text = error.code(), error.details() or error.code().name
+    code, text = error.code(), reason_of(error)
     where = f"bookie at {address.host}:{address.port}: {text}"
     if code is grpc.StatusCode.FAILED_PRECONDITION:
         return AdministrationConflictError(where)
     if code in _LATER:
-        return AdministrationUnavailableError(where)
+        hint = "; check the port, and that the bookie runs" if code is grpc.StatusCode.UNAVAILABLE else ""
+        return AdministrationUnavailableError(where + hint)
     if code in _UNKNOWN:
         return AdministrationUnknownError(where)
     if code is grpc.StatusCode.UNIMPLEMENTED:

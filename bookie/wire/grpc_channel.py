@@ -33,6 +33,9 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
+_NO_CONNECTION: Final = "failed to connect to all addresses"
+"""Beginning of gRPC's text about a connection that is refused or impossible."""
+
 _STATUS_BY_GRPC_CODE: Final = {
     grpc.StatusCode.DEADLINE_EXCEEDED: Status.TIMEOUT,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Status.TOO_MANY_REQUESTS,
@@ -54,4 +57,10 @@ def open_channel(address: BookieAddress, credentials: grpc.ChannelCredentials | 
 def failure_of(error: grpc.aio.AioRpcError) -> tuple[Status, str]:
     """Return the status and text of a call that gRPC itself ended; codes without a status become UNREACHABLE."""
     code = error.code()
-    return _STATUS_BY_GRPC_CODE.get(code, Status.UNREACHABLE), f"{code.name}: {error.details()}"
+    return _STATUS_BY_GRPC_CODE.get(code, Status.UNREACHABLE), f"{code.name}: {reason_of(error)}"
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """Return gRPC's text about a failed call; the text about a connection without its repetitions of the address."""
+    text = error.details() or error.code().name
+    return f"no connection: {text.rpartition(': ')[2]}" if text.startswith(_NO_CONNECTION) else text

@@ -19,6 +19,7 @@ from urllib.parse import urljoin, urlsplit, urlunsplit
 from auditor.cli.audit.remote import RemoteSettings, base_url, tls_context
 from bookie.model.errors import BkhealError, ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.hosts import is_host
+from bookie.runtime.connection_problem import connection_problem
 from bookie.runtime.human import printable
 from bookie.runtime.listening import is_loopback
 
@@ -131,7 +132,9 @@ class AdminClient:
             async with asyncio.timeout(self._timeout_s):
                 return await self._follow(method, url, path, what, body)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise AdminUnavailableError(f"{what}: no answer from {url}: {self._clean(str(error))}") from None
+            raise AdminUnavailableError(
+                f"{what}: no answer from {url}: {self._clean(connection_problem(error))}"
+            ) from None
         except (TimeoutError, httpx.TimeoutException):
             raise AdminOutcomeUnknownError(f"{what}: no answer from {url} within {self._timeout_s:g} s") from None
         except httpx.InvalidURL:
@@ -139,7 +142,7 @@ class AdminClient:
                 f"{what}: {url} redirects to what is not an address; this is not followed"
             ) from None
         except httpx.RequestError as error:
-            said = self._clean(str(error)) or type(error).__name__
+            said = self._clean(connection_problem(error))
             raise AdminOutcomeUnknownError(f"{what}: no complete answer from {url}: {said}") from None
 
     async def _follow(self, method: str, url: str, path: str, what: str, body: Mapping[str, Any] | None) -> Answer:

@@ -147,8 +147,10 @@ class RunningBookie:
         if reply.status is not Status.OK or not reply.results:
             from bookie.wire.administration import AdministrationUnavailableError
 
-            why = f"{reply.status.name} {reply.detail}".strip()
-            raise AdministrationUnavailableError(f"bookie at {address.host}:{address.port}: {why}")
+            why = reply.detail or reply.status.name
+            raise AdministrationUnavailableError(
+                f"bookie at {address.host}:{address.port}: {why}; check the port, and that the bookie runs"
+            )
         return reply.results[0].status.name.lower(), reply.results[0].packet
 
     async def scrub(self, action: str = "SHOW", *, from_beginning: bool = False) -> dict[str, Any]:

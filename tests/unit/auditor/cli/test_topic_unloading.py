@@ -243,6 +243,7 @@ async def test_a_refused_connection_is_unavailable() -> None:
         async with drain(f"http://127.0.0.1:{silent.getsockname()[1]}") as waiting:
             error = await waiting.until_over()
             assert f"topic {TOPIC} is not unloaded: no answer from http://127.0.0.1" in str(error)
+            assert "the connection was refused" in str(error)
             assert exit_code_of(error) == 69
 
 
