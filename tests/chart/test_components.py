@@ -773,6 +773,22 @@ def test_network_policies_allow_the_port_of_the_releases_bookies(
     assert {name for name, ports in egress.items() if expected not in ports} == set()
 
 
+@pytest.mark.parametrize(
+    ("cluster", "expected"),
+    [
+        ({"pulsar": {"release": "pulsar"}, "zookeeper": {"tls": {"existingSecret": "s"}}}, [2181, 2281]),
+        ({"metadataServiceUri": "zk+hierarchical://zk-0:2182;zk-1:2183/ledgers"}, [2181, 2182, 2183]),
+        ({"metadataServiceUri": "metadata-store:zk:zk-0:2181,[fe80::1:42]:2182"}, [2181, 2182]),
+        ({"metadataServiceUri": "zk://zk-0/ledgers"}, [2181]),
+        ({"existingConfigMap": {"name": "cluster"}}, [2181]),
+    ],
+)
+def test_network_policies_allow_the_ports_of_zookeeper(cluster: dict[str, Any], expected: list[int]) -> None:
+    made = render({"bookkeeper": cluster, "networkPolicy": {"enabled": True}, "exporter": {"when": "always"}})
+    for policy in made.of("NetworkPolicy"):
+        assert [port["port"] for port in policy["spec"]["egress"][1]["ports"]] == expected
+
+
 @pytest.mark.parametrize("component", ["auditor", "exporter"])
 def test_annotations_name_the_scheme_of_a_port_with_tls(component: str) -> None:
     def schemes(**values: Any) -> dict[str, str | None]:
