@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from datetime import date, timedelta
@@ -40,12 +41,15 @@ from spark_jobs.report.table_files import (
     write_journal,
 )
 from spark_jobs.report.table_merging import write_merged
-from spark_jobs.report.table_schemas import TABLES
+from spark_jobs.report.table_schemas import RUNS, TABLES
 
 _log = logging.getLogger(__name__)
 
 LOCK: Final = ".upkeep.lock"
 _PRUNED_PREFIX: Final = ".pruned-"
+_COMPACTED: Final = "compacted-"
+"""The names of files with the rows of several runs begin with this."""
+_PART: Final = re.compile(r"-\d{4}$")
 FILES_MAX: Final = 32
 """Largest number of files of today or yesterday; if there are more, they are merged into one. The files of an older day
 are always merged."""
@@ -132,7 +136,8 @@ def _compact_and_prune(report_dir: Path, now_ms: int, kept: Kept) -> None:
             _drop(report_dir, table, day)
         for day in held:
             if day not in dropped and schema.is_by_run:
-                _compact(day_dir(report_dir, table, day), is_over=day < yesterday)
+                runs = None if schema is RUNS else day_dir(report_dir, RUNS.name, day)
+                _compact(day_dir(report_dir, table, day), runs, is_over=day < yesterday)
 
 
 def _move_into_days(report_dir: Path, table: str) -> None:
@@ -174,7 +179,16 @@ def _drop(report_dir: Path, table: str, day: str) -> None:
     shutil.rmtree(pruned, ignore_errors=True)
 
 
-def _compact(directory: Path, *, is_over: bool) -> None:
+def _compact(directory: Path, runs: Path | None, *, is_over: bool) -> None:
+    """Merge the small files of a day, except those of runs without a row in ``runs``.
+
+    Such a run may be added again, and its file then replaces the present one. Rows that were merged would stay.
+
+    Args:
+        directory: the directory of a day of a table.
+        runs: the directory of the same day of the table ``runs``; None: it is ``directory``.
+        is_over: whether no more runs are added to this day, except runs that another machine wrote.
+    """
     _finish_replacement(directory)
     names = day_files(directory)
     if is_over:
@@ -183,8 +197,13 @@ def _compact(directory: Path, *, is_over: bool) -> None:
     small = [name for name in names if (directory / name).stat().st_size < LARGE_BYTES]
     if len(small) < 2 or not (is_over or len(small) > FILES_MAX):
         return
+    if runs is not None:
+        added = _run_ids(runs)
+        small = [name for name in small if name.startswith(_COMPACTED) or _run_of(name) in added]
+        if len(small) < 2:
+            return
     digest = hashlib.sha256("\n".join(small).encode()).hexdigest()[:16]
-    journal = Journal(f"compacted-{digest}.parquet", tuple(small))
+    journal = Journal(f"{_COMPACTED}{digest}.parquet", tuple(small))
     hidden = directory / f".{journal.file}.tmp"
     try:
         write_merged([directory / name for name in small], hidden)
@@ -198,6 +217,21 @@ def _compact(directory: Path, *, is_over: bool) -> None:
     hidden.rename(directory / journal.file)
     _sync(directory)
     _finish_replacement(directory)
+
+
+def _run_ids(runs: Path) -> set[str]:
+    """Return the ids of the runs of a day; none if a file of them cannot be read."""
+    try:
+        tables = [pq.read_table(runs / name, columns=["run_id"]) for name in day_files(runs)]
+        return {run_id for table in tables for run_id in table["run_id"].to_pylist()}
+    except (OSError, KeyError, pa.ArrowException) as error:
+        _log.warning("runs in the history are unreadable", extra={"path": str(runs), "reason": str(error)})
+        return set()
+
+
+def _run_of(name: str) -> str:
+    """Return the id of the run that added a file: RUN.parquet, or RUN-0001.parquet."""
+    return _PART.sub("", name.removesuffix(".parquet"))
 
 
 def _finish_replacement(directory: Path) -> None:
