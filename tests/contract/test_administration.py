@@ -29,7 +29,7 @@ from bookie.storage.disks.memory import MemoryDisk
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_path
 from bookie.storage.port import DiskError
 from bookie.wire import administration_pb2 as pb
-from bookie.wire.administration import (
+from bookie.wire.grpc.administration import (
     Administration,
     AdministrationAnswerError,
     AdministrationConflictError,

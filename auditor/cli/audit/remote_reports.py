@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 if TYPE_CHECKING:
-    from auditor.cli.cluster.at import Service
+    from auditor.cli.at import Service
     from spark_jobs.report.summary import RunSummary
 
 LATEST: Final = "latest"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from auditor.cli.cluster.watching import IntervalOption, WatchOption
 from auditor.cli.output import (
     OutputFormat,
     StreamFormat,
@@ -38,6 +37,7 @@ from auditor.cli.services.bookie_place import (
 )
 from auditor.cli.services.processes import bookie_app
 from auditor.cli.services.running_bookie import AtOption, RunningBookie, TokenFileOption
+from auditor.cli.watching import IntervalOption, WatchOption
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
 from bookie.runtime.human import agreeing, counted

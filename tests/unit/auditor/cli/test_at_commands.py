@@ -16,8 +16,8 @@ from auditor.api.http import report_routes
 from auditor.cli.audit import remote_reports
 from auditor.cli.audit.remote import Remote, RemoteRefusedError, RemoteUnavailableError
 from auditor.cli.cluster import dead_letters, status
-from auditor.cli.cluster.drain_status import observe_or_wait
-from auditor.cli.cluster.remote_drains import remote_drain_status
+from auditor.cli.drains.remote import remote_drain_status
+from auditor.cli.drains.status import observe_or_wait
 from auditor.cli.main import app
 from auditor.operating.drain_status import status_document
 from bookie.metadata.bookies.cookies import Cookie, CookieStore

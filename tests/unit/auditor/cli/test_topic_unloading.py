@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from auditor.cli.admin_requests import ANSWER_BYTES_MAX, REDIRECTS_MAX, AdminClient, redirected
 from auditor.cli.audit.remote import RemoteSettings
-from auditor.cli.cluster.admin_requests import ANSWER_BYTES_MAX, REDIRECTS_MAX, AdminClient, redirected
-from auditor.cli.cluster.topic_unloading import NOTES_MAX, TopicUnloading
+from auditor.cli.drains.topic_unloading import NOTES_MAX, TopicUnloading
 from auditor.cli.exit_codes import exit_code_of
 from auditor.safety.holdings import Holdings
 from auditor.safety.unloading import AT_ONCE, FAILURES_MAX, UNLOAD_INTERVAL_S_MIN

@@ -19,14 +19,17 @@ import pytest
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.kept import EVERYTHING, Kept
-from spark_jobs.report import sql, table_upkeep, table_writing, writing
+from spark_jobs.report import writing
 from spark_jobs.report.history import reports
-from spark_jobs.report.sql import ask
 from spark_jobs.report.summary import RunSummary
-from spark_jobs.report.table_files import Journal, NewerTablesError, day_files, days, table_files, write_journal
-from spark_jobs.report.table_schemas import BOOKIES, FINDINGS, RUNS, SCHEMA_VERSION, TABLES, TASKS
-from spark_jobs.report.table_upkeep import compact_and_prune, days_to_drop, days_too_large
-from spark_jobs.report.tables import bookies_table, runs_table, trend
+from spark_jobs.report.tables import sql
+from spark_jobs.report.tables import upkeep as table_upkeep
+from spark_jobs.report.tables import writing as table_writing
+from spark_jobs.report.tables.files import Journal, NewerTablesError, day_files, days, table_files, write_journal
+from spark_jobs.report.tables.run_tables import bookies_table, runs_table, trend
+from spark_jobs.report.tables.schemas import BOOKIES, FINDINGS, RUNS, SCHEMA_VERSION, TABLES, TASKS
+from spark_jobs.report.tables.sql import ask
+from spark_jobs.report.tables.upkeep import compact_and_prune, days_to_drop, days_too_large
 from spark_jobs.runs.mark_log import SCHEMA
 from tests.worlds import report as world
 from tests.worlds.report_tables import FINDING_COLUMNS, STORY, finding, run, write, write_findings, write_story
