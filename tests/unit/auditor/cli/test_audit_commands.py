@@ -162,7 +162,7 @@ def test_a_place_for_metrics_that_cannot_work_is_refused_before_the_run_unless_a
     monkeypatch: pytest.MonkeyPatch, flag: str, wrong: str, code: int
 ) -> None:
     started: list[OneShot] = []
-    monkeypatch.setattr(audit, "_here", lambda shot, *_: started.append(shot))
+    monkeypatch.setattr(audit, "_run_locally", lambda shot, *_: started.append(shot))
     words = ["audit", "run", "--metadata-uri", "zk://127.0.0.1:1/ledgers", flag, wrong]
     refused = CliRunner().invoke(bkheal, words)
     ended = refused.exception

@@ -127,7 +127,7 @@ def test_a_watch_prints_a_line_for_each_status(cluster: CommandCluster, monkeypa
             if count == 2:
                 return
 
-    monkeypatch.setattr(status, "looks", status_documents)
+    monkeypatch.setattr(status, "status_documents", status_documents)
     assert len(call("status", "--watch", "--interval", "0.5").stdout.splitlines()) == 2
     lines = call("status", "--watch", "--interval", "0.5", "-o", "jsonl").stdout.splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["ClusterStatus"] * 2
