@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds the image where there is no Docker and no registry of images, and keeps it in DIRECTORY for its tests:
+# Builds the image without Docker and without a registry of images, and keeps it in DIRECTORY for its tests:
 #
 #   .ci/build_image.sh DIRECTORY
 #   BKHEAL_IMAGE_STORE=DIRECTORY python -m pytest tests/chart/test_image_runs.py
 #
 # Needs root, and Debian's packages buildah and mmdebstrap; the tests need podman, crun and iproute2.
-# What the recipe starts FROM is made of Debian's packages as well: Debian 12 and its Python 3.11 stand for the official
-# image of the same name, which is Debian 12 with a Python 3.11 of its own. All other lines of the recipe run as they are.
+# The base image is built from packages of Debian 12 and its Python 3.11. It replaces the official image of the same name,
+# which is Debian 12 with another build of Python 3.11. All other lines of the recipe are unchanged.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 directory=$(mkdir -p "$1" && cd "$1" && pwd)

@@ -22,9 +22,9 @@ need() {
     fi
 }
 
-# Tests look at pages in a real browser and at alerts in a real Prometheus; a developer's machine may do without.
+# Tests open pages in a real browser and check alerts in a real Prometheus. Without CI they are skipped if it is missing.
 need chromium chromedriver prometheus promtool -- chromium chromium-driver prometheus
-# Tests talk to real Apache bookies and Apache's own client, also over TLS, with certificates that they make.
+# Tests use Apache's bookies and its client, with and without TLS; they make the certificates.
 need mvn javac openssl -- maven default-jdk-headless openssl
 if [ -z "${BKHEAL_APACHE_LIB:-}" ]; then
     export BKHEAL_APACHE_LIB="$cache/apache-bookkeeper-4.17.3"
@@ -32,7 +32,7 @@ if [ -z "${BKHEAL_APACHE_LIB:-}" ]; then
         mvn -q -B -f .ci/apache/pom.xml dependency:copy-dependencies -DoutputDirectory="$BKHEAL_APACHE_LIB"
     fi
 fi
-# And to a real Pulsar.
+# Tests use a broker of Pulsar.
 if [ -z "${BKHEAL_PULSAR_LIB:-}" ]; then
     export BKHEAL_PULSAR_LIB="$cache/apache-pulsar-4.0.7"
     if ! ls "$BKHEAL_PULSAR_LIB"/pulsar-broker-*.jar > /dev/null 2>&1; then

@@ -177,10 +177,10 @@ class Control(Protocol):
         """
         ...
 
-    async def has_topology(self) -> bool:
-        """Return whether there is a topology by which placement can be judged.
+    async def refusal_reason(self, kind: RunKind) -> str:
+        """Return why a run of this kind could only fail; empty if it could succeed.
 
-        It is also True if the topology cannot be read, because a run then ends with the reason.
+        It is also empty if what the run needs cannot be read, because a run then ends with that reason.
 
         Raises:
             StoreUnavailableError: no answer.

@@ -34,7 +34,7 @@ def add(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Durable adds with one writer, compared with a plain file with fdatasync."""
-    from auditor.bench.add import run as measure
+    from auditor.bench.bookies.lone_writer import run as measure
 
     shape = (ensemble_size, write_quorum, ack_quorum)
     _show("AddBenchmark", run(measure(entries, entry_bytes, shape)), output)
@@ -53,7 +53,7 @@ def several_bookies(
     The bookies share the disks of the temporary directory. The gain is larger on a host with separate disks for each
     bookie.
     """
-    from auditor.bench.several_bookies import run as measure
+    from auditor.bench.bookies.several_bookies import run as measure
 
     _show("SeveralBookiesBenchmark", run(measure(bookies, entries, entry_bytes, rounds)), output)
 
@@ -80,7 +80,7 @@ def several_journals(
     By default both journals are on one disk. Give `--journal-dir` on each of two disks to measure the gain by the
     second.
     """
-    from auditor.bench.several_journals import run as measure
+    from auditor.bench.bookies.several_journals import run as measure
 
     if len(journal_dir or ()) not in (0, 2):
         raise typer.BadParameter("give two directories, or none", param_hint="--journal-dir")
@@ -112,9 +112,9 @@ def bookie(
     Adds, reads from caches and from the disk, recovery, scrub, and bytes written for each byte stored. `--megabytes 4
     --rounds 1` takes about a minute. Without Java, only `storage` is measured; without Apache's jars, only this bookie.
     """
-    from auditor.bench.bookie import PAYLOADS, WRITERS, BookieBenchmark, Part
-    from auditor.bench.bookie import run as measure
-    from auditor.bench.bookie_figures import HEADINGS, NUMBERS, measured, row
+    from auditor.bench.bookies.comparison import PAYLOADS, WRITERS, BookieBenchmark, Part
+    from auditor.bench.bookies.comparison import run as measure
+    from auditor.bench.bookies.figures import HEADINGS, NUMBERS, measured, row
 
     if part not in tuple(Part):
         raise typer.BadParameter(f"{part!r}: need one of {', '.join(Part)}", param_hint="--part")
@@ -163,8 +163,8 @@ def repair(
     cost of small ledgers, `--entries 0 --ledgers 2000` for the cost of empty ones. `--suite` takes about ten minutes
     and 5 GB of disk; `--suite --bytes 100000000` is a quick version.
     """
-    from auditor.bench.repair import entries_for
-    from auditor.bench.repair import run as measure
+    from auditor.bench.repairs.one_replicator import entries_for
+    from auditor.bench.repairs.one_replicator import run as measure
 
     if is_suite:
         _repair_suite(lost_bytes, is_pulling=pull, output=output)
@@ -181,7 +181,7 @@ _ENTRIES: Final = 100_000
 
 
 def _repair_suite(lost_bytes: int | None, *, is_pulling: bool, output: OutputFormat) -> None:
-    from auditor.bench.repair import SUITE_BYTES, run_cases, suite
+    from auditor.bench.repairs.one_replicator import SUITE_BYTES, run_cases, suite
 
     cases = run(run_cases(suite(lost_bytes or SUITE_BYTES), print_note, is_pulling=is_pulling))
     if output is OutputFormat.JSON:
@@ -211,7 +211,7 @@ def scan(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Reading all ledger metadata: with kazoo one by one, with our bulk reader, and in the whole Spark audit."""
-    from auditor.bench.scan import run as measure
+    from auditor.bench.audits.scan import run as measure
 
     _show("ScanBenchmark", run(measure(ledgers)), output)
 
@@ -228,7 +228,7 @@ def executors(
 
     Each executor is a process of about 1 GiB.
     """
-    from auditor.bench.executors import run as measure
+    from auditor.bench.audits.executors import run as measure
 
     _show("ExecutorBenchmark", run(measure(ledgers, bytes_per_s)), output)
 
@@ -247,7 +247,7 @@ def budget(
     It is measured with ZooKeeper as it is, with ZooKeeper and the other client on a core of their own (on Linux), and
     with a slow server.
     """
-    from auditor.bench.budget import run as measure
+    from auditor.bench.audits.budget import run as measure
 
     _show("BudgetBenchmark", run(measure(ledgers, bytes_per_s, rounds)), output)
 
@@ -262,7 +262,7 @@ def audit(
     The same loss is audited both ways, and the tasks must be the same. Before that, 1 % of the ledgers change, and an
     incremental audit and an audit of all ledgers are measured.
     """
-    from auditor.bench.loss import run as measure
+    from auditor.bench.audits.loss import run as measure
 
     _show("LossBenchmark", run(measure(ledgers)), output)
 
@@ -276,7 +276,7 @@ def references(
 
     100,000 topics take about ten minutes and 6 GiB of memory.
     """
-    from auditor.bench.references import run as measure
+    from auditor.bench.audits.references import run as measure
 
     _show("ReferenceBenchmark", run(measure(topics)), output)
 
@@ -288,7 +288,7 @@ def everything(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """A run of everything, compared with the bookie check and the placement check: seconds, requests to ZooKeeper."""
-    from auditor.bench.everything import run as measure
+    from auditor.bench.audits.everything import run as measure
 
     _show("EverythingBenchmark", run(measure(ledgers, warm_runs)), output)
 
@@ -300,7 +300,7 @@ def inventory(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """The inventory of a bookie: its list alone, and a run of everything with it and without it."""
-    from auditor.bench.inventory import run as measure
+    from auditor.bench.audits.inventory import run as measure
 
     _show("InventoryBenchmark", run(measure(ledgers, warm_runs)), output)
 
@@ -321,8 +321,8 @@ def cluster(
     Needs about 100 MiB of memory for each bookie; 20 bookies with 20,000 ledgers take some minutes. Every copy of every
     repaired ledger is compared with the written entries.
     """
-    from auditor.bench.cluster import COPIES_MAX, ClusterSettings
-    from auditor.bench.cluster import run as measure
+    from auditor.bench.repairs.cluster import COPIES_MAX, ClusterSettings
+    from auditor.bench.repairs.cluster import run as measure
 
     if bookies - lost < COPIES_MAX:
         hint = f"{bookies} bookies without {lost} cannot hold {COPIES_MAX} copies"
@@ -371,8 +371,8 @@ def versus_apache(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """A real Apache BookKeeper compared with this project: audit, repair, adds. Needs its jars and a JDK; is slow."""
-    from auditor.bench import versus_apache as bench
-    from auditor.bench.versus_apache_repair import ENTRY_BYTES, SHAPES
+    from auditor.bench.versus_apache import comparison as bench
+    from auditor.bench.versus_apache.repairs import ENTRY_BYTES, SHAPES
 
     if part not in tuple(bench.Part):
         raise typer.BadParameter(f"{part!r}: need one of {', '.join(bench.Part)}", param_hint="--part")
@@ -401,7 +401,7 @@ def versus_apache(
 
 
 def _show_comparisons(figures: dict[str, Any]) -> None:
-    from auditor.bench.versus_apache_figures import HEADINGS, NUMBERS, comparisons, row
+    from auditor.bench.versus_apache.figures import HEADINGS, NUMBERS, comparisons, row
 
     for title in ("versions", "machine"):
         print_line(f"{title}: {_shown(figures[title])}")

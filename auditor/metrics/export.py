@@ -14,7 +14,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Final
 from urllib.error import HTTPError
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from urllib.request import HTTPHandler, HTTPSHandler, Request, build_opener
 
 from prometheus_client import CollectorRegistry, pushadd_to_gateway, write_to_textfile
@@ -25,7 +25,9 @@ from prometheus_client.registry import Collector
 from auditor.metrics.definitions import LAST_DURATION, LAST_FINDINGS, LAST_HELD_BACK, LAST_RUN, LAST_SUCCESS, STATE
 from auditor.metrics.service_metrics import Key, duration_s, last_run_values, result_values
 from bookie.model.errors import TransientError
+from bookie.model.hosts import is_host
 from bookie.model.run import RunRecord, RunState
+from bookie.runtime.output_files import require_replaceable
 
 PUSH_JOB: Final = "bkheal_audit"
 _PUSH_TIMEOUT_S: Final = 10.0
@@ -50,9 +52,7 @@ def export_to_file(record: RunRecord, path: Path) -> None:
     try:
         write_to_textfile(str(path), _registry(record, {} if _is_success(record) else _earlier(record, path)))
     except OSError as error:
-        raise MetricsExportError(
-            f"cannot write metrics to {path}: {error.strerror or error}; give a path in a folder that can be written"
-        ) from error
+        raise _unwritable(path, error) from error
 
 
 def push(record: RunRecord, gateway: str, cluster: str) -> None:
@@ -79,6 +79,33 @@ def push(record: RunRecord, gateway: str, cluster: str) -> None:
         )
     except (OSError, ValueError, HTTPException) as error:  # the last two: an invalid URL
         raise MetricsExportError(f"cannot push metrics to {without_secrets(gateway)}: {_reason(error)}") from None
+
+
+def require_metrics_file(path: Path) -> None:
+    """Check that the metrics of a run could be written to ``path``; nothing is changed.
+
+    Raises:
+        MetricsExportError: they could not.
+    """
+    try:
+        require_replaceable(path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def gateway_problem(gateway: str) -> str | None:
+    """Return what is wrong with the address of a Pushgateway, without its secrets; None: nothing. Nothing is sent."""
+    try:
+        _with_access(gateway)
+    except ValueError as error:
+        return f"{without_secrets(gateway)} is not the address of a Pushgateway: {error}, such as http://gateway:9091"
+    return None
+
+
+def _unwritable(path: Path, error: OSError) -> MetricsExportError:
+    return MetricsExportError(
+        f"cannot write metrics to {path}: {error.strerror or error}; give a path in a folder that can be written"
+    )
 
 
 def _registry(record: RunRecord, earlier: dict[Key, float] | None) -> CollectorRegistry:
@@ -152,8 +179,12 @@ def _with_access(gateway: str) -> tuple[str, Callable[..., Callable[[], None]]]:
         ValueError: it is not the URL of a web server.
     """
     parts = urlsplit(gateway if "://" in gateway else f"http://{gateway}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("not an http or https URL")
+    name = parts.hostname or ""
+    is_misspelt = name in ("http", "https") or " " in name + parts.path  # the first after `http:/gateway`
+    if parts.scheme not in ("http", "https") or not is_host(name) or is_misspelt:
+        raise ValueError("it must be an http or https URL")
+    if not _has_valid_port(parts):
+        raise ValueError("its port must be a number from 1 to 65535")
     access, _, host = parts.netloc.rpartition("@")
     more = {"Authorization": f"Basic {b64encode(unquote(access).encode()).decode()}"} if access else {}
 
@@ -172,6 +203,13 @@ def _with_access(gateway: str) -> tuple[str, Callable[..., Callable[[], None]]]:
         return send
 
     return urlunsplit(parts._replace(netloc=host)), handler
+
+
+def _has_valid_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port != 0
+    except ValueError:
+        return False
 
 
 def without_secrets(url: str) -> str:

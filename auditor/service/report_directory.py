@@ -6,8 +6,7 @@ import logging
 from pathlib import Path
 
 from auditor.service.runs.spark_holder import run_in_daemon_thread
-
-_PROBE = ".bkheal-probe"
+from spark_jobs.report.files import ReportDirError, require_writable
 
 _log = logging.getLogger(__name__)
 
@@ -15,16 +14,9 @@ _log = logging.getLogger(__name__)
 async def warn_if_unusable(report_dir: Path) -> None:
     """Create the directory if needed and write to it; log an error if this is impossible."""
     try:
-        await run_in_daemon_thread("report directory", lambda: _use(report_dir))
-    except OSError as error:
+        await run_in_daemon_thread("report directory", lambda: require_writable(report_dir))
+    except ReportDirError as error:
         _log.error(
             "no report can be written, audits only mark ledgers",
             extra={"path": str(report_dir.absolute()), "reason": str(error)},
         )
-
-
-def _use(report_dir: Path) -> None:
-    report_dir.mkdir(parents=True, exist_ok=True)
-    probe = report_dir / _PROBE
-    probe.write_bytes(b"x")
-    probe.unlink(missing_ok=True)

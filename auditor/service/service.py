@@ -246,35 +246,28 @@ class AuditorService(Control):
         return await self._require_parts().manager.list(limit)
 
     @override
-    async def has_topology(self) -> bool:
-        connection = self._require_parts().connection
+    async def refusal_reason(self, kind: RunKind) -> str:
         try:
-            if (text := topology_text(self._settings.topology_file)) is not None:
-                return bool(parse_topology(text).locations)
-            return bool((await TopologyStore(connection.store, connection.cluster).read()).topology.locations)
-        except (InvalidTopologyError, AccessDeniedError):
-            return True
-
-    async def _check_can_succeed(self, kind: RunKind) -> None:
-        """Refuse a run that could only fail.
-
-        Raises:
-            RefusedError: it lacks a topology, or managed ledgers of Pulsar.
-        """
-        if kind is RunKind.PLACEMENT and not await self.has_topology():
-            raise RefusedError(
-                "placement cannot be judged without a topology: write one to ZooKeeper, or start the auditor "
-                "with --topology-file"
-            )
-        if kind is RunKind.REFERENCES:
-            connection = self._require_parts().connection
-            roots = roots_in(self._settings.pulsar_roots, connection.cluster.root)
-            try:
+            if kind is RunKind.PLACEMENT and not await self._has_topology():
+                return (
+                    "placement cannot be judged without a topology: write one to ZooKeeper, or start the auditor "
+                    "with --topology-file"
+                )
+            if kind is RunKind.REFERENCES:
+                connection = self._require_parts().connection
+                roots = roots_in(self._settings.pulsar_roots, connection.cluster.root)
                 require_pulsar([root for root in roots if not await PulsarTree(connection.store, root).exists()])
-            except NoPulsarError as error:
-                raise RefusedError(str(error)) from error
-            except AccessDeniedError:
-                return  # the run reports it
+        except NoPulsarError as error:
+            return str(error)
+        except (InvalidTopologyError, AccessDeniedError):
+            return ""
+        return ""
+
+    async def _has_topology(self) -> bool:
+        connection = self._require_parts().connection
+        if (text := topology_text(self._settings.topology_file)) is not None:
+            return bool(parse_topology(text).locations)
+        return bool((await TopologyStore(connection.store, connection.cluster).read()).topology.locations)
 
     @override
     async def run(self, run_id: str) -> RunRecord:
@@ -287,7 +280,9 @@ class AuditorService(Control):
         parts = self._require_parts()
         # A scheduled run fails instead, so that its record shows the problem.
         if cause is not RunCause.SCHEDULE and parts.election.is_leader():
-            await self._check_can_succeed(kind)
+            refusal_reason = await self.refusal_reason(kind)
+            if refusal_reason:
+                raise RefusedError(refusal_reason)
         record = await parts.manager.start(kind, cause=cause, owner=owner, is_dry_run=is_dry_run, options=options)
         self._ports.events.run_started(record)
         return record

@@ -129,17 +129,20 @@ class LoopActions(TabActions):
         except (TransientError, OutcomeUnknownError) as error:
             _log.info("the list of runs is not available now", extra={"reason": str(error)})
             runs = status.running
-        try:
-            has_topology = await self._control.has_topology()
-        except (TransientError, OutcomeUnknownError):
-            has_topology = True  # unknown: a run without a topology ends with that reason
+        reasons = await asyncio.gather(*(self._refusal_reason(kind) for kind in RunKind))
         return TabState(
             taken_ms=self._clock.epoch_ms(),
             facts=_facts(status),
-            kinds=[_kind_row(status, kind, has_topology=has_topology) for kind in RunKind],
+            kinds=[_kind_row(status, kind, why) for kind, why in zip(RunKind, reasons, strict=True)],
             backlog=_backlog_rows(status),
             runs=[RunView(record, self._report_url(record)) for record in runs],
         )
+
+    async def _refusal_reason(self, kind: RunKind) -> str:
+        try:
+            return await self._control.refusal_reason(kind)
+        except (TransientError, OutcomeUnknownError):
+            return ""  # unknown: a run that lacks something ends with that reason
 
     def _report_url(self, record: RunRecord) -> str:
         return f"{self._report_base_url}/{record.run_id}/" if self._report_base_url and record.report else ""
@@ -165,11 +168,9 @@ def _facts(status: ServiceStatus) -> list[Fact]:
     return facts + ([Fact("brake", status.held_because, is_bad=True)] if status.held_because else [])
 
 
-def _kind_row(status: ServiceStatus, kind: RunKind, *, has_topology: bool) -> KindRow:
+def _kind_row(status: ServiceStatus, kind: RunKind, refusal_reason: str) -> KindRow:
     running = next((record for record in status.running if record.kind is kind and not record.is_dry_run), None)
-    why_not = (
-        "" if has_topology or kind is not RunKind.PLACEMENT else "there is no topology, so placement cannot be judged"
-    )
+    why_not = refusal_reason
     if not status.is_leader:
         why_not = f"the leader is {status.leader or 'unknown'}"
     if running is not None:

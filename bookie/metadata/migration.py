@@ -7,7 +7,7 @@ auditor leads, and nothing is marked or repaired (R88). An unreadable or unsuppo
 never treated as absent.
 
 Every process reads the node when it opens the cluster. Afterwards the election and the replicator watch it, and an
-audit reads it again before each batch of marks.
+audit reads it again before each batch of marks that it makes or withdraws.
 
 Source: docs/formats.md#migration-node.
 """

@@ -70,7 +70,7 @@ from bookie.storage.errors import DamagedJournalError
 from bookie.storage.port import DISK_SILENCE_S_MAX, Disk, DiskError, StalledDiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
-from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.grpc.transport import GrpcTransport
 
 _log = logging.getLogger(__name__)
 

@@ -69,7 +69,7 @@ class EntryReader:
         Raises:
             DiskError: the index cannot be read.
         """
-        ledger_id = state.ledger_id
+        ledger_id, absent_before = state.ledger_id, state.absent_status
         found: list[_Found] = [None] * len(entry_ids)
         missing, hits = self._look_in_memory(ledger_id, entry_ids, found, range(len(entry_ids)))
         missed = missing
@@ -80,12 +80,12 @@ class EntryReader:
             await self._look_in_index(ledger_id, entry_ids, found, missing[: bisect_left(missing, len(found))])
         found = found[: _prefix_within_bounds(found)]
         stored = iter(await self._stored(ledger_id, entry_ids, found))
-        results, ok = [], Status.OK
+        results, ok, absent = [], Status.OK, absent_since(absent_before, state)
         for entry_id, entry in zip(entry_ids, found, strict=False):
             if isinstance(entry, bytes):
                 results.append(EntryResult(entry_id, ok, entry))
             elif entry is None:
-                results.append(EntryResult(entry_id, state.absent_status))
+                results.append(EntryResult(entry_id, absent))
             else:
                 results.append(_verified(ledger_id, entry_id, entry, next(stored)))
         if self.ahead is not None:
@@ -201,11 +201,12 @@ class EntryReader:
         Raises:
             DiskError: the index cannot be read.
         """
-        cached = self.caches.last(state.ledger_id)
+        cached, absent_before = self.caches.last(state.ledger_id), state.absent_status
         indexed = await self.index.last(*entry_range(state.ledger_id))
         last = max(NO_ENTRY if cached is None else cached, NO_ENTRY if indexed is None else entry_id_of(indexed[0]))
-        if state.is_limbo or last == NO_ENTRY:
-            return EntryResult(EntryId(last), state.absent_status)
+        absent = absent_since(absent_before, state)
+        if absent is Status.LIMBO or last == NO_ENTRY:
+            return EntryResult(EntryId(last), absent)
         return (await self.entries(state, [EntryId(last)]))[0]
 
     async def ends(self, ledger_id: LedgerId) -> tuple[EntryId, EntryId] | None:
@@ -262,6 +263,15 @@ class EntryReader:
         """Stop the reads ahead that are under way."""
         if self.ahead is not None:
             await self.ahead.close()
+
+
+def absent_since(before: Status, state: LedgerState) -> Status:
+    """Return the status of entries that a search did not find.
+
+    ``before`` is the ledger's ``absent_status`` at the start of the search. If the ledger was in limbo then, entries
+    that were restored during the search, before the end of the limbo, may have been overlooked.
+    """
+    return before if before is Status.LIMBO else state.absent_status
 
 
 def _follow_reader(

@@ -47,7 +47,7 @@ from bookie.storage.opening import Parts, open_parts
 from bookie.storage.port import Disk, DiskError, DiskFullError, EntryIndex
 from bookie.storage.read_ahead import ReadAhead
 from bookie.storage.read_cache import ReadCache, WatchedIndex
-from bookie.storage.reading import EntryReader
+from bookie.storage.reading import EntryReader, absent_since
 from bookie.storage.scrubbing import ScrubStep, scrub
 from bookie.storage.settings import StorageSettings
 from bookie.storage.writing import LedgerWriter
@@ -316,14 +316,16 @@ class LedgerStorage:
             async with self._states.using(ledger_id) as state:
                 while state.deleting is not None:  # otherwise the list could contain only a part of the entries
                     await state.deleting.wait()
+                absent_before = state.absent_status
                 runs = await self._reader.runs(ledger_id)
                 unreachable = await self._reader.unreachable(ledger_id)
-                is_whole = state.is_known and not state.is_limbo
+                absent = absent_since(absent_before, state)
+                is_limbo = absent is Status.LIMBO
                 if not unreachable:
-                    return ListReply(Status.OK if is_whole else state.absent_status, runs)
+                    return ListReply(Status.OK if state.is_known and not is_limbo else absent, runs)
                 are = agreeing(len(unreachable), "is", "are")
                 detail = f"{counted(len(unreachable), 'entry')} {are} in a ledger directory that is out of use"
-                status = state.absent_status if state.is_limbo else Status.CORRUPT
+                status = Status.LIMBO if is_limbo else Status.CORRUPT
                 return ListReply(status, runs.without(unreachable), detail)
         except REQUEST_FAILURES as error:
             return ListReply(self._status_of(error), detail=str(error))

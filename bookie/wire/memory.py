@@ -1,7 +1,8 @@
 """The transport port without a network: calls a bookie's handler in this process, with faults on demand.
 
-Twin of ``grpc_transport`` (one contract suite tests both): a sent request runs to its end at the bookie, even if its
-caller is cancelled (except for a long poll, which ends with its caller); adds arrive in the order of the calls.
+Twin of ``bookie.wire.grpc.transport`` (one contract suite tests both): a sent request runs to its end at the bookie,
+even if its caller is cancelled (except for a long poll, which ends with its caller); adds arrive in the order of the
+calls.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId
 from bookie.wire.apache.listing import LIST_SILENCE_S
 from bookie.wire.apache.transport import ApacheTransport
-from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.grpc.transport import GrpcTransport
 from bookie.wire.port import AddBatch, AddReply, Failed, ReplyT, Request, Status, Transport
 from bookie.wire.resolver import APACHE_PROTOCOL, Resolver
 from bookie.wire.security import PLAINTEXT, BookieSecurity

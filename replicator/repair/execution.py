@@ -107,6 +107,8 @@ class Execution:
         self._marked: set[BookieId] = set()
         """The sources found to lack entries or to have damaged copies, after they were added to the task or
         recorded."""
+        self._is_any_lacking = False
+        """Whether a source served no good copy of some entry in this round."""
         self.is_completed = False
         """Whether the last installation also deleted the task, its lock and the reservation."""
 
@@ -133,6 +135,7 @@ class Execution:
         ledger, steps = plan.ledger, plan.steps[:STEPS_MAX]
         self._found.unreadable_for_now.clear()
         self._returned.clear()
+        self._is_any_lacking = False
         fresh = [step.target for step in steps if step.target != step.old]
         log_targets_outside_groups(self._placement, ledger.ledger_id, ledger.metadata, fresh)
         incarnations = await self._prepare(ledger, steps)
@@ -158,13 +161,16 @@ class Execution:
                     ledger, left = installed.ledger, left - len(installed.done)
                     ready = []
         if ready and not fault_point("replicator.look_again"):
-            is_last = len(ready) == left and self._is_without_damage(ledger)
+            is_last = len(ready) == left and not self._is_another_round_needed(ledger)
             await self._install(ledger, ready, completing if is_last else None)
         return True
 
-    def _is_without_damage(self, ledger: Versioned) -> bool:
-        """Whether there is no damaged copy that another round must replace."""
-        return not self._damage.of(ledger.ledger_id)
+    def _is_another_round_needed(self, ledger: Versioned) -> bool:
+        """Whether a source served a damaged copy or none, so that another round must ask the bookies in the task.
+
+        If the task already named this source, the mark did not change it, and would not prevent its deletion.
+        """
+        return self._is_any_lacking or bool(self._damage.of(ledger.ledger_id))
 
     async def _prepare(self, ledger: Versioned, steps: Sequence[Step]) -> dict[BookieId, str]:
         """Reserve the plan, then let targets pin the ledger; return the incarnations of the targets.
@@ -420,6 +426,7 @@ class Execution:
         The changed task outlives this turn, and its next turn asks these bookies for all their entries. Sources of an
         unclosed ledger are recorded, and marked after the ledger is closed.
         """
+        self._is_any_lacking = True
         fresh = sources - self._marked
         if not fresh:
             return

@@ -17,7 +17,7 @@ from typing import Final
 import pyarrow as pa
 
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.layout import LayoutKind, ledger_id_of, ledger_path
+from bookie.metadata.layout import LayoutKind, ledger_ids_under, ledger_path
 from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.port import AccessDeniedError, MetadataStore, NoNodeError
 from bookie.model.ids import LedgerId
@@ -39,6 +39,8 @@ _CHUNKS_AHEAD: Final = 2
 one megabyte."""
 _LEAF_DIGITS: Final = 4
 """Digits in the name of a ledger's node in the hierarchical layouts (docs/formats.md#ledger-paths)."""
+_LEAF_ENDS: Final = ("L0000", "L9999")
+"""Names of the first and the last possible ledger of a leaf."""
 _DENIED: Final = "access denied: the node's ACL does not let this session read it"
 
 Listed = AsyncGenerator[Sequence[LedgerId], None]
@@ -90,10 +92,16 @@ def image_part(options: LedgerOptions) -> ImagePart | None:
 
 
 def leaf_of(cluster: Cluster, path: str) -> int | None:
-    """Return the number of a leaf; None: the node holds no ledgers, or all of them (the root of the flat layout)."""
-    if cluster.kind is LayoutKind.FLAT or (first := ledger_id_of(cluster.kind, cluster.root, f"{path}/L0000")) is None:
+    """Return the number of a leaf.
+
+    None: the node holds no ledgers, or all of them (the root of the flat layout), or only some of the ids with this
+    number. In the default layout, the last leaf of the short tree and a leaf of the long tree have the same number. One
+    record could not describe both.
+    """
+    if cluster.kind is LayoutKind.FLAT:
         return None
-    return first // LEAF_IDS
+    ends = ledger_ids_under(cluster.kind, cluster.root, path, _LEAF_ENDS)
+    return ends[0] // LEAF_IDS if len(ends) == len(_LEAF_ENDS) else None
 
 
 async def read_listed(

@@ -18,6 +18,7 @@ RUNS: Final = "runs.parquet"
 TASKS: Final = "tasks.parquet"
 SHADOW: Final = "shadow.parquet"
 HISTORY: Final = "history"
+_PROBE: Final = ".bkheal-probe"
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
@@ -28,6 +29,24 @@ class ReportDirError(PermanentError):
 def is_run_id(name: str) -> bool:
     """Return whether a directory name can be that of a report: without dots, separators, and quoting in a URL."""
     return _RUN_ID.fullmatch(name) is not None
+
+
+def require_writable(report_dir: Path) -> None:
+    """Create the report directory if it is missing, and write to it.
+
+    Raises:
+        ReportDirError: this is impossible.
+    """
+    probe = report_dir / _PROBE
+    try:
+        report_dir.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"x")
+        probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise ReportDirError(
+            f"cannot write to the report directory {report_dir.absolute()}: {error.strerror}; name another with "
+            "--report-dir"
+        ) from error
 
 
 def write_file(path: Path, data: bytes, *, temporary: Path | None = None) -> None:

@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,10 +96,17 @@ def find(report_dir: Path, name: str) -> RunSummary:
             f"{report_dir.absolute()} {what}; `bkheal audit run` writes one, --report-dir names another place"
         )
     if name != LATEST and not exact and len(found) > 1:
-        some = ", ".join(str(document["run_id"]) for document in found[:4])
-        raise NoSuchReportError(f"{len(found)} runs begin with {name!r}: {some}{' ...' if len(found) > 4 else ''}")
+        raise ambiguous(name, [str(document["run_id"]) for document in found])
     chosen = latest(found, round(time.time() * 1000)) if name == LATEST else None
     return decode_summary(chosen or (exact or found)[0])
+
+
+def ambiguous(name: str, run_ids: Sequence[str]) -> NoSuchReportError:
+    """Return the error for a name with which several ids begin."""
+    some = ", ".join(run_ids[:4])
+    return NoSuchReportError(
+        f"{len(run_ids)} runs begin with {name!r}: {some}{' ...' if len(run_ids) > 4 else ''}; give more of the id"
+    )
 
 
 def earlier_run_to_compare(runs: Iterable[RunSummary], summary: RunSummary) -> RunSummary | None:

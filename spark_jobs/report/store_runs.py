@@ -24,9 +24,9 @@ import pyarrow as pa
 from spark_jobs.report.decoding import DamagedReportError
 from spark_jobs.report.files import SUMMARY, ReportDirError, is_run_id
 from spark_jobs.report.history import NoSuchReportError, find
-from spark_jobs.report.sql import ask
 from spark_jobs.report.store import ReportStore, ReportStoreError
-from spark_jobs.report.table_writing import add_run
+from spark_jobs.report.tables.sql import ask
+from spark_jobs.report.tables.writing import add_run
 from spark_jobs.report.writing import renew_index
 from spark_jobs.store_address import parse_address
 

@@ -8,7 +8,7 @@
 <report_dir>/<run_id>/report.html         the run, for people
 <report_dir>/<run_id>/shadow.parquet      only of `bkheal audit shadow`, after the summary, see ``spark_jobs.shadow``
 <report_dir>/<run_id>/summary.json        written last: a directory without it is not a report
-<report_dir>/history/                     the same rows of all runs as tables, see ``table_files``
+<report_dir>/history/                     the same rows of all runs as tables, see ``tables.files``
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from spark_jobs.report.files import (
 from spark_jobs.report.history import earlier_run_to_compare, is_whole, prune, reports, summaries
 from spark_jobs.report.page.render import render_index, render_report
 from spark_jobs.report.summary import RunSummary
-from spark_jobs.report.table_upkeep import compact_and_prune
-from spark_jobs.report.table_writing import add_run, write_table
-from spark_jobs.report.tables import bookies_table, runs_table, trend
+from spark_jobs.report.tables.run_tables import bookies_table, runs_table, trend
+from spark_jobs.report.tables.upkeep import compact_and_prune
+from spark_jobs.report.tables.writing import add_run, write_table
 
 __all__ = [
     "BOOKIES",

@@ -155,8 +155,12 @@ class ClusterView:
         ]
 
     def withdraw_step(self, after: LedgerId | None, count_max: int, found: Container[LedgerId]) -> WithdrawalStep:
-        """Withdraw marks whose reason has ended; see ``Withdrawal.step``."""
-        return self._runner.run(self._withdrawal.step(after, count_max, found))
+        """Withdraw marks whose reason has ended; see ``Withdrawal.step``.
+
+        Raises:
+            StoreUnavailableError: the metadata is being migrated away from ZooKeeper (R88).
+        """
+        return self._runner.run(self._withdraw_step(after, count_max, found))
 
     def mark_noted_damage(self) -> Sequence[Marking]:
         """Mark the closed ledgers of which a worker recorded damage, and return them; see ``mark_recorded_damage``.
@@ -232,9 +236,18 @@ class ClusterView:
         self._runner.run(CheckTimes(self._connection.store, self.cluster).write(kind, time_ms))
 
     async def _mark(self, batch: Sequence[Marking]) -> int | None:
+        await self._refuse_during_migration()
+        return await self._publisher.mark(batch)
+
+    async def _withdraw_step(
+        self, after: LedgerId | None, count_max: int, found: Container[LedgerId]
+    ) -> WithdrawalStep:
+        await self._refuse_during_migration()
+        return await self._withdrawal.step(after, count_max, found)
+
+    async def _refuse_during_migration(self) -> None:
         if why := (await read_migration(self._connection.store, self.cluster.root)).refusal:
             raise StoreUnavailableError(why)
-        return await self._publisher.mark(batch)
 
     async def _newest_zxid(self) -> int:
         root, store = self.cluster.root, self._connection.store

@@ -1,4 +1,5 @@
-"""What a run of a kind cannot do without: locations to judge placement by, and ledgers of Pulsar to compare with.
+"""What a run of a kind cannot do without: locations to judge placement by, ledgers of Pulsar to compare with, and
+places for its report and its list of ids.
 
 A run that a person starts is refused before it is on record. The run of a schedule fails, so its record shows that the
 schedule is useless.
@@ -7,6 +8,7 @@ schedule is useless.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from bookie.metadata.bookies.topology import TopologyStore, parse_topology, topology_text
 from bookie.metadata.cluster import Cluster
@@ -16,6 +18,9 @@ from bookie.metadata.pulsar.tree import PulsarTree
 from bookie.model.errors import PermanentError
 from bookie.model.run import RunKind
 from bookie.model.topology import Topology
+from bookie.runtime.output_files import require_replaceable
+from spark_jobs.report.files import require_writable
+from spark_jobs.runs.outcome import is_for_report
 from spark_jobs.settings import AuditSettings
 
 
@@ -27,6 +32,10 @@ class NoPulsarError(PermanentError):
     """A root has no managed ledgers of Pulsar below it, so no comparison is possible."""
 
 
+class ExportError(PermanentError):
+    """The file of ids cannot be written."""
+
+
 async def check_run_prerequisites(
     kind: RunKind, settings: AuditSettings, store: MetadataStore, cluster: Cluster
 ) -> None:
@@ -35,6 +44,8 @@ async def check_run_prerequisites(
     Raises:
         NoTopologyError, InvalidTopologyError: a placement check without a readable topology.
         NoPulsarError: a references check without managed ledgers.
+        ExportError: the file for the ids cannot be made.
+        ReportDirError: the report is the purpose of the run, and its directory cannot be written.
         StoreUnavailableError, AccessDeniedError: see ``MetadataStore``.
     """
     if kind is RunKind.PLACEMENT:
@@ -44,6 +55,10 @@ async def check_run_prerequisites(
     elif kind is RunKind.REFERENCES:
         roots = roots_in(settings.pulsar_roots, cluster.root)
         require_pulsar([root for root in roots if not await PulsarTree(store, root).exists()])
+        if settings.export is not None:
+            require_export(settings.export)
+    if is_for_report(kind, is_dry_run=settings.is_dry_run):  # every other run marks, even without a report (R52)
+        require_writable(settings.report_dir)
 
 
 def require_locations(topology: Topology) -> None:
@@ -70,6 +85,20 @@ def require_pulsar(missing: Sequence[str]) -> None:
             f"there are no managed ledgers of Pulsar below {' and '.join(root or '/' for root in missing)}: name "
             "the roots of the brokers' metadata with --pulsar-roots"
         )
+
+
+def require_export(file: Path) -> None:
+    """Refuse a file for ids that cannot be made, so that a run of hours does not fail at its end.
+
+    Raises:
+        ExportError: it cannot be made.
+    """
+    try:
+        require_replaceable(file)
+    except OSError as error:
+        raise ExportError(
+            f"cannot write the ids of unreferenced ledgers to {file}: {error.strerror}; name another file with --export"
+        ) from error
 
 
 def roots_in(text: str, ledgers_root: str) -> tuple[str, ...]:

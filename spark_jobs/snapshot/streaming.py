@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import StoreUnavailableError
 from bookie.runtime.clock import Clock, SystemClock
+from bookie.runtime.connection_problem import connection_problem
 from spark_jobs.options.snapshot import AUTHORIZATION_VARIABLE
 from spark_jobs.snapshot.errors import SnapshotError
 from spark_jobs.snapshot.files import source_of
@@ -211,7 +212,7 @@ class _Transfer:
                 f"no answer from {server.url}: {type(error).__name__}; nothing was marked"
             ) from error
         except httpx.RequestError as error:
-            reason = str(error) or type(error).__name__
+            reason = connection_problem(error)
             raise StoreUnavailableError(
                 f"the snapshot from {server.url} did not arrive: {reason}; nothing was marked"
             ) from error

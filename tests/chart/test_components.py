@@ -773,6 +773,22 @@ def test_network_policies_allow_the_port_of_the_releases_bookies(
     assert {name for name, ports in egress.items() if expected not in ports} == set()
 
 
+@pytest.mark.parametrize(
+    ("cluster", "expected"),
+    [
+        ({"pulsar": {"release": "pulsar"}, "zookeeper": {"tls": {"existingSecret": "s"}}}, [2181, 2281]),
+        ({"metadataServiceUri": "zk+hierarchical://zk-0:2182;zk-1:2183/ledgers"}, [2181, 2182, 2183]),
+        ({"metadataServiceUri": "metadata-store:zk:zk-0:2181,[fe80::1:42]:2182"}, [2181, 2182]),
+        ({"metadataServiceUri": "zk://zk-0/ledgers"}, [2181]),
+        ({"existingConfigMap": {"name": "cluster"}}, [2181]),
+    ],
+)
+def test_network_policies_allow_the_ports_of_zookeeper(cluster: dict[str, Any], expected: list[int]) -> None:
+    made = render({"bookkeeper": cluster, "networkPolicy": {"enabled": True}, "exporter": {"when": "always"}})
+    for policy in made.of("NetworkPolicy"):
+        assert [port["port"] for port in policy["spec"]["egress"][1]["ports"]] == expected
+
+
 @pytest.mark.parametrize("component", ["auditor", "exporter"])
 def test_annotations_name_the_scheme_of_a_port_with_tls(component: str) -> None:
     def schemes(**values: Any) -> dict[str, str | None]:
@@ -989,6 +1005,31 @@ def test_chart_tests_are_hooks_that_clean_up() -> None:
 
 
 @pytest.mark.parametrize(
+    ("is_open", "token", "paths"),
+    [
+        (True, {}, {"auditor": ["/livez", "/readyz", "/metrics", "/status"], "leader": ["/livez", "/status"]}),
+        (False, {}, {"auditor": ["/livez", "/readyz"], "leader": ["/livez"]}),
+        (
+            False,
+            {"name": "s", "key": "k"},
+            {"auditor": ["/livez", "/readyz", "/metrics", "/status"], "leader": ["/livez", "/status"]},
+        ),
+    ],
+)
+def test_chart_tests_request_only_what_an_auditor_shows_them(
+    is_open: bool, token: dict[str, str], paths: dict[str, list[str]]
+) -> None:
+    auditor = {"auth": {"anonymousRead": is_open}}
+    made = render({"bookkeeper": URI, "auditor": auditor, "metrics": {"bearerTokenSecret": token}})
+    commands = {
+        item["metadata"]["name"].rpartition("-test-")[2]: item["spec"]["containers"][0] for item in made.of("Pod")
+    }
+    for name, expected in paths.items():
+        assert commands[name]["command"][4:] == expected
+        assert ("TOKEN" in environment(commands[name])) is bool(token)
+
+
+@pytest.mark.parametrize(
     ("name", "warning", "is_there"),
     [
         ("service-minimal", "can be read without a token", True),
@@ -1014,6 +1055,31 @@ def test_chart_tests_are_hooks_that_clean_up() -> None:
 )
 def test_notes_contain_the_expected_warnings(name: str, warning: str, is_there: bool) -> None:
     assert (warning in release(name).notes) is is_there
+
+
+@pytest.mark.parametrize(
+    ("values", "is_there"),
+    [
+        ({"auditor": {"replicas": 1}}, False),
+        ({"auditor": {"replicas": 2}}, True),
+        ({"auditor": {"replicas": 1}, "spark": {"mode": "k8s-client"}}, True),
+        ({"mode": "cron", "spark": {"mode": "k8s-client"}}, True),
+    ],
+)
+def test_notes_warn_of_a_volume_that_not_all_pods_can_mount(values: dict[str, Any], is_there: bool) -> None:
+    reports = {"persistence": {"enabled": True, "accessModes": ["ReadWriteOnce"]}}
+    assert ("is not ReadWriteMany" in render({"bookkeeper": URI, "reports": reports, **values}).notes) is is_there
+
+
+def test_notes_start_a_first_audit_from_a_cron_job_of_the_release() -> None:
+    kinds = {"bookies": {"enabled": False}, "everything": {"enabled": True}}
+    made = render({"bookkeeper": URI, "mode": "cron", "cron": {"kinds": kinds}})
+    [named] = re.findall(r"--from=cronjob/(\S+)", made.notes)
+    assert (
+        made.one("CronJob", named)["spec"]["jobTemplate"]["metadata"]["labels"]["bkheal.io/audit-kind"] == "everything"
+    )
+    none = render({"bookkeeper": URI, "mode": "cron", "cron": {"kinds": {"bookies": {"enabled": False}}}})
+    assert "cronjob/demo-bkheal-audit-placement " in none.notes
 
 
 @pytest.mark.parametrize(("when", "is_there"), [("never", True), ("cron", False), ("always", False)])
@@ -1042,6 +1108,19 @@ def test_an_exporter_runs_if_no_auditor_of_the_release_leads(mode: str, when: st
     for kind in ("Deployment", "Service", "ServiceMonitor", "PodMonitor", "NetworkPolicy"):
         found = {item["metadata"]["name"] for item in made.of(kind)}
         assert tuple(found & {"demo-bkheal-exporter"}) == name, kind
+
+
+@pytest.mark.parametrize(("mode", "table"), [("cron", "audit"), ("service", "auditor")])
+def test_an_exporter_has_the_rules_of_the_audits_for_what_is_held_back(mode: str, table: str) -> None:
+    rules = {"missing_share_max": 0.9, "critical_delay_s": 900, "rack_outage_delay_s": 0, "flapping_delay_s": 60}
+    values = {"bookkeeper": URI, "mode": mode, "exporter": {"when": "always"}}
+    made = render({**values, "config": {table: {**rules, "history_days": 3}}})
+    assert {name: settings(made, "exporter").get(name) for name in [*rules, "history_days"]} == {
+        **rules,
+        "history_days": None,
+    }
+    made = render({**values, "config": {table: rules, "exporter": {"flapping_delay_s": 7}}})
+    assert settings(made, "exporter")["flapping_delay_s"] == 7
 
 
 def test_an_exporter_has_the_brake_setting_of_the_audits_and_contacts_no_bookie() -> None:

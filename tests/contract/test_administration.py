@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import random
+import re
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +29,7 @@ from bookie.storage.disks.memory import MemoryDisk
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_path
 from bookie.storage.port import DiskError
 from bookie.wire import administration_pb2 as pb
-from bookie.wire.administration import (
+from bookie.wire.grpc.administration import (
     Administration,
     AdministrationAnswerError,
     AdministrationConflictError,
@@ -555,6 +556,7 @@ def test_a_bookie_that_does_not_answer_is_unavailable() -> None:
     with pytest.raises(AdministrationUnavailableError) as raised:
         asyncio.run(ask())
     assert exit_code_of(raised.value) is ExitCode.UNAVAILABLE
+    assert re.fullmatch(r"bookie at 127\.0\.0\.1:\d+: no connection: [A-Z]\w+ \w+; check .*", str(raised.value))
 
 
 def test_a_change_that_has_begun_is_finished_after_its_caller_left(

@@ -24,7 +24,7 @@ from bookie.runtime.ports import free_loopback_port
 from bookie.server.administration.node import Node, TooManyInventoriesError
 from bookie.server.upkeep.registration_keeper import service_info
 from bookie.wire import administration_pb2 as pb
-from bookie.wire.administration import Administration, AdministrationMissingError, AdministrationUnavailableError
+from bookie.wire.grpc.administration import Administration, AdministrationMissingError, AdministrationUnavailableError
 from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress, Resolver
 from bookie.wire.security import NO_FILES, SecurityFiles
 from spark_jobs.checks.inventory import asking

@@ -16,7 +16,7 @@ from bookie.runtime.clock import SystemClock
 from bookie.server.copying import Copying
 from bookie.server.grpc.server import GrpcServer
 from bookie.wire.batching import batches
-from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.grpc.transport import GrpcTransport
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import (
     BATCH_ENTRIES_MAX,

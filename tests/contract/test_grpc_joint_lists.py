@@ -15,8 +15,8 @@ from bookie.model.availability import EntryRuns
 from bookie.model.ids import LedgerId
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire import bookie_pb2_grpc as rpc
-from bookie.wire.grpc_transport import GrpcTransport
-from bookie.wire.joint_calls import CALLS_MAX
+from bookie.wire.grpc.joint_calls import CALLS_MAX
+from bookie.wire.grpc.transport import GrpcTransport
 from bookie.wire.port import JOINT_LEDGERS_MAX, ListReply, Status
 from bookie.wire.requests import ListEntries
 from tests.contract.transport_world import BOOKIE, DEADLINE_S, LEDGER, TransportWorld, a_world, entry, served

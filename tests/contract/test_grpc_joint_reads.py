@@ -13,8 +13,8 @@ import pytest
 from bookie.model.ids import EntryId, LedgerId
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire import bookie_pb2_grpc as rpc
-from bookie.wire.grpc_transport import GrpcTransport
-from bookie.wire.joint_calls import ANSWER_BYTES_MAX
+from bookie.wire.grpc.joint_calls import ANSWER_BYTES_MAX
+from bookie.wire.grpc.transport import GrpcTransport
 from bookie.wire.port import JOINT_LEDGERS_MAX, EntryResult, ReadReply, Status, Transport
 from bookie.wire.requests import Read
 from tests.contract.transport_world import BOOKIE, DEADLINE_S, KEY, LEDGER, TransportWorld, a_world, entry, served

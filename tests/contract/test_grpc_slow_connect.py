@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from bookie.wire import bookie_pb2 as pb
-from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.grpc.transport import GrpcTransport
 from bookie.wire.port import Status
 from bookie.wire.requests import ReadLac
 from bookie.wire.resolver import BookieAddress

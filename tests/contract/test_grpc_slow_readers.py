@@ -15,7 +15,7 @@ from bookie.server.grpc.servicer import BookieServicer
 from bookie.server.grpc.unsent import UnsentLimits
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire import bookie_pb2_grpc as rpc
-from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.grpc.transport import GrpcTransport
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import READ_BYTES_MAX, AddBatch, AddReply, EntryResult, ReadReply, Request, Status
 from bookie.wire.requests import Read

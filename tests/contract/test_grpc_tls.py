@@ -11,7 +11,7 @@ import pytest
 from bookie.model.ids import BookieId
 from bookie.server.grpc.server import GrpcServer
 from bookie.server.service import BookieService
-from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.grpc.transport import GrpcTransport
 from bookie.wire.port import Status
 from bookie.wire.requests import Info
 from bookie.wire.resolver import BookieAddress

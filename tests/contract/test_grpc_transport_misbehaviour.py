@@ -16,8 +16,8 @@ from bookie.model.errors import TransientError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire import bookie_pb2_grpc as rpc
-from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX
-from bookie.wire.grpc_transport import GrpcTransport, InsecureTransportError
+from bookie.wire.grpc.channel import MESSAGE_BYTES_MAX
+from bookie.wire.grpc.transport import GrpcTransport, InsecureTransportError
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, Status
 from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac
 from bookie.wire.resolver import BookieAddress

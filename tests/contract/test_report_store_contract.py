@@ -24,9 +24,9 @@ from spark_jobs.kept import Kept
 from spark_jobs.report import store_runs
 from spark_jobs.report.files import INDEX, PAGE, SUMMARY, ReportDirError
 from spark_jobs.report.history import find, reports
-from spark_jobs.report.sql import ask
 from spark_jobs.report.store import ReportStore, ReportStoreError
 from spark_jobs.report.store_runs import fetch_missing, fetch_run, remove_runs, send_run, send_unsent, stored_runs
+from spark_jobs.report.tables.sql import ask
 from spark_jobs.store_address import StoreAddressError, parse_address
 from tests.loopback_s3 import CREDENTIALS, KEY_ID, SECRET, s3_server
 from tests.worlds.clocks import ManualClock

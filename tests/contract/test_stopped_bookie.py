@@ -122,6 +122,14 @@ def test_entries_are_listed_as_ranges(home: Path) -> None:
     assert call(home, "entries", "4").stdout == "ledger 4: 1 entry, fenced\n7\n"
 
 
+def test_the_entries_of_a_ledger_that_a_bookie_does_not_know_are_refused(home: Path) -> None:
+    for output in ("table", "json"):
+        result = call(home, "entries", "77", "-o", output)
+        assert result.exit_code == ExitCode.FAILED
+        assert "this bookie has nothing of ledger 77" in result.stderr
+    assert json.loads(result.stdout)["ranges"] == []
+
+
 def test_an_entry_is_shown_or_written_as_it_is_stored(home: Path) -> None:
     found = document(home, "read", "1", "3")
     assert (found["status"], found["last_add_confirmed"], found["bytes"]) == ("ok", 2, len(raw_entry(1, 3)))

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from auditor.cli.cluster.watching import watched
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
 from auditor.cli.services import bookie_place, bookie_upkeep
 from auditor.cli.services.bookie_upkeep import COLLECTED_WITHIN_S, collected
+from auditor.cli.watching import watched
 from bookie.model.exit_codes import ExitCode
 from bookie.server.upkeep.scrubber import Scrubber
-from bookie.wire.administration import AdministrationUnavailableError
+from bookie.wire.grpc.administration import AdministrationUnavailableError
 from tests.contract.test_administration import L1, add, call, command, in_background, until
 from tests.worlds.administered import Administered, administered
 

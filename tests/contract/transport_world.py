@@ -23,7 +23,7 @@ from bookie.storage.store import LedgerStorage
 from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.apache.listing import LIST_SILENCE_S
 from bookie.wire.apache.transport import BULK_ENTRIES_MIN, ApacheTransport
-from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.grpc.transport import GrpcTransport
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, AddReply, EntryResult, ReadReply, Status, Transport
 from bookie.wire.requests import Read

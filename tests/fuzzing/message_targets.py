@@ -21,7 +21,7 @@ from bookie.model.metadata import DigestType
 from bookie.wire import administration_pb2 as admin_pb
 from bookie.wire import bookie_pb2 as grpc_pb
 from bookie.wire.apache import protocol_pb2 as pb
-from bookie.wire.grpc_codec import (
+from bookie.wire.grpc.codec import (
     ack_from_wire,
     copied_from_wire,
     fence_from_wire,
@@ -31,7 +31,7 @@ from bookie.wire.grpc_codec import (
     read_last_from_wire,
     write_lac_from_wire,
 )
-from bookie.wire.joint_reads import ReadAnswer
+from bookie.wire.grpc.joint_reads import ReadAnswer
 from bookie.wire.port import Request
 from bookie.wire.requests import Copy, Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 from tests.fuzzing import administered

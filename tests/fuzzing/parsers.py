@@ -74,14 +74,14 @@ TARGET_OF: Final[Mapping[str, str]] = {
     "bookie.wire.apache.sasl": "login",
     "bookie.wire.apache.too_long": "long-answer-v3",
     "bookie.wire.apache.v2": "response-v2",
-    "bookie.wire.grpc_codec": "grpc-answers",
+    "bookie.wire.grpc.codec": "grpc-answers",
     "spark_jobs.datasource.usual_metadata": "usual-metadata",
     "spark_jobs.snapshot.files": "snapshot",
 }
 """For each module, one of the targets of its parsers. Parsers of whole files take no bytes: the search misses them."""
 NO_TARGET: Final[Mapping[str, str]] = {
     "auditor.api.grpc.servicer": "its requests and what it refuses are in tests/unit/auditor/api/test_api_grpc.py",
-    "auditor.bench.versus_apache_process": "the output of a program that the benchmark itself starts",
+    "auditor.bench.versus_apache.processes": "the output of a program that the benchmark itself starts",
     "auditor.cli.ledgers.entries": "the password of a ledger",
     "bookie.client.log.log": "the password of a ledger",
     "bookie.client.sync": "the password of a ledger",

@@ -49,9 +49,9 @@ from spark_jobs.image.part import INDEX, ImageFile, document_crc32, footer_crc32
 from spark_jobs.image.suspects import suspects
 from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.files import FINDINGS, HISTORY
-from spark_jobs.report.finding_rows import read_findings
+from spark_jobs.report.findings.one_run import read_findings
 from spark_jobs.report.impact_rows import read_impact
-from spark_jobs.report.table_files import JOURNAL, SCHEMA_FILE, check_version, read_journal
+from spark_jobs.report.tables.files import JOURNAL, SCHEMA_FILE, check_version, read_journal
 from spark_jobs.snapshot.files import source_of
 from spark_jobs.snapshot.index import index_source
 from tests.fuzzing.target import HOSTILE, Target

@@ -13,10 +13,10 @@ from bookie.model.ids import LedgerId
 from bookie.server.copying import Copying
 from bookie.server.grpc.servicer import BookieServicer
 from bookie.wire import administration_pb2 as admin_pb
-from bookie.wire.administration import Administration
 from bookie.wire.apache.connection import Connection
 from bookie.wire.apache.exchange import Exchange
 from bookie.wire.apache.framing import framed
+from bookie.wire.grpc.administration import Administration
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
 from bookie.wire.port import AddBatch, Request
 from bookie.wire.resolver import BookieAddress

@@ -15,7 +15,7 @@ from bookie.runtime.access.tokens import Role, make_token
 from bookie.runtime.clock import SystemClock
 from bookie.storage.entry_logs.entry_log import log_path
 from bookie.wire import administration_pb2 as pb
-from bookie.wire.administration import Administration
+from bookie.wire.grpc.administration import Administration
 from bookie.wire.port import Status
 from bookie.wire.requests import ListEntries
 from bookie.wire.resolver import BookieAddress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from auditor.bench.cluster import ClusterSettings, run
+from auditor.bench.repairs.cluster import ClusterSettings, run
 from replicator.settings import ReplicatorSettings
 
 pytestmark = [pytest.mark.long]

@@ -26,7 +26,7 @@ from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.clock import SystemClock
-from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.grpc.transport import GrpcTransport
 from bookie.wire.port import AddBatch, Status
 from bookie.wire.requests import Fence, Read
 from tests.deadlines import STATE_S

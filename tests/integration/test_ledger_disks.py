@@ -19,7 +19,7 @@ import pytest
 from bookie.embedded.process import ManagedProcess
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.access.tokens import Role, make_token
-from bookie.wire.administration import Administration
+from bookie.wire.grpc.administration import Administration
 from bookie.wire.port import Status
 from bookie.wire.requests import ListEntries, Read
 from bookie.wire.resolver import BookieAddress

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bookie.wire.administration import AdministrationRefusedError
+from bookie.wire.grpc.administration import AdministrationRefusedError
 from bookie.wire.port import Status
 from tests.deadlines import STATE_S
 from tests.integration.test_bookie_process import Machine, entry, machine

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
+from auditor.cli.admin_requests import AdminClient, AdminLoginError
 from auditor.cli.audit.remote import RemoteSettings
-from auditor.cli.cluster.admin_requests import AdminClient, AdminLoginError
-from auditor.cli.cluster.topic_unloading import TopicUnloading, check_answers
+from auditor.cli.drains.topic_unloading import TopicUnloading, check_answers
 from auditor.safety.draining import holdings_of
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.apache import ApacheBookie

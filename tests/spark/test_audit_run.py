@@ -36,13 +36,13 @@ from spark_jobs.remote_files import StoredFile
 from spark_jobs.report import writing as report
 from spark_jobs.report.counts import PublishOutcome
 from spark_jobs.report.decoding import decode_summary
-from spark_jobs.report.finding_filter import FindingFilter
-from spark_jobs.report.finding_rows import read_findings
+from spark_jobs.report.findings.filters import FindingFilter
+from spark_jobs.report.findings.one_run import read_findings
 from spark_jobs.report.history import find
-from spark_jobs.report.sql import ask
 from spark_jobs.report.store import ReportStore
 from spark_jobs.report.store_runs import fetch_missing, opened_store
 from spark_jobs.report.summary import Verdict
+from spark_jobs.report.tables.sql import ask
 from spark_jobs.runs.cluster_view import ClusterView
 from spark_jobs.runs.kinds import bookie_run
 from spark_jobs.runs.life_cycle import outcome_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from auditor.bench.loss import measure
+from auditor.bench.audits.loss import measure
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from auditor.bench.references import ReferenceBench, measure
-from auditor.bench.scan_measurement import BenchSettings, run
+from auditor.bench.audits.references import ReferenceBench, measure
+from auditor.bench.audits.scan_measurement import BenchSettings, run
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]

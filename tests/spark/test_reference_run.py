@@ -27,11 +27,10 @@ from spark_jobs.reference_rows import REFERENCE_SCHEMA
 from spark_jobs.report.console import table
 from spark_jobs.report.counts import NamespaceCount
 from spark_jobs.report.decoding import decode_summary
-from spark_jobs.report.finding_rows import read_findings
+from spark_jobs.report.findings.one_run import read_findings
 from spark_jobs.report.summary import Verdict
 from spark_jobs.runs.cluster_view import ClusterView
-from spark_jobs.runs.kinds.reference_run import ExportError
-from spark_jobs.runs.needs import NoPulsarError
+from spark_jobs.runs.needs import ExportError, NoPulsarError
 from spark_jobs.runs.port import RunStoppedError
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.settings import FailOn

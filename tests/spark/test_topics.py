@@ -19,7 +19,7 @@ from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.run import RunKind
 from spark_jobs.checks.findings import FindingKind
 from spark_jobs.report.decoding import decode_summary
-from spark_jobs.report.finding_rows import read_findings
+from spark_jobs.report.findings.one_run import read_findings
 from spark_jobs.report.impact_rows import ImpactFilter, read_impact_page
 from spark_jobs.runs.run import run_check
 from spark_jobs.settings import AuditSettings

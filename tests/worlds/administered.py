@@ -26,7 +26,7 @@ from bookie.server.upkeep.drain_watch import DrainWatch
 from bookie.server.upkeep.operator_read_only import OperatorReadOnly, read_recorded_request
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.server.upkeep.scrubber import Scrubber
-from bookie.wire.administration import Administration
+from bookie.wire.grpc.administration import Administration
 from bookie.wire.resolver import BookieAddress
 from bookie.wire.security import PLAINTEXT, TlsSettings
 from tests.worlds.cluster import MemoryCluster, open_bookie

@@ -123,9 +123,9 @@ class TwinControl:
         self._connected()
         return sorted(self._runs.values(), key=lambda run: run.run_id, reverse=True)[:limit]
 
-    async def has_topology(self) -> bool:
+    async def refusal_reason(self, kind: RunKind) -> str:
         self._connected()
-        return self.is_with_topology
+        return "there is no topology" if kind is RunKind.PLACEMENT and not self.is_with_topology else ""
 
     async def run(self, run_id: str) -> RunRecord:
         self._connected()
@@ -139,8 +139,8 @@ class TwinControl:
         self._leads()
         self._connected()
         await self.may_start.wait()
-        if kind is RunKind.PLACEMENT and not self.is_with_topology:
-            raise RefusedError("there is no topology")
+        if refusal_reason := await self.refusal_reason(kind):
+            raise RefusedError(refusal_reason)
         for run in self._runs.values():
             if run.kind is kind and not run.state.is_final:
                 raise RunBusyError(kind, run.run_id, run.process)

@@ -60,7 +60,7 @@ class CommandCluster:
 
     @asynccontextmanager
     async def connected(self, uri: str, **_: Any) -> AsyncIterator[Any]:
-        """Connect as ``auditor.cli.cluster.changing.connected`` does."""
+        """Connect as ``auditor.cli.changing.connected`` does."""
         store = MemoryStore(self.cell) if self._past is None else BehindStore(self.cell, self._past)
         cluster = await open_cluster(store, ROOT)
         ports = ClientPorts(

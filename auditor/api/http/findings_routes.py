@@ -23,8 +23,8 @@ from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.severity import Severity
 from bookie.runtime.waiting import in_bounded_thread
 from spark_jobs.checks.findings import FindingKind
-from spark_jobs.report.finding_filter import CURSOR_PATTERN, FindingFilter, parse_cursor
-from spark_jobs.report.finding_rows import FindingPage, read_findings
+from spark_jobs.report.findings.filters import CURSOR_PATTERN, FindingFilter, parse_cursor
+from spark_jobs.report.findings.one_run import FindingPage, read_findings
 from spark_jobs.report.history import NoSuchReportError
 from spark_jobs.report.impact_rows import ImpactFilter, read_impact_page
 

@@ -58,7 +58,8 @@ _EXIT_CODES: Final = (
 app = typer.Typer(
     invoke_without_command=True,
     help="Check all ledgers with Spark, and list the runs of checks.\n\n"
-    "Without a command this is `run`: find fragments that lost a copy with their bookie, and mark them for repair.",
+    "Without a command, an audit starts at once, as with `bkheal audit run`: it finds fragments that lost a copy with "
+    "their bookie, and marks them for repair. --dry-run marks nothing.",
 )
 
 
@@ -127,9 +128,14 @@ def run(
         raise typer.Exit(code)
     if (snapshot is not None or options["snapshot_url"]) and kind not in SNAPSHOT_READING_KINDS:
         raise typer.BadParameter(f"a run of kind {kind.value} has no --snapshot")
-    settings = replace(_settings(metadata_uri(uri, config), options), snapshot=snapshot)
+    settings = replace(
+        _settings(metadata_uri(uri, config), options if scheduled else {**options, "pushgateway": pushgateway}),
+        snapshot=snapshot,
+    )
     if settings.export is not None and kind is not RunKind.REFERENCES:
         raise typer.BadParameter(f"a run of kind {kind.value} has no --export")
+    if metrics_file is not None and not scheduled:
+        _require_metrics_file(metrics_file)
     exported = _metrics_exporter(metrics_file, pushgateway, cluster_name)
     with _metrics_served(kind, http_port, http_host) as on_progress:
         shot = _make_one_shot(kind, settings, master=master, wait_s=patience_s, is_scheduled=scheduled)
@@ -206,6 +212,16 @@ def _make_one_shot(
     except ConfigurationError as error:
         raise typer.BadParameter("; ".join(error.problems), param_hint="'--master'") from error
     return OneShot(kind, settings, session, user_name(), wait_s, is_scheduled)
+
+
+def _require_metrics_file(file: Path) -> None:
+    """Refuse a file that cannot be written. The run of a schedule does its work, and its metrics are missing."""
+    from auditor.metrics.export import MetricsExportError, require_metrics_file
+
+    try:
+        require_metrics_file(file)
+    except MetricsExportError as error:
+        raise ConfigurationError([str(error)]) from error
 
 
 def _metrics_exporter(file: Path | None, gateway: str | None, cluster_name: str) -> Callable[[RunRecord], None]:

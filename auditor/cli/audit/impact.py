@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import typer
 
+from auditor.cli.at import Service, reachable
 from auditor.cli.audit.remote_reports import remote_run_id
 from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityName
-from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.paging import PAGE_ROWS_MAX, print_page
 from auditor.cli.output import StreamFormat, print_note
+from auditor.cli.paging import PAGE_ROWS_MAX, print_page
 from auditor.cli.running import StreamOutputOption
 from bookie.model.severity import Severity
 from bookie.runtime.human import agreeing, counted, printable

@@ -35,6 +35,7 @@ from bookie.runtime.access.tokens import (
     read_token_file,
 )
 from bookie.runtime.configuration.settings import ConfigurationError
+from bookie.runtime.connection_problem import connection_problem
 from bookie.runtime.listening import is_loopback
 
 if TYPE_CHECKING:
@@ -327,9 +328,9 @@ class Remote:
             ):
                 return self._understand(response.status_code, self._read(response, end_s))
         except httpx.RequestError as error:
-            raise RemoteUnavailableError(
-                f"no answer from {self._settings.url}: {str(error) or type(error).__name__}"
-            ) from error
+            why = connection_problem(error)
+            hint = "; --ca names the file of its authority" if "certificate is not accepted" in why else ""
+            raise RemoteUnavailableError(f"no answer from {self._settings.url}: {why}{hint}") from error
 
     def _read(self, response: httpx.Response, end_s: float) -> bytes:
         """Read the body, within bounds of time and size: a service may send it slowly, or endlessly."""

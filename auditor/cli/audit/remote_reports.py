@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-import typer
-
 if TYPE_CHECKING:
-    from auditor.cli.cluster.at import Service
+    from auditor.cli.at import Service
     from spark_jobs.report.summary import RunSummary
 
 LATEST: Final = "latest"
@@ -45,13 +43,13 @@ def remote_latest_run_id(service: Service) -> str:
     """Return the id of the newest run with a report at a service.
 
     Raises:
-        typer.BadParameter: there is none.
+        NoSuchReportError: there is none.
     """
-    from spark_jobs.report.history import latest
+    from spark_jobs.report.history import NoSuchReportError, latest
 
     row = latest(_rows(service, 1), round(time.time() * 1000))
     if row is None:
-        raise typer.BadParameter("the service has no report")
+        raise NoSuchReportError("the service has no report; `bkheal audit list` shows where the report of each run is")
     return str(row["run_id"])
 
 
@@ -59,8 +57,10 @@ def remote_run_id(service: Service, name: str) -> str:
     """Return the id of the named run: its id or a unique prefix of it, or the latest run.
 
     Raises:
-        typer.BadParameter: there is no such run, or several ids have this prefix.
+        NoSuchReportError: there is no report, or several ids have this prefix.
     """
+    from spark_jobs.report.history import ambiguous
+
     if name == LATEST:
         return remote_latest_run_id(service)
     if _FULL_RUN_ID.fullmatch(name):
@@ -72,7 +72,7 @@ def remote_run_id(service: Service, name: str) -> str:
         if name and str(row["run_id"]).startswith(name):
             found.append(str(row["run_id"]))
     if len(found) > 1:
-        raise typer.BadParameter(f"{len(found)} runs begin with {name!r}: {', '.join(found[:4])}")
+        raise ambiguous(name, found)
     return found[0] if found else name  # another auditor may have a report that this list lacks
 
 

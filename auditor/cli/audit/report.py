@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from auditor.cli.at import Service, reachable
 from auditor.cli.audit.remote_reports import remote_earlier_run, remote_reports, remote_run_id, remote_summary
 from auditor.cli.audit.report_findings import findings
 from auditor.cli.audit.report_options import ReportDirOption, RunArgument
 from auditor.cli.audit.report_sql import sql
-from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.paging import print_page
 from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_line, print_note
+from auditor.cli.paging import print_page
 from auditor.cli.running import OutputOption, StreamOutputOption
 from bookie.model.times import epoch_ms, utc_text
 from bookie.runtime.human import agreeing, counted, duration, printable

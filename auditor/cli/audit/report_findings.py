@@ -9,13 +9,13 @@ from urllib.parse import quote
 
 import typer
 
+from auditor.cli.at import Service, reachable
 from auditor.cli.audit.remote_reports import remote_report_rows, remote_run_id
 from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityName, print_note_if_no_runs
-from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.paging import LIMIT_DEFAULT, PAGE_ROWS_MAX, LimitOption, print_page
-from auditor.cli.cluster.spans import moment_ms
 from auditor.cli.output import StreamFormat, print_note
+from auditor.cli.paging import LIMIT_DEFAULT, PAGE_ROWS_MAX, LimitOption, print_page
 from auditor.cli.running import StreamOutputOption
+from auditor.cli.spans import moment_ms
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.severity import Severity
 from bookie.model.times import epoch_ms
@@ -23,7 +23,7 @@ from bookie.runtime.clock import SystemClock
 from bookie.runtime.human import printable
 
 if TYPE_CHECKING:
-    from spark_jobs.report.finding_filter import FindingFilter
+    from spark_jobs.report.findings.filters import FindingFilter
 
 
 @reachable
@@ -53,7 +53,7 @@ def findings(
 
     Example: `bkheal report findings --severity no_live_copy --since 7d --output jsonl`
     """
-    from spark_jobs.report.finding_filter import FindingFilter
+    from spark_jobs.report.findings.filters import FindingFilter
 
     wanted = FindingFilter(None if severity is None else Severity.of_label(severity.value), bookie, ledger)
     if since is not None:
@@ -83,7 +83,7 @@ def findings(
 
 def _nothing(wanted: FindingFilter, after: str | None) -> str:
     """Which findings a run does not have. The latest run may be another check than a reader thinks of."""
-    from spark_jobs.report.finding_filter import ANY
+    from spark_jobs.report.findings.filters import ANY
 
     findings = "findings" if wanted == ANY else "such findings"
     return f"has no {findings}" if after is None else f"has no more {findings}"
@@ -115,8 +115,8 @@ def _findings(
 ) -> dict[str, Any]:
     import re
 
-    from spark_jobs.report.finding_filter import CURSOR_PATTERN, parse_cursor
-    from spark_jobs.report.finding_rows import read_findings
+    from spark_jobs.report.findings.filters import CURSOR_PATTERN, parse_cursor
+    from spark_jobs.report.findings.one_run import read_findings
     from spark_jobs.report.history import find
 
     if after is not None and not re.fullmatch(CURSOR_PATTERN, after):
@@ -134,7 +134,7 @@ def _findings_since(
     limit: int,
     after: str | None,
 ) -> dict[str, Any]:
-    from spark_jobs.report.finding_history import InvalidCursorError, findings_since
+    from spark_jobs.report.findings.all_runs import InvalidCursorError, findings_since
 
     try:
         return findings_since(report_dir, since_ms, limit, wanted, after)
@@ -150,7 +150,7 @@ def _remote_findings_since(
     after: str | None,
 ) -> dict[str, Any]:
     """Return findings as ``_findings_since`` does, from the reports that the service still has."""
-    from spark_jobs.report.finding_filter import cursor_of
+    from spark_jobs.report.findings.filters import cursor_of
 
     first, slash, within = (after or "").partition("/")
     if after is not None and not slash:

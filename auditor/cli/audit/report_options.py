@@ -29,8 +29,8 @@ RunArgument = Annotated[str, typer.Argument(help="Id of a run, or how it begins,
 
 def print_note_if_no_runs(report_dir: Path) -> None:
     """Print a note if the tables of a directory contain no run, because an empty answer then has no meaning."""
-    from spark_jobs.report.table_files import table_files
-    from spark_jobs.report.table_schemas import RUNS
+    from spark_jobs.report.tables.files import table_files
+    from spark_jobs.report.tables.schemas import RUNS
 
     found = table_files(report_dir, RUNS.name)
     if not (found.partitioned or found.flat):

@@ -18,7 +18,7 @@ from bookie.model.exit_codes import ExitCode
 from bookie.runtime.human import printable
 
 if TYPE_CHECKING:
-    from spark_jobs.report.sql import Answer
+    from spark_jobs.report.tables.sql import Answer
 
 _QUESTION_MAX: Final = 1 << 20
 
@@ -55,7 +55,7 @@ def sql(
 
     Example: `bkheal report sql "SELECT day, count(*) FROM findings WHERE severity = 'critical' GROUP BY day"`
     """
-    from spark_jobs.report.sql import QueryRefusedError, ask
+    from spark_jobs.report.tables.sql import QueryRefusedError, ask
 
     if question is None:
         _print_tables(output)
@@ -75,7 +75,7 @@ def sql(
 
 
 def _print(answer: Answer, output: AnswerFormat) -> None:
-    from spark_jobs.report.sql_values import as_json, as_text
+    from spark_jobs.report.tables.sql_values import as_json, as_text
 
     if output is AnswerFormat.JSON:
         items = [_object(answer.columns, row, as_json) for row in answer.rows]
@@ -102,7 +102,7 @@ def _object(columns: Sequence[str], row: Sequence[Any], convert: Any) -> dict[st
 
 
 def _print_tables(output: AnswerFormat) -> None:
-    from spark_jobs.report.table_schemas import SCHEMA_VERSION, TABLES
+    from spark_jobs.report.tables.schemas import SCHEMA_VERSION, TABLES
 
     rows = [
         (table.name, column.name, column.type, column.meaning) for table in TABLES.values() for column in table.columns

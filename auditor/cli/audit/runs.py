@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 import typer
 
 from auditor.cli.audit import options as opt
-from auditor.cli.cluster.changing import connected, refuse, whoami
-from auditor.cli.cluster.paging import print_page
+from auditor.cli.changing import connected, refuse, whoami
 from auditor.cli.output import OutputFormat, StreamFormat, print_error, print_json, print_line, print_note
+from auditor.cli.paging import print_page
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri
 from auditor.cli.running import run as run_to_end
 from bookie.model.exit_codes import ExitCode

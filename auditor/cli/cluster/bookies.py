@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.changing import YesOption, confirm, whoami
-from auditor.cli.cluster.paging import print_page
+from auditor.cli.at import Service, reachable
+from auditor.cli.changing import YesOption, confirm, whoami
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.output import StreamFormat, print_line, print_note
+from auditor.cli.paging import print_page
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.access import current_access
 from bookie.model.times import rfc3339, rfc3339_if_known

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.changing import DryRunOption, connected, refuse, show, whoami
-from auditor.cli.cluster.spans import span_s
+from auditor.cli.at import Service, reachable
+from auditor.cli.changing import DryRunOption, connected, refuse, show, whoami
 from auditor.cli.cluster.status import underreplicated_app
 from auditor.cli.output import OutputFormat, print_error
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.spans import span_s
 from auditor.operating.boosting import SPAN_S_MAX
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId

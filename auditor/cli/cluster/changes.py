@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.changing import connected
-from auditor.cli.cluster.paging import print_page
+from auditor.cli.at import Service, reachable
+from auditor.cli.changing import connected
 from auditor.cli.output import StreamFormat
+from auditor.cli.paging import print_page
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.tasks.changes import CHANGES_MAX
 from bookie.runtime.human import printable

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from auditor.cli.cluster.changing import YesOption, confirm, connected, refuse, show, whoami
-from auditor.cli.cluster.paging import print_page
-from auditor.cli.cluster.spans import span_s
+from auditor.cli.changing import YesOption, confirm, connected, refuse, show, whoami
 from auditor.cli.output import OutputFormat, StreamFormat
+from auditor.cli.paging import print_page
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
+from auditor.cli.spans import span_s
 from bookie.metadata.bookies.collections import ALLOWANCE_S_MAX, default_allowance
 from bookie.model.ids import LEDGER_ID_MAX, BookieId, bookie_id
 from bookie.runtime.human import counted

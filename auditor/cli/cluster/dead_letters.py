@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.changing import (
+from auditor.cli.at import Service, reachable
+from auditor.cli.changing import (
     DryRunOption,
     YesOption,
     confirm,
@@ -21,7 +21,9 @@ from auditor.cli.cluster.changing import (
     show,
     whoami,
 )
-from auditor.cli.cluster.paging import (
+from auditor.cli.ledgers.options import LedgerArgument
+from auditor.cli.output import OutputFormat, StreamFormat, print_error
+from auditor.cli.paging import (
     AT_ONCE_MAX,
     LIMIT_DEFAULT,
     PAGE_ROWS_MAX,
@@ -30,8 +32,6 @@ from auditor.cli.cluster.paging import (
     joined_pages,
     print_page,
 )
-from auditor.cli.ledgers.options import LedgerArgument
-from auditor.cli.output import OutputFormat, StreamFormat, print_error
 from auditor.cli.running import (
     ConfigOption,
     MetadataUriOption,

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import typer
 
-from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.changing import connected
-from auditor.cli.cluster.paging import PAGE_ROWS_MAX, joined_pages, print_page
+from auditor.cli.at import Service, reachable
+from auditor.cli.changing import connected
 from auditor.cli.output import StreamFormat
+from auditor.cli.paging import PAGE_ROWS_MAX, joined_pages, print_page
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.tasks.debts import DEBTS_MAX
 from bookie.runtime.human import printable

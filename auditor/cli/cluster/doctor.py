@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from auditor.cli.cluster.changing import connected
+from auditor.cli.changing import connected
 from auditor.cli.configuration.command import FileOption, problems_of_file
 from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import MetadataUriOption, OutputOption, metadata_uri, run

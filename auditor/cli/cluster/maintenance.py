@@ -7,12 +7,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.changing import DryRunOption, connected, refuse, require_utf8_text, show, whoami
-from auditor.cli.cluster.paging import print_page
-from auditor.cli.cluster.spans import span_s
+from auditor.cli.at import Service, reachable
+from auditor.cli.changing import DryRunOption, connected, refuse, require_utf8_text, show, whoami
 from auditor.cli.output import OutputFormat, StreamFormat, print_line
+from auditor.cli.paging import print_page
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
+from auditor.cli.spans import span_s
 from bookie.runtime.human import printable
 
 _EXIT_CODES: Final = (

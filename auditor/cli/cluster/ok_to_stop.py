@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.changing import BookiesArgument, bookie_ids, connected, refuse, show
+from auditor.cli.at import Service, reachable
+from auditor.cli.changing import BookiesArgument, bookie_ids, connected, refuse, show
 from auditor.cli.configuration.settings_options import with_options
 from auditor.cli.output import OutputFormat, counting
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.changing import connected
-from auditor.cli.cluster.watching import shown, watched
+from auditor.cli.at import Service, reachable
+from auditor.cli.changing import connected
 from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
+from auditor.cli.watching import shown, watched
 from auditor.operating.copied_bytes import copied_bytes
 from bookie.runtime.human import counted, duration, printable, size
 

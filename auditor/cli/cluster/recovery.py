@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.changing import (
+from auditor.cli.at import Service, reachable
+from auditor.cli.changing import (
     BookiesArgument,
     DryRunOption,
     YesOption,
@@ -20,9 +20,9 @@ from auditor.cli.cluster.changing import (
     show,
     whoami,
 )
-from auditor.cli.cluster.spans import delay_s
 from auditor.cli.output import OutputFormat, counting, print_json, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
+from auditor.cli.spans import delay_s
 from bookie.metadata.tasks.switches import DELAY_S_MAX
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId

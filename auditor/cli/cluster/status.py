@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from auditor.api.operations_port import TaskState
-from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.changing import connected
-from auditor.cli.cluster.paging import (
+from auditor.cli.at import Service, reachable
+from auditor.cli.changing import connected
+from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
+from auditor.cli.paging import (
     LIMIT_DEFAULT,
     PAGE_ROWS_MAX,
     AfterOption,
@@ -18,9 +19,8 @@ from auditor.cli.cluster.paging import (
     joined_pages,
     print_page,
 )
-from auditor.cli.cluster.watching import IntervalOption, WatchOption, shown, watched
-from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
+from auditor.cli.watching import IntervalOption, WatchOption, shown, watched
 from auditor.operating.copied_bytes import copied_bytes
 from auditor.operating.owners import owner_text
 from bookie.model.ids import LedgerId

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.changing import DryRunOption, age_s, connected, refuse, show, whoami
+from auditor.cli.at import Service, reachable
+from auditor.cli.changing import DryRunOption, age_s, connected, refuse, show, whoami
 from auditor.cli.output import OutputFormat, print_json, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.metadata.tasks.copy_limits import CopyProfile

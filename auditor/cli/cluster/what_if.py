@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from auditor.cli.cluster.at import Service, reachable
-from auditor.cli.cluster.changing import connected, refuse, show
+from auditor.cli.at import Service, reachable
+from auditor.cli.changing import connected, refuse, show
 from auditor.cli.output import OutputFormat, counting
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from auditor.operating.maintenance import window_target

@@ -6,7 +6,7 @@ all three agree. Values come from the command line parser, by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -16,6 +16,7 @@ from auditor.cli.output import OutputFormat
 from auditor.exporter.settings import ExporterSettings
 from auditor.service.settings import ServiceSettings
 from bookie.runtime.configuration.options import build, live_options
+from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.server.settings import BookieSettings
 from replicator.settings import ReplicatorSettings
 from spark_jobs.settings import AuditSettings
@@ -70,8 +71,22 @@ def audit_settings(uri: str, given: Options) -> AuditSettings:
     Raises:
         ConfigurationError: contains every problem.
     """
-    settings = build(AuditSettings, given, metadata_uri=uri)
+    problems = list(_gateway_problems(given.get("pushgateway")))
+    try:
+        settings = build(AuditSettings, given, metadata_uri=uri)
+    except ConfigurationError as error:
+        raise ConfigurationError([*problems, *error.problems]) from error
+    if problems:
+        raise ConfigurationError(problems)
     return replace(settings, security=effective_security_files(settings.security))
+
+
+def _gateway_problems(gateway: str | None) -> Iterator[str]:
+    if gateway is not None:
+        from auditor.metrics.export import gateway_problem  # only for the few commands that push
+
+        if (problem := gateway_problem(gateway)) is not None:
+            yield f"pushgateway: {problem}"
 
 
 RULES: Final[Mapping[tuple[str, ...], MakeSettings]] = {

@@ -16,7 +16,7 @@ from typing import Final
 
 import typer
 
-from auditor.cli.cluster.changing import require_utf8_text
+from auditor.cli.changing import require_utf8_text
 from bookie.client.errors import EntryTooLargeError
 from bookie.model.packet import ENTRY_PAYLOAD_MAX
 from bookie.runtime.human import counted

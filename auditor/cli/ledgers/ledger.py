@@ -8,9 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from auditor.cli.cluster.changing import confirm, whoami
-from auditor.cli.cluster.paging import print_page
-from auditor.cli.cluster.spans import moment_ms
+from auditor.cli.changing import confirm, whoami
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.ledgers import entries as ledger_entries
 from auditor.cli.ledgers.entries import describe
@@ -18,6 +16,7 @@ from auditor.cli.ledgers.entry_format import custom_conditions
 from auditor.cli.ledgers.options import LedgerArgument, PasswordOption, YesOption
 from auditor.cli.ledgers.verify import verify
 from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_json_line, print_line
+from auditor.cli.paging import print_page
 from auditor.cli.running import (
     ConfigOption,
     MetadataUriOption,
@@ -26,6 +25,7 @@ from auditor.cli.running import (
     metadata_uri,
     run,
 )
+from auditor.cli.spans import moment_ms
 from bookie.model.ids import bookie_id, ledger_id
 from bookie.model.metadata import LedgerState
 from bookie.runtime.clock import SystemClock

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from auditor.cli.cluster.changing import confirm, require_utf8_text, whoami
-from auditor.cli.cluster.paging import print_page
+from auditor.cli.changing import confirm, require_utf8_text, whoami
 from auditor.cli.configuration.security_options import bookie_security
 from auditor.cli.ledgers.entries import FormatOption, describe
 from auditor.cli.ledgers.entry_format import EntryFormat, formatted, payloads_from
@@ -28,6 +27,7 @@ from auditor.cli.ledgers.options import (
     YesOption,
 )
 from auditor.cli.output import OutputFormat, StreamFormat, counting, print_json, print_line, print_table
+from auditor.cli.paging import print_page
 from auditor.cli.running import (
     ConfigOption,
     MetadataUriOption,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from auditor.cli.cluster.changing import connected, refuse, whoami
+from auditor.cli.changing import connected, refuse, whoami
 from auditor.cli.cluster.throttle import number_of_bytes
 from auditor.cli.output import OutputFormat, counting, print_json, print_line, print_table
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run

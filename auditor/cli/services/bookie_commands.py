@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from auditor.cli.cluster.watching import IntervalOption, WatchOption
 from auditor.cli.output import (
     OutputFormat,
     StreamFormat,
+    print_error,
     print_json,
     print_json_line,
     print_line,
@@ -37,6 +37,7 @@ from auditor.cli.services.bookie_place import (
 )
 from auditor.cli.services.processes import bookie_app
 from auditor.cli.services.running_bookie import AtOption, RunningBookie, TokenFileOption
+from auditor.cli.watching import IntervalOption, WatchOption
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
 from bookie.runtime.human import agreeing, counted
@@ -165,7 +166,10 @@ def entries(
     output: OutputOption = OutputFormat.TABLE,
     after: Annotated[int, typer.Option(min=-1, max=LEDGER_ID_MAX, help="Only entries with a greater id.")] = -1,
 ) -> None:
-    """List the entries of a ledger on a bookie, as ranges: at most 100 in one call."""
+    """List the entries of a ledger on a bookie, as ranges: at most 100 in one call.
+
+    Exit code 1: the bookie has nothing of this ledger.
+    """
     place = bookie_from_options(at, token_file, journal_dir, ledger_dir)
     kind = "RunningBookieEntries" if isinstance(place, RunningBookie) else "StoppedBookieEntries"
     row, held = run(_one_ledger(place, LedgerId(ledger)))
@@ -178,9 +182,16 @@ def entries(
     if output is OutputFormat.JSON:
         ranges = [{"first": first, "last": last} for first, last in runs]
         print_json(kind, **row, ranges=ranges, next_after=runs[-1][1] if is_cut else None)
-        return
+    else:
+        _print_entries(row, held, runs, is_cut=is_cut)
+    if not any(row[name] for name in ("entries", "fenced", "limbo", "collected")):
+        print_error(f"this bookie has nothing of ledger {ledger}; `bkheal bookie ledgers` lists what it has")
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _print_entries(row: dict[str, Any], held: EntryRuns, runs: Sequence[tuple[int, int]], *, is_cut: bool) -> None:
     state = [word for word, is_so in (("fenced", row["fenced"]), ("in limbo", row["limbo"])) if is_so]
-    print_line(f"ledger {ledger}: {counted(len(held), 'entry')}{''.join(f', {word}' for word in state)}")
+    print_line(f"ledger {row['ledger_id']}: {counted(len(held), 'entry')}{''.join(f', {word}' for word in state)}")
     for first, last in runs:
         print_line(str(first) if first == last else f"{first}-{last}")
     if is_cut:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from auditor.cli.cluster.changing import refuse
+from auditor.cli.changing import refuse
 from auditor.cli.output import OutputFormat, print_json, print_line
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from bookie.model.exit_codes import ExitCode

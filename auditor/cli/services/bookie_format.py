@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from auditor.cli.cluster.changing import DryRunOption, YesOption, confirm, whoami
+from auditor.cli.changing import DryRunOption, YesOption, confirm, whoami
 from auditor.cli.output import OutputFormat, print_json, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
 from auditor.cli.services.bookie_commands import JournalDirOption, LedgerDirOption

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from auditor.cli.cluster.watching import watched
 from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
 from auditor.cli.services.running_bookie import RunningBookie
+from auditor.cli.watching import watched
 from bookie.model.option import parse_directories
 
 OptionalJournalDirOption = Annotated[

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from auditor.cli.cluster.changing import whoami
-from auditor.cli.cluster.watching import IntervalOption, check_timeout
+from auditor.cli.changing import whoami
 from auditor.cli.output import OutputFormat, StreamFormat, print_error, print_json, print_line, print_note
 from auditor.cli.running import OutputOption, StreamOutputOption, run
 from auditor.cli.services import bookie_cookie, bookie_format
@@ -25,6 +24,7 @@ from auditor.cli.services.bookie_place import (
     print_document,
 )
 from auditor.cli.services.running_bookie import AtOption, RunningBookie, TokenFileOption
+from auditor.cli.watching import IntervalOption, check_timeout
 from bookie.model.exit_codes import ExitCode
 
 __all__ = ["bookie_app"]

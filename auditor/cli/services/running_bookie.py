@@ -18,7 +18,7 @@ from bookie.model.times import rfc3339_if_known
 if TYPE_CHECKING:
     from bookie.model.availability import EntryRuns
     from bookie.wire import administration_pb2 as pb
-    from bookie.wire.administration import Administration
+    from bookie.wire.grpc.administration import Administration
     from bookie.wire.resolver import BookieAddress
 
 _PANEL: Final = "A running bookie"
@@ -58,7 +58,7 @@ def address_of(text: str) -> BookieAddress:
 
 @dataclass(frozen=True, slots=True)
 class RunningBookie:
-    """One running bookie and how to reach it. Every method raises the errors of ``bookie.wire.administration``."""
+    """One running bookie and how to reach it. Every method raises the errors of ``bookie.wire.grpc.administration``."""
 
     address: BookieAddress
     token: str | None
@@ -71,7 +71,7 @@ class RunningBookie:
         return cls(address_of(text), read_token(token_file, os.environ))
 
     def _opened(self) -> Administration:
-        from bookie.wire.administration import Administration
+        from bookie.wire.grpc.administration import Administration
 
         return Administration(self.address, bookie_security(), self.token)
 
@@ -127,7 +127,7 @@ class RunningBookie:
     async def read(self, ledger_id: LedgerId, entry_id: EntryId) -> tuple[str, bytes]:
         """Return the status of an entry and its stored bytes."""
         from bookie.model.ids import BookieId
-        from bookie.wire.grpc_transport import GrpcTransport
+        from bookie.wire.grpc.transport import GrpcTransport
         from bookie.wire.port import Status
         from bookie.wire.requests import Read
 
@@ -145,10 +145,12 @@ class RunningBookie:
         finally:
             await transport.close()
         if reply.status is not Status.OK or not reply.results:
-            from bookie.wire.administration import AdministrationUnavailableError
+            from bookie.wire.grpc.administration import AdministrationUnavailableError
 
-            why = f"{reply.status.name} {reply.detail}".strip()
-            raise AdministrationUnavailableError(f"bookie at {address.host}:{address.port}: {why}")
+            why = reply.detail or reply.status.name
+            raise AdministrationUnavailableError(
+                f"bookie at {address.host}:{address.port}: {why}; check the port, and that the bookie runs"
+            )
         return reply.results[0].status.name.lower(), reply.results[0].packet
 
     async def scrub(self, action: str = "SHOW", *, from_beginning: bool = False) -> dict[str, Any]:

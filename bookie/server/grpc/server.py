@@ -12,7 +12,7 @@ from bookie.server.grpc.servicer import ADD_STREAMS_MAX, BookieServicer
 from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.administration_pb2_grpc import AdministrationServicer, add_AdministrationServicer_to_server
 from bookie.wire.bookie_pb2 import DESCRIPTOR
-from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX, METADATA_BYTES_MAX
+from bookie.wire.grpc.channel import MESSAGE_BYTES_MAX, METADATA_BYTES_MAX
 from bookie.wire.handler import BookieHandler
 from bookie.wire.health import WATCHES_MAX, BoundedHealth
 from bookie.wire.security import TlsSettings

@@ -21,7 +21,7 @@ from bookie.runtime.tasks import cancel, guarded
 from bookie.server.grpc.unsent import UnsentAnswers, UnsentLimits
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire import bookie_pb2_grpc as rpc
-from bookie.wire.grpc_codec import (
+from bookie.wire.grpc.codec import (
     ack_to_wire,
     add_from_wire,
     copied_to_wire,

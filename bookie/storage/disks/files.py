@@ -62,6 +62,9 @@ class FileDisk(Disk):
         self._lock: int | None = lock
         self._threads = threads
         self._changes = Changes()
+        self._replacing = threading.Lock()
+        """Held by the thread that replaces a file. The thread of a cancelled caller continues, and would otherwise use
+        the same temporary file as the next replacement."""
 
     @classmethod
     async def acquire(cls, root: Path, *, silent_s: float = DISK_SILENCE_S_MAX) -> FileDisk:
@@ -94,7 +97,7 @@ class FileDisk(Disk):
 
     @override
     async def replace(self, path: str, data: bytes) -> None:
-        await self._change(_replace, self._root / path, data)
+        await self._change(self._replace, self._root / path, data)
 
     @override
     async def names(self, directory: str) -> list[str]:
@@ -133,6 +136,10 @@ class FileDisk(Disk):
         if self._lock is not None:
             lock, self._lock = self._lock, None
             os.close(lock)
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        with self._replacing:
+            _replace(path, data)
 
     async def _opened(self, path: str, flags: int) -> DiskFile:
         opening = _Opening()

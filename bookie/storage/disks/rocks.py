@@ -18,7 +18,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -96,8 +98,11 @@ class RocksIndex(EntryIndex):
         self._needs_reopen = False
         """True after a write found the disk full, or too many files open; every later write then fails."""
         self._running = 0
+        """The number of operations in threads, including those of cancelled callers."""
+        self._is_idle = asyncio.Event()
+        """Set when the last running operation ends."""
         self._changed = asyncio.Condition()
-        """Notified when the last running operation ends, and after the database was opened again."""
+        """Notified after the database was opened again."""
         self._is_reopening = False
         self._not_open: DiskError | None = None
         """The reason why the database could not be opened again. Nothing can be read until a later attempt succeeds."""
@@ -191,8 +196,9 @@ class RocksIndex(EntryIndex):
         """Close the database and open it again, while no other operation runs. Return the error, or None."""
         run = asyncio.get_running_loop().run_in_executor
         try:
-            async with self._changed:
-                await self._changed.wait_for(lambda: not self._running)
+            while self._running:
+                self._is_idle.clear()
+                await self._is_idle.wait()
             if not await run(self._threads, self._has_room):
                 raise DiskFullError(f"cannot open the index {self._path} again: no space left, or too many open files")
             database, self._database = self._database, None
@@ -237,9 +243,11 @@ class RocksIndex(EntryIndex):
         if self._is_closed or self._database is None:
             why = DiskError("it is closed") if self._is_closed or self._not_open is None else self._not_open
             raise type(why)(f"cannot {verb} the index {self._path}: {why}")
+        running: Future[T] | None = None
         self._running += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+            running = self._threads.submit(work, *arguments)
+            return await asyncio.wrap_future(running)
         except DiskError:
             raise
         except Exception as error:
@@ -247,10 +255,19 @@ class RocksIndex(EntryIndex):
             remedy = _REBUILD_HINT if _DAMAGED in str(error) else ""
             raise kind(f"cannot {verb} the index {self._path}: {error}{remedy}") from error
         finally:
-            self._running -= 1
-            if self._is_reopening and not self._running:
-                async with self._changed:
-                    self._changed.notify_all()
+            if running is None or running.done():
+                self._count_end()
+            else:  # the caller was cancelled: the database must not be closed before the thread has ended
+                running.add_done_callback(partial(self._on_thread_end, asyncio.get_running_loop()))
+
+    def _on_thread_end(self, loop: asyncio.AbstractEventLoop, _: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(self._count_end)
+
+    def _count_end(self) -> None:
+        self._running -= 1
+        if not self._running:
+            self._is_idle.set()
 
     def _get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         found: list[bytes | None] = self._database.get(list(keys))

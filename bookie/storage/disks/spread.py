@@ -27,10 +27,11 @@ Source: docs/failure-model.md#R114, and docs/decisions/0105-several-ledger-direc
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from typing_extensions import override
@@ -71,6 +72,7 @@ class SpreadDirectory:
         problem: why it is out of use; empty if it is in use.
         is_silent: whether it is out of use because it does not answer; it is not read then.
         is_listed: whether its files are known.
+        syncing: held during a sync of its names.
     """
 
     path: str
@@ -78,6 +80,7 @@ class SpreadDirectory:
     problem: str = ""
     is_silent: bool = False
     is_listed: bool = False
+    syncing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     _full_at_bytes: int | None = None
     """Its free space when it was found full."""
     _probed_s: float | None = None
@@ -246,14 +249,8 @@ class SpreadDisk(Disk):
             await self._first.sync_directory(directory)
             return
         for each in self.directories:
-            if each.disk is None or each.problem or each.path not in self._unsynced:
-                continue
-            self._unsynced.discard(each.path)
-            try:
-                await self.answer(each, each.disk.sync_directory(SPREAD))
-            except DiskError as error:
-                self._unsynced.add(each.path)
-                self._raise_or_take_out_of_use(each, error)
+            if each.disk is not None:
+                await self._sync(each, each.disk)
 
     @override
     async def space(self) -> tuple[int, int]:
@@ -351,6 +348,22 @@ class SpreadDisk(Disk):
         if not directory.problem:
             directory.problem = problem
             _log.error("ledger directory out of use", extra={"directory": directory.path, "problem": problem})
+
+    async def _sync(self, directory: SpreadDirectory, disk: Disk) -> None:
+        """Sync a directory in use if necessary. A caller whose changes a running sync may contain waits for its end."""
+        async with directory.syncing:
+            if directory.problem or directory.path not in self._unsynced:
+                return
+            self._unsynced.discard(directory.path)  # now, because a file may be created during the sync
+            is_synced = False
+            try:
+                await self.answer(directory, disk.sync_directory(SPREAD))
+                is_synced = True
+            except DiskError as error:
+                self._raise_or_take_out_of_use(directory, error)
+            finally:
+                if not is_synced:
+                    self._unsynced.add(directory.path)
 
     async def _spaces(self) -> list[tuple[SpreadDirectory, int, int]]:
         """Return the total and free bytes of each directory in use."""

@@ -24,6 +24,14 @@ ports:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 {{- end -}}
+{{/* Ports of ZooKeeper, separated by spaces: those of the values, and those in the URI, unless it is in a ConfigMap. */}}
+{{- define "bkheal.zookeeperPorts" -}}
+{{- $ports := toStrings .Values.networkPolicy.egress.zookeeperPorts -}}
+{{- range regexFindAll ":[0-9]+([,;/]|$)" (include "bkheal.metadataUri" .) -1 -}}
+{{- $ports = append $ports (regexFind "[0-9]+" .) -}}
+{{- end -}}
+{{- uniq $ports | join " " -}}
+{{- end -}}
 {{/* Auditors relay connections to the leader. */}}
 {{- define "bkheal.auditorPeers" -}}
 - podSelector:

@@ -32,7 +32,7 @@ from bookie.model.ids import BookieId
 from bookie.runtime.access.tokens import TokenFileError, read_token_file
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.wire import administration_pb2 as pb
-from bookie.wire.administration import (
+from bookie.wire.grpc.administration import (
     Administration,
     AdministrationAnswerError,
     AdministrationMissingError,

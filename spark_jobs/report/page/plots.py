@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from spark_jobs.report.tables import TrendPoint
+from spark_jobs.report.tables.run_tables import TrendPoint
 
 WIDTH: Final = 460
 HEIGHT: Final = 190

@@ -26,7 +26,7 @@ from spark_jobs.report.page.severities import ledgers_found
 from spark_jobs.report.page.view import page_view
 from spark_jobs.report.page.words import KIND_NAMES, MEANINGS, SEVERITY_NAMES, Headline, headline
 from spark_jobs.report.summary import RunSummary
-from spark_jobs.report.tables import TrendPoint
+from spark_jobs.report.tables.run_tables import TrendPoint
 from spark_jobs.report.text import number, numbered, plain, signed, some
 
 _TEMPLATES: Final = files("spark_jobs.report.page").joinpath("html")

@@ -41,7 +41,7 @@ from spark_jobs.report.page.plots import LineChart, line_chart
 from spark_jobs.report.page.severities import Segment, SeverityRow, ledgers_found, segments, severity_rows, share_text
 from spark_jobs.report.page.words import KIND_MEANINGS, KIND_NAMES, Headline, headline, ledgers
 from spark_jobs.report.summary import RunSummary
-from spark_jobs.report.tables import TrendPoint
+from spark_jobs.report.tables.run_tables import TrendPoint
 from spark_jobs.report.text import number, numbered, percent, some
 
 _FACTS_LINES: Final = 16

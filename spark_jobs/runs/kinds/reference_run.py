@@ -24,7 +24,6 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.pulsar.referrers import Referrer
 from bookie.metadata.pulsar.tree import NodeKind
-from bookie.model.errors import PermanentError
 from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FINDING_DDL, FindingKind
@@ -52,7 +51,7 @@ from spark_jobs.report.counts import (
 )
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.findings import finding_sums, ledgers_found, worst_ledgers
-from spark_jobs.runs.needs import require_pulsar, roots_in
+from spark_jobs.runs.needs import ExportError, require_export, require_pulsar, roots_in
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase
 from spark_jobs.runs.reading.completeness import incomplete_parents, problems
@@ -69,10 +68,6 @@ _NAMED_MAX: Final = 3
 # The sum of damaged lengths may exceed a bigint.
 _SUMS: Final = ("count(*) AS ledgers", "coalesce(sum(CAST(stored_bytes AS decimal(20, 0))), 0) AS stored_bytes")
 _COLUMNS: Final = [column.split() for column in FINDING_DDL.split(",")]
-
-
-class ExportError(PermanentError):
-    """The file of ids cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +107,7 @@ class ReferenceRun:
         self._context.begin(Phase.PLAN)
         require_pulsar(self._cluster.roots_without_pulsar(self._roots))
         if self._settings.export is not None:
-            begin_export(self._settings.export)
+            require_export(self._settings.export)
         created_before_ms = self._context.clock.epoch_ms() - round(1000 * self._settings.reference_grace_s)
         return retry_until_one_reading(lambda: self._attempt(created_before_ms))
 
@@ -285,16 +280,6 @@ def _reading() -> Iterator[None]:
                 "the metadata store did not answer while nodes of Pulsar were read. Run the audit again once it answers"
             ) from error
         raise spark_failure(error, "reading the nodes of Pulsar") from error
-
-
-def begin_export(file: Path) -> None:
-    """Make the file for the ids at the start, so that a run of hours does not fail at its end.
-
-    Raises:
-        ExportError: the file cannot be made.
-    """
-    with _writing(file):
-        _temporary(file).touch()
 
 
 def export(unreferenced: DataFrame, file: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
-from spark_jobs.report.sql import ask
-from spark_jobs.report.table_schemas import SCHEMA_VERSION, TABLES, TableSchema
+from spark_jobs.report.tables.schemas import SCHEMA_VERSION, TABLES, TableSchema
+from spark_jobs.report.tables.sql import ask
 from tests.worlds import report as world
 from tests.worlds.report_tables import dangling, finding, run, write, write_history
 

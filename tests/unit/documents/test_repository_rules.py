@@ -12,12 +12,12 @@ from tests.worlds.sources import ROOT, sources
 USERS = {
     "kazoo": {
         "bookie/metadata/store/kazoo_connection.py",
-        "auditor/bench/other_client.py",
-        "auditor/bench/scan_measurement.py",
+        "auditor/bench/audits/other_client.py",
+        "auditor/bench/audits/scan_measurement.py",
     },
     "httpx": {
         "auditor/cli/audit/remote.py",
-        "auditor/cli/cluster/admin_requests.py",
+        "auditor/cli/admin_requests.py",
         "spark_jobs/snapshot/streaming.py",
     },
     "rocksdict": {"bookie/storage/disks/rocks.py"},

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from auditor.api.http import findings_routes
-from spark_jobs.report.finding_filter import FindingFilter
-from spark_jobs.report.finding_rows import FindingPage, read_findings
+from spark_jobs.report.findings.filters import FindingFilter
+from spark_jobs.report.findings.one_run import FindingPage, read_findings
 from tests.deadlines import STATE_S
 from tests.unit.auditor.api.test_api_http import check, good
 from tests.worlds.api import ApiWorld, running

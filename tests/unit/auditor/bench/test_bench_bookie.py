@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from auditor.bench import bookie
-from auditor.bench.bookie import BookieBenchmark, Part, run
-from auditor.bench.bookie_disk import PlainFile, synced_writes
-from auditor.bench.bookie_figures import Measured, measured, row
-from auditor.bench.bookie_journal import measure_reserved
-from auditor.bench.bookie_load import Load
+from auditor.bench.bookies import comparison as bookie
+from auditor.bench.bookies.comparison import BookieBenchmark, Part, run
+from auditor.bench.bookies.disk import PlainFile, synced_writes
+from auditor.bench.bookies.figures import Measured, measured, row
+from auditor.bench.bookies.journal import measure_reserved
+from auditor.bench.bookies.load import Load
 from auditor.cli.main import app
 from bookie.runtime.java import JavaNotFoundError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from auditor.bench.cluster import Finished, order, percentiles
+from auditor.bench.repairs.cluster import Finished, order, percentiles
 
 
 def test_the_result_counts_less_urgent_repairs_begun_before_the_last_more_urgent_one() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typer.testing import CliRunner
 
-from auditor.bench.repair import rate_after_first, suite
+from auditor.bench.repairs.one_replicator import rate_after_first, suite
 from auditor.cli.main import app
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from auditor.bench.several_journals import run
+from auditor.bench.bookies.several_journals import run
 
 
 async def test_both_layouts_are_measured_on_given_directories_and_leave_no_files(tmp_path: Path) -> None:

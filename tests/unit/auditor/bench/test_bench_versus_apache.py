@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from auditor.bench.versus_apache import InvalidShapeError, Part, VersusSettings, parse_shape, run
-from auditor.bench.versus_apache_audit import DifferentTasksError, Round, Tasks, check_same_tasks
-from auditor.bench.versus_apache_figures import comparisons, less_is_better, more_is_better, row
-from auditor.bench.versus_apache_process import parsed
-from auditor.bench.versus_apache_repair import empty_ledgers, large_ledgers, rounded, small_ledgers
+from auditor.bench.versus_apache.audits import DifferentTasksError, Round, Tasks, check_same_tasks
+from auditor.bench.versus_apache.comparison import InvalidShapeError, Part, VersusSettings, parse_shape, run
+from auditor.bench.versus_apache.figures import comparisons, less_is_better, more_is_better, row
+from auditor.bench.versus_apache.processes import parsed
+from auditor.bench.versus_apache.repairs import empty_ledgers, large_ledgers, rounded, small_ledgers
 from auditor.bench.zookeeper_counters import Counters, NoCountersError, parse_counters
 from auditor.cli.main import app
 from bookie.embedded.apache_jars import ApacheJarsMissingError, apache_version

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from auditor.cli.cluster import dead_letters, decommission, drain, recovery
+from auditor.cli.cluster import dead_letters, recovery
+from auditor.cli.drains import command as drain
+from auditor.cli.drains import decommission
 from auditor.cli.main import app
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.registration import Registrations

@@ -16,8 +16,8 @@ from auditor.api.http import report_routes
 from auditor.cli.audit import remote_reports
 from auditor.cli.audit.remote import Remote, RemoteRefusedError, RemoteUnavailableError
 from auditor.cli.cluster import dead_letters, status
-from auditor.cli.cluster.drain_status import observe_or_wait
-from auditor.cli.cluster.remote_drains import remote_drain_status
+from auditor.cli.drains.remote import remote_drain_status
+from auditor.cli.drains.status import observe_or_wait
 from auditor.cli.main import app
 from auditor.operating.drain_status import status_document
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
@@ -37,6 +37,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.run import RunKind
 from bookie.model.times import rfc3339
 from bookie.runtime.access.tokens import Role
+from spark_jobs.report.history import NoSuchReportError
 from tests.unit.auditor.api.test_api_findings import RUN, write_findings
 from tests.worlds import report as report_world
 from tests.worlds.api import ApiWorld, running
@@ -437,7 +438,9 @@ async def test_reports_are_listed_shown_compared_and_opened(tmp_path: Path, monk
         shown = await document(world, "report", "show", second.run_id[:8])
         assert shown == json.loads((tmp_path / "reports" / second.run_id / "summary.json").read_bytes())
         assert "bkheal ledger show 42" in (await call(world, "report", "show", second.run_id)).stdout
-        assert "3 runs begin with" in (await call(world, "report", "show", first.run_id[:6])).output
+        ambiguous = await call(world, "report", "show", first.run_id[:6])
+        assert isinstance(ambiguous.exception, NoSuchReportError), "the exit code is the one without --at"
+        assert "3 runs begin with" in str(ambiguous.exception)
         text = (await call(world, "report", "diff", "", second.run_id)).stdout
         assert "verdict     clean -> no live copy" in text
         back = await document(world, "report", "diff", second.run_id, first.run_id)
@@ -453,7 +456,9 @@ async def test_reports_are_listed_shown_compared_and_opened(tmp_path: Path, monk
 async def test_a_service_without_reports_lists_none(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         assert (await call(world, "report", "list")).stdout.startswith("no reports with the service")
-        assert "the service has no report" in (await call(world, "report", "show")).output
+        missing = await call(world, "report", "show")
+        assert isinstance(missing.exception, NoSuchReportError)
+        assert "the service has no report" in str(missing.exception)
 
 
 async def test_the_impact_of_the_newest_run_is_read_from_the_service(world: ApiWorld) -> None:

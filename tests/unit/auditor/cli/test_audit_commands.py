@@ -15,8 +15,12 @@ from typer.testing import CliRunner
 from auditor.cli.audit import command as audit
 from auditor.cli.audit import remote
 from auditor.cli.audit.remote import RemoteBusyError, RemoteRun, RemoteSettings, RemoteUnavailableError
+from auditor.cli.exit_codes import exit_code_of
+from auditor.cli.main import app as bkheal
+from bookie.model.errors import BkhealError
 from bookie.model.run import RunKind, RunState
 from bookie.runtime.user import user_name
+from spark_jobs.one_shot.run import OneShot
 
 
 @dataclass
@@ -149,6 +153,23 @@ def test_an_unsupported_setting_is_refused_with_its_origin(
 def test_a_flag_with_the_default_overrides_an_unsupported_setting(services: Services) -> None:
     result = invoke("run", "--at", "http://one:1", "--fail-on", "never", BKHEAL_RUN_FAIL_ON="no-live-copy")
     assert (result.exit_code, len(services.started)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("flag", "wrong", "code"), [("--pushgateway", "http://gateway:x", 2), ("--metrics-file", "/absent/bkheal.prom", 78)]
+)
+def test_a_place_for_metrics_that_cannot_work_is_refused_before_the_run_unless_a_schedule_starts_it(
+    monkeypatch: pytest.MonkeyPatch, flag: str, wrong: str, code: int
+) -> None:
+    started: list[OneShot] = []
+    monkeypatch.setattr(audit, "_run_locally", lambda shot, *_: started.append(shot))
+    words = ["audit", "run", "--metadata-uri", "zk://127.0.0.1:1/ledgers", flag, wrong]
+    refused = CliRunner().invoke(bkheal, words)
+    ended = refused.exception
+    assert (exit_code_of(ended) if isinstance(ended, BkhealError) else refused.exit_code, started) == (code, [])
+    assert "such as http" in reported(refused) or "cannot write metrics to /absent" in str(ended)
+    assert CliRunner().invoke(bkheal, [*words, "--scheduled"]).exit_code == 0
+    assert len(started) == 1, "a schedule must not stop marking for lack of a place for metrics"
 
 
 def test_a_client_certificate_is_presented_to_the_service(services: Services) -> None:

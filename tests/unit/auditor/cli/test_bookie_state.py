@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from auditor.cli.admin_requests import AdminClient
 from auditor.cli.audit.remote import RemoteSettings
-from auditor.cli.cluster.admin_requests import AdminClient
-from auditor.cli.cluster.bookie_state import with_read_only
+from auditor.cli.drains.bookie_state import with_read_only
 from auditor.cli.exit_codes import exit_code_of
 from bookie.metadata.bookies.drains import Drain, Drains, DrainsChangedError
 from bookie.metadata.bookies.registration import BookieState, Registrations, state_of

@@ -10,17 +10,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from auditor.cli.audit import runs
-from auditor.cli.cluster import (
-    boost,
-    changes,
-    dead_letters,
-    decommission,
-    drain,
-    maintenance,
-    ok_to_stop,
-    recovery,
-    throttle,
-)
+from auditor.cli.cluster import boost, changes, dead_letters, maintenance, ok_to_stop, recovery, throttle
+from auditor.cli.drains import command as drain
+from auditor.cli.drains import decommission
 from auditor.cli.main import app
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown

@@ -253,6 +253,7 @@ def test_validate_reports_all_contradictions_of_all_tables_together(tmp_path: Pa
         ledger_max = 8
         sample = 0
         fail_on = "sometimes"
+        pushgateway = "http://ann:secret@gateway:x"
         [auditor]
         allow_anonymous_write = true
         http_host = "0.0.0.0"
@@ -269,11 +270,12 @@ def test_validate_reports_all_contradictions_of_all_tables_together(tmp_path: Pa
             "no file /none.json",
             "no file /none.key",
         ),
-        "[audit.run]": ("select no ledger", "sample = 0", "'sometimes'"),
+        "[audit.run]": ("select no ledger", "sample = 0", "'sometimes'", "port must be a number"),
         "[auditor]": ("every client that reaches 0.0.0.0", "'daily' is not a schedule"),
     }.items():
         for word in words:
             assert [each for each in problems if each.startswith(table) and word in each], (table, word, problems)
+    assert "secret" not in " ".join(problems)
 
 
 @pytest.mark.parametrize(

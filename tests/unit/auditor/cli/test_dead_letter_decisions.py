@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from auditor.cli.cluster import changing, dead_letters
+from auditor.cli import changing
+from auditor.cli.cluster import dead_letters
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
 from auditor.safety.dead_letters import DeadLetterResult, DeadLetters, Outcome

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from auditor.cli.cluster import decommission
+from auditor.cli.drains import decommission
 from auditor.cli.main import app
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.drains import Drain, Drains

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from auditor.cli.cluster.drain_begin import question as asked_question
-from auditor.cli.cluster.drain_begin import stay_read_only_note, stay_writable_note
+from auditor.cli.drains.begin import question as asked_question
+from auditor.cli.drains.begin import stay_read_only_note, stay_writable_note
 from auditor.operating.drains import bookies_without_drain_support
 from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, PROTOCOL_GRPC, Endpoint, ServiceInfo
 from bookie.model.ids import BookieId

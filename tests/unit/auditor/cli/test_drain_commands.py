@@ -8,7 +8,7 @@ import json
 import pytest
 from typer.testing import CliRunner, Result
 
-from auditor.cli.cluster import drain
+from auditor.cli.drains import command as drain
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
 from bookie.metadata.bookies.cookies import Cookie, CookieStore

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from auditor.cli.cluster.drain import app
+from auditor.cli.drains.command import app
 from bookie.runtime.configuration.settings import ConfigurationError
 
 URI = ("--metadata-uri", "zk+hierarchical://127.0.0.1:1/ledgers")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from auditor.cli.cluster.drain_status import status_lines
+from auditor.cli.drains.status import status_lines
 
 
 def text(*states: str, **fields: Any) -> str:

@@ -16,12 +16,13 @@ from urllib.parse import urlsplit
 import pytest
 from typer.testing import CliRunner, Result
 
+from auditor.cli.admin_requests import AdminClient
 from auditor.cli.audit.remote import RemoteSettings
-from auditor.cli.cluster import drain, drain_begin
-from auditor.cli.cluster.admin_requests import AdminClient
-from auditor.cli.cluster.bookie_state import http_address
-from auditor.cli.cluster.drain_begin import question
-from auditor.cli.cluster.topic_unloading import check_answers
+from auditor.cli.drains import begin as drain_begin
+from auditor.cli.drains import command as drain
+from auditor.cli.drains.begin import question
+from auditor.cli.drains.bookie_state import http_address
+from auditor.cli.drains.topic_unloading import check_answers
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
 from bookie.metadata.bookies.drains import Drain, Drains

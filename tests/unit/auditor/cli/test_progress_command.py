@@ -72,7 +72,7 @@ def test_an_invalid_interval_is_a_usage_error(interval: str) -> None:
 
 
 @pytest.fixture
-def two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """End a watch after its second output."""
     real = progress.progress_documents
 
@@ -87,7 +87,7 @@ def two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "progress_documents", progress_documents)
 
 
-@pytest.mark.usefixtures("two_looks")
+@pytest.mark.usefixtures("two_outputs")
 def test_a_watch_prints_a_line_for_each_update_without_a_terminal(cluster: CommandCluster) -> None:
     first, second = call("--watch", "--interval", "0.5").stdout.splitlines()
     assert "backlog 3 (no_live_copy 3), 0 in flight, 2 parked, rate unknown, remaining unknown" in first
@@ -95,14 +95,14 @@ def test_a_watch_prints_a_line_for_each_update_without_a_terminal(cluster: Comma
     assert second.endswith("remaining unknown")
 
 
-@pytest.mark.usefixtures("two_looks")
+@pytest.mark.usefixtures("two_outputs")
 def test_a_watch_prints_each_document_on_one_line(cluster: CommandCluster) -> None:
     documents = [json.loads(line) for line in call("--watch", "--interval", "0.5", "-o", "json").stdout.splitlines()]
     assert [document["kind"] for document in documents] == ["RepairProgress"] * 2
     assert documents[1]["measured_seconds"] >= 0.5
 
 
-@pytest.mark.usefixtures("two_looks")
+@pytest.mark.usefixtures("two_outputs")
 def test_a_watch_refreshes_in_place_on_a_terminal(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from auditor.cli.cluster.changing import confirm, confirm_ledgers
+from auditor.cli.changing import confirm, confirm_ledgers
 from auditor.cli.ledgers import ledger, log
 from auditor.cli.main import app
 from auditor.cli.running import run
@@ -46,7 +46,7 @@ async def cleaning(done: list[str]) -> AsyncIterator[None]:
 @pytest.mark.parametrize("kind", ["confirm", "prompt"])
 def test_a_signal_ends_a_prompt_inside_the_loop(monkeypatch: pytest.MonkeyPatch, number: int, kind: str) -> None:
     monkeypatch.setattr(typer, kind, signalled(number))
-    monkeypatch.setattr("auditor.cli.cluster.changing._is_terminal", lambda: True)
+    monkeypatch.setattr("auditor.cli.changing._is_terminal", lambda: True)
     done: list[str] = []
 
     async def work() -> None:
@@ -107,7 +107,7 @@ def test_ctrl_c_at_a_prompt_outside_the_loop_exits_with_130(
     ("typed", "is_confirmed"), [("7", True), (" 7 ", True), ("", False), ("77", False), ("y", False)]
 )
 def test_each_ledger_id_must_be_typed_exactly(monkeypatch: pytest.MonkeyPatch, typed: str, is_confirmed: bool) -> None:
-    monkeypatch.setattr("auditor.cli.cluster.changing._is_terminal", lambda: True)
+    monkeypatch.setattr("auditor.cli.changing._is_terminal", lambda: True)
     answers = iter(["8", typed])
     monkeypatch.setattr(typer, "prompt", lambda *_, **__: next(answers))
     if is_confirmed:

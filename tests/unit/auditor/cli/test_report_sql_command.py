@@ -10,8 +10,8 @@ from typer.testing import CliRunner, Result
 
 from auditor.cli.main import app
 from bookie.model.exit_codes import ExitCode
-from spark_jobs.report.table_files import table_files
-from spark_jobs.report.table_schemas import SCHEMA_VERSION, TABLES
+from spark_jobs.report.tables.files import table_files
+from spark_jobs.report.tables.schemas import SCHEMA_VERSION, TABLES
 from tests.worlds.report_tables import HISTORY, write_history
 
 WORST = "SELECT ledger_id, missing, severity FROM findings WHERE severity = 'no_live_copy'"

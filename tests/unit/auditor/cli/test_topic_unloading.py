@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from auditor.cli.admin_requests import ANSWER_BYTES_MAX, REDIRECTS_MAX, AdminClient, redirected
 from auditor.cli.audit.remote import RemoteSettings
-from auditor.cli.cluster.admin_requests import ANSWER_BYTES_MAX, REDIRECTS_MAX, AdminClient, redirected
-from auditor.cli.cluster.topic_unloading import NOTES_MAX, TopicUnloading
+from auditor.cli.drains.topic_unloading import NOTES_MAX, TopicUnloading
 from auditor.cli.exit_codes import exit_code_of
 from auditor.safety.holdings import Holdings
 from auditor.safety.unloading import AT_ONCE, FAILURES_MAX, UNLOAD_INTERVAL_S_MIN
@@ -243,6 +243,7 @@ async def test_a_refused_connection_is_unavailable() -> None:
         async with drain(f"http://127.0.0.1:{silent.getsockname()[1]}") as waiting:
             error = await waiting.until_over()
             assert f"topic {TOPIC} is not unloaded: no answer from http://127.0.0.1" in str(error)
+            assert "the connection was refused" in str(error)
             assert exit_code_of(error) == 69
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import typer
 
-from auditor.cli.cluster.spans import delay_s
 from auditor.cli.cluster.throttle import number_of_bytes
+from auditor.cli.spans import delay_s
 
 
 @pytest.mark.parametrize(

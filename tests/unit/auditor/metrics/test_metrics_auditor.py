@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from auditor.api.control import Backlog, LostBookie, ServiceStatus, SeverityBacklog
 from auditor.metrics import definitions as names
-from auditor.metrics.export import MetricsExportError, export_to_file, push
+from auditor.metrics.export import MetricsExportError, export_to_file, gateway_problem, push
 from auditor.metrics.service_metrics import AuditorMetrics, result_of, state_values
 from bookie.metadata.bookies.maintenance import Window
 from bookie.metadata.runs.notes import KindPause
@@ -313,6 +313,21 @@ def test_a_metrics_file_keeps_the_time_of_the_last_success(tmp_path: Path) -> No
         assert values[names.LAST_DURATION, "bookies"] == 30
     with pytest.raises(MetricsExportError, match="nothing"):
         export_to_file(RECORD, tmp_path / "nothing" / "x.prom")
+
+
+@pytest.mark.parametrize("good", ["gateway", "gateway:9091/x", "https://u:a%40b@gateway", "http://[::1]:9091"])
+def test_the_address_of_a_pushgateway_may_lack_its_scheme(good: str) -> None:
+    assert gateway_problem(good) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["", "http://", "ftp://a", "http:/gateway", "http//gateway", "a b", "a/b c", "a:x", "a:0", "u:secret@a:x"],
+)
+def test_a_malformed_address_of_a_pushgateway_is_known_before_a_run(wrong: str) -> None:
+    problem = gateway_problem(wrong)
+    assert problem is not None
+    assert "secret" not in problem
 
 
 def test_a_metrics_file_keeps_the_findings_of_the_last_complete_run(tmp_path: Path) -> None:

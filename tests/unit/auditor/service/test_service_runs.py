@@ -55,18 +55,18 @@ async def ended(service: AuditorService, run_id: str) -> RunRecord:
 async def test_placement_is_judged_by_a_topology_in_the_store_or_a_file(world: ServiceWorld, tmp_path: Path) -> None:
     service = (await world.leader()).service
     topologies = TopologyStore(world.store, world.cluster)
-    assert not await service.has_topology()
+    assert "without a topology" in await service.refusal_reason(RunKind.PLACEMENT)
     await topologies.write("{}")
-    assert not await service.has_topology()
+    assert await service.refusal_reason(RunKind.PLACEMENT)
     await topologies.write('{"bk1": "/r1"}')
-    assert await service.has_topology()
+    assert not await service.refusal_reason(RunKind.PLACEMENT)
     await world.store.set(topologies.own_path, b"damaged", ANY_VERSION)
-    assert await service.has_topology(), "the run reports the damage"
+    assert not await service.refusal_reason(RunKind.PLACEMENT), "the run reports the damage"
     file = tmp_path / "topology.json"
     file.write_text("{}")
     other = (await world.auditor("b", topology_file=file)).service
     await when(lambda: other.status().is_store_connected)
-    assert not await other.has_topology()
+    assert await other.refusal_reason(RunKind.PLACEMENT)
 
 
 @in_service_world
@@ -92,6 +92,15 @@ async def test_a_references_run_requested_without_managed_ledgers_is_refused(wor
         await start(auditor.service, RunKind.REFERENCES)
     assert not await auditor.service.runs()
     await auditor.service.start_run(RunKind.REFERENCES, cause=RunCause.SCHEDULE, owner="a")
+
+
+@in_service_world
+async def test_references_can_be_compared_once_the_brokers_have_managed_ledgers(world: ServiceWorld) -> None:
+    service = (await world.leader()).service
+    assert "no managed ledgers" in await service.refusal_reason(RunKind.REFERENCES)
+    await world.store.create("/managed-ledgers", b"")
+    assert not await service.refusal_reason(RunKind.REFERENCES)
+    assert not await service.refusal_reason(RunKind.BOOKIES)
 
 
 @in_service_world

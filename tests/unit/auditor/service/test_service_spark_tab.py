@@ -56,7 +56,7 @@ class FakeControl:
         self.asked: list[tuple[Any, ...]] = []
         self.error: Exception | None = None
         self.now = STATUS
-        self.is_with_topology = True
+        self.refusal_reasons: dict[RunKind, str] = {}
         self.loop = asyncio.get_running_loop()
 
     def status(self) -> ServiceStatus:
@@ -68,10 +68,10 @@ class FakeControl:
             raise self.error
         return [RECORD]
 
-    async def has_topology(self) -> bool:
+    async def refusal_reason(self, kind: RunKind) -> str:
         if self.error is not None:
             raise self.error
-        return self.is_with_topology
+        return self.refusal_reasons.get(kind, "")
 
     async def run(self, run_id: str) -> RunRecord:
         return self._answer("run", run_id)
@@ -171,15 +171,16 @@ async def test_the_page_shows_the_service_even_while_the_store_is_unreachable() 
         assert [fact.value for fact in state.facts if fact.is_bad] == ["bk1:1"]
 
 
-async def test_a_placement_audit_is_not_offered_without_a_topology() -> None:
+@pytest.mark.parametrize("kind", [RunKind.PLACEMENT, RunKind.REFERENCES])
+async def test_an_audit_that_could_only_fail_is_not_offered_and_the_reason_is_shown(kind: RunKind) -> None:
     control = FakeControl()
-    tab = actions(control)
-    for is_with_topology in (True, False):
-        control.is_with_topology = is_with_topology
-        rows = {row.kind: row for row in (await elsewhere(tab.snapshot)).kinds}
-        assert rows["placement"].is_startable is is_with_topology
-        assert rows["replicas"].is_startable
-    assert "topology" in rows["placement"].why_not
+    control.refusal_reasons[kind] = "there is nothing to compare with"
+    rows = {row.kind: row for row in (await elsewhere(actions(control).snapshot)).kinds}
+    assert (rows[kind.value].is_startable, rows[kind.value].why_not) == (False, "there is nothing to compare with")
+    assert rows["replicas"].is_startable
+    control.error = StoreUnavailableError("no answer")
+    rows = {row.kind: row for row in (await elsewhere(actions(control).snapshot)).kinds}
+    assert rows[kind.value].is_startable, "not known: the run reports it"
 
 
 async def test_pauses_and_maintenance_windows_are_shown_with_their_ends() -> None:

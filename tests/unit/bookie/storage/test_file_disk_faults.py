@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -181,6 +182,39 @@ async def test_closing_does_not_wait_for_a_disk_that_does_not_answer(
     await disk.close()
     await (await FileDisk.acquire(tmp_path)).close()
     assert not files.is_thread_waiting()
+
+
+async def test_a_file_is_replaced_after_the_replacement_of_a_cancelled_caller(
+    disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, is_begun, may_end, is_replaced = os.fsync, threading.Event(), threading.Event(), threading.Event()
+    files_synced = 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal files_synced
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            is_replaced.set()
+            return
+        files_synced += 1
+        if files_synced == 1:
+            is_begun.set()
+            assert may_end.wait(STATE_S)
+        else:
+            may_end.set()
+            assert is_replaced.wait(STATE_S)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    cancelled = asyncio.create_task(disk.replace("d/a", b"first"))
+    assert await asyncio.to_thread(is_begun.wait, STATE_S)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    second = asyncio.create_task(disk.replace("d/a", b"second"))
+    for _ in range(20):
+        await asyncio.to_thread(lambda: None)
+    may_end.set()
+    await second
+    assert (tmp_path / "d/a").read_bytes() == b"second"
 
 
 async def test_a_failed_close_is_a_disk_error(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ import errno
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +38,18 @@ class FullDatabase:
         self._database = database
         self.error = ""
         """The reason why writes fail; if empty, they succeed."""
+        self.during_read: Callable[[], object] = lambda: None
+        """Called while a range is read."""
 
     def write(self, *arguments: Any) -> None:
         if self.error:
             raise Exception(f"IO error: {self.error}: While appending to file: 000004.log")
         self._database.write(*arguments)
+
+    def iter(self, options: Any) -> Any:
+        cursor = self._database.iter(options)
+        self.during_read()
+        return cursor
 
     def close(self) -> None:
         self._database.close()
@@ -104,6 +113,46 @@ async def test_without_free_space_the_database_is_not_reopened(tmp_path: Path, m
         await index.reopen()
     assert await index.get_many([b"a"]) == [b"1"]
     assert openings.count == 1
+    await index.close()
+
+
+async def test_the_database_is_not_closed_while_the_read_of_a_cancelled_caller_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB keeps its lock until then, so the index could not be opened again."""
+    openings = Openings()
+    index = await RocksIndex.open(tmp_path / "index", opening=openings)
+    await index.write([(b"a", b"1")])
+    is_reading, may_end, has_ended = threading.Event(), threading.Event(), threading.Event()
+
+    def read() -> None:
+        is_reading.set()
+        assert may_end.wait(STATE_S)
+        has_ended.set()
+
+    assert openings.first is not None
+    openings.first.during_read = read
+    had_ended: list[bool] = []
+
+    def can_open_files(count: int) -> bool:
+        had_ended.append(has_ended.is_set())
+        return True
+
+    monkeypatch.setattr("bookie.storage.disks.rocks.can_open_files", can_open_files)
+    reading = asyncio.create_task(index.range(b"a", b"b", 1))
+    assert await asyncio.to_thread(is_reading.wait, STATE_S)
+    reading.cancel()
+    await asyncio.wait([reading])
+    openings.fill(errno.ENOSPC)
+    with pytest.raises(DiskFullError):
+        await index.write([(b"b", b"2")])
+    reopening = asyncio.create_task(index.reopen())
+    for _ in range(20):
+        await asyncio.to_thread(lambda: None)
+    may_end.set()
+    await reopening
+    assert had_ended == [True]
+    assert await index.get_many([b"a"]) == [b"1"]
     await index.close()
 
 

@@ -270,6 +270,57 @@ async def test_a_directory_sync_that_fails_for_open_files_is_made_up_by_the_next
         assert log not in world.disks[2].crash(random.Random(seed)).paths()
 
 
+async def test_a_checkpoint_waits_for_a_directory_sync_that_another_task_has_begun(world: Directories) -> None:
+    """Otherwise the journal could be trimmed while a power loss can still remove the new entry log."""
+    await world.flush(0)
+    syncing, may_end = asyncio.Event(), asyncio.Event()
+    others: list[asyncio.Task[None]] = []
+
+    async def before(operation: Operation, path: str) -> None:
+        if operation is Operation.SYNC and not others:  # the header of the new log, before the sync of its name
+            others.append(asyncio.create_task(world.spread.sync_directory(DIRECTORY)))
+            await syncing.wait()
+        elif operation is Operation.SYNC_DIRECTORY:
+            syncing.set()
+            await may_end.wait()
+
+    world.disks[2].before = before
+    assert await world.add(1) is Status.OK
+    checkpoint = asyncio.create_task(world.store.checkpoint())
+    await syncing.wait()
+    await settle()
+    assert not checkpoint.done()
+    may_end.set()
+    await asyncio.gather(*others, checkpoint)
+    assert await world.statuses(0, 1) == [Status.OK] * 2
+
+
+async def test_a_directory_sync_whose_caller_was_cancelled_is_made_up_by_the_next_sync(world: Directories) -> None:
+    await world.flush(0)
+    syncing, may_end = asyncio.Event(), asyncio.Event()
+
+    async def before(operation: Operation, path: str) -> None:
+        if operation is Operation.SYNC_DIRECTORY:
+            syncing.set()
+            await may_end.wait()
+
+    world.disks[2].before = before
+    await world.spread.create(f"{DIRECTORY}/new")
+    cancelled = asyncio.create_task(world.spread.sync_directory(DIRECTORY))
+    await syncing.wait()
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    may_end.set()
+    await world.spread.sync_directory(DIRECTORY)
+    for seed in range(8):
+        assert f"{DIRECTORY}/new" in world.disks[2].crash(random.Random(seed)).paths()
+
+
+async def settle() -> None:
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
 async def test_a_log_that_is_removed_while_it_is_opened_does_not_fail_its_directory(world: Directories) -> None:
     """The reader then finds its entry in another log."""
     await world.flush(0)

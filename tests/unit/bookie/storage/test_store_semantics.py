@@ -359,6 +359,21 @@ async def test_limbo_set_while_an_earlier_one_is_being_cleared_holds(world: Stor
         assert await world.status_of(0) is Status.LIMBO
 
 
+async def test_an_entry_restored_at_the_end_of_limbo_is_not_absent_for_an_earlier_request(world: StorageWorld) -> None:
+    await world.store.set_limbo([LEDGER])
+    world.valve.hold(Operation.INDEX_READ)
+    read = asyncio.create_task(world.store.read(LEDGER, [EntryId(0)]))
+    last = asyncio.create_task(world.store.read_last(LEDGER))
+    listed = asyncio.create_task(world.store.list_entries(LEDGER))
+    await settle()
+    await world.add(0, is_recovery=True)
+    await world.store.clear_limbo(LEDGER)
+    world.valve.open()
+    assert [(await reply).results[0].status for reply in (read, last)] == [Status.LIMBO] * 2
+    assert await listed == ListReply(Status.LIMBO)
+    assert await world.status_of(0) is Status.OK
+
+
 async def test_evicted_ledger_is_still_fenced() -> None:
     world = StorageWorld()
     await world.start(ledgers_in_memory=0)

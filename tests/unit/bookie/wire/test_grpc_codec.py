@@ -13,8 +13,8 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import PACKET_BYTES_MAX
 from bookie.wire import bookie_pb2 as pb
-from bookie.wire.grpc_channel import MESSAGE_BYTES_MAX
-from bookie.wire.grpc_codec import (
+from bookie.wire.grpc.channel import MESSAGE_BYTES_MAX
+from bookie.wire.grpc.codec import (
     CHUNK_BYTES,
     MalformedAnswerError,
     ack_from_wire,

@@ -6,7 +6,7 @@ import pytest
 
 from bookie.model.ids import BookieId
 from bookie.wire.apache.transport import ApacheTransport
-from bookie.wire.grpc_transport import GrpcTransport
+from bookie.wire.grpc.transport import GrpcTransport
 from bookie.wire.port import Status
 from bookie.wire.requests import Info
 from bookie.wire.resolver import APACHE_PROTOCOL, GRPC_PROTOCOL, BookieAddress

@@ -1,4 +1,4 @@
-"""A member that the task does not name, and that lacks an entry which a copy for another bookie needs (R140)."""
+"""A member that serves no good copy of an entry which a copy for another bookie needs (R140)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from replicator.telemetry.events import Ending
 from spark_jobs.runs.marking.noted_damage import mark_recorded_damage
 from tests.unit.replicator.worker.test_worker_progress import Fail, dead, lost_session
 from tests.worlds.cluster import ROOT
-from tests.worlds.ledgers import LEDGER, make_metadata
+from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
@@ -77,6 +77,33 @@ async def test_copies_that_a_source_cannot_read_are_stored_again(metadata: Ledge
         assert recorder.endings() == [Ending.MARKED_AGAIN, Ending.REPAIRED]
         assert {(copy.bookie, copy.entry_id) for copy in recorder.corrupt} == {("a", each) for each in unreadable}
         assert not bookie.unreadable & unreadable
+        await world.assert_whole(LEDGER, packets)
+        assert await world.is_clean()
+
+
+@pytest.mark.parametrize("metadata", [STRIPED, UNSTRIPED])
+@in_virtual_time
+async def test_copies_that_a_source_loses_after_it_was_found_complete_are_stored_again(
+    metadata: LedgerMetadata,
+) -> None:
+    """The task already names this source, so it is not changed when the copy does not get an entry from the source."""
+    async with a_world(WORLD) as world:
+        without_lists(world)
+        packets = await world.ledger(LEDGER, metadata, COUNT)
+        bookie = world.bookies["a"]
+        await world.lose("c")
+        await world.tasks.marking.mark(LEDGER, names("a"))
+        held = set(await world.bookies.nodes[BookieId("a")].holds(LEDGER))
+
+        async def fail() -> None:
+            bookie.unreadable = {EntryId(each) for each in range(40, 120)} & held
+
+        for target in ("d", "t"):
+            world.bookies[target].before_list = fail  # after the members were asked, and before the copy
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.REPAIRED]
+        assert {copy.bookie for copy in recorder.corrupt} == {"a"}
+        assert not bookie.unreadable
         await world.assert_whole(LEDGER, packets)
         assert await world.is_clean()
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from bookie.metadata.access import ZooKeeperAccess
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.layout import LayoutKind, ledger_path
+from bookie.metadata.layout import SHORT_ID_END, LayoutKind, ledger_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.ledgers.serde import encode
 from bookie.metadata.ledgers.tree import LedgerTree
@@ -603,3 +603,14 @@ async def test_the_last_read_is_that_of_the_image_or_else_of_the_oldest_unfinish
     context = SimpleNamespace(settings=settings, cluster=cluster, clock=clock, run_id="now")
     sources = _Sources(cast(RunContext, context), {})
     assert sources.read_from_ms == now_ms - (DAY_MS if has_image else 30 * 60_000)
+
+
+async def test_an_unreadable_ledger_is_found_where_the_two_trees_of_the_default_layout_meet(tmp_path: Path) -> None:
+    """The last leaf of the short tree and a leaf of the long tree have ids with the same first digits."""
+    end = SHORT_ID_END
+    place = await world(tmp_path, dict.fromkeys([end - 3, end - 2, end - 1, end], HEALTHY))
+    path = ledger_path(place.cluster.kind, place.cluster.root, end - 2)
+    await place.store.set(path, b"damage", ANY_VERSION)
+    assert (await place.whole())[0] == {end - 2}
+    found, again = await place.again()
+    assert (found, again["ledgers"], again["unreadable"]) == ({end - 2}, 3, 1)

@@ -34,9 +34,10 @@ from spark_jobs import audit as audit_module
 from spark_jobs.one_shot import keeper as keeper_module
 from spark_jobs.one_shot import run as run_module
 from spark_jobs.one_shot.keeper import WAIT_S_MAX, RunKeeper, non_default_options
+from spark_jobs.report.files import ReportDirError
 from spark_jobs.runs.gate import RunGate
 from spark_jobs.runs.life_cycle import RunLifeCycle, RunOutcome
-from spark_jobs.runs.needs import NoPulsarError, NoTopologyError
+from spark_jobs.runs.needs import ExportError, NoPulsarError, NoTopologyError
 from spark_jobs.runs.port import Progress
 from spark_jobs.session import SessionSettings, SparkEndedError
 from spark_jobs.settings import AuditSettings
@@ -182,6 +183,41 @@ def test_a_run_that_could_only_fail_is_refused_before_it_is_on_record_unless_a_s
     kept.begin(0)
     kept.end(DONE)
     assert states(cell) == {HERE: RunState.DONE}
+
+
+@pytest.mark.parametrize("kind", [RunKind.BOOKIES, RunKind.REPLICAS], ids=str)
+def test_a_dry_run_without_a_place_for_its_report_is_refused_before_it_is_on_record(
+    cell: MemoryCell, tmp_path: Path, kind: RunKind
+) -> None:
+    (tmp_path / "file").touch()
+    settings = AuditSettings(URI, tmp_path / "file" / "reports", is_dry_run=True)
+    by_hand = replace(record(HERE, kind=kind), cause=RunCause.COMMAND, is_dry_run=True)
+    with pytest.raises(ReportDirError, match="--report-dir"):
+        RunKeeper(settings, by_hand, RunGate(), ManualClock(turns=1)).begin(0)
+    assert (states(cell), asyncio.run(Changes(MemoryStore(cell), ROOT, ManualClock()).newest(9))) == ({}, [])
+    marking = replace(settings, is_dry_run=False)
+    kept = RunKeeper(marking, replace(by_hand, is_dry_run=False), RunGate(), ManualClock(turns=1))
+    kept.begin(0)
+    kept.end(DONE)
+    assert states(cell) == {HERE: RunState.DONE}, "a run that marks needs no report"
+
+
+def test_a_references_run_that_cannot_write_its_file_of_ids_is_refused_before_it_is_on_record(
+    cell: MemoryCell, tmp_path: Path
+) -> None:
+    asyncio.run(MemoryStore(cell).create("/managed-ledgers"))
+    by_hand = replace(record(HERE, kind=RunKind.REFERENCES), cause=RunCause.COMMAND)
+    for file in (tmp_path / "absent" / "ids.txt", tmp_path):
+        settings = AuditSettings(URI, tmp_path / "reports", export=file)
+        with pytest.raises(ExportError, match="--export"):
+            RunKeeper(settings, by_hand, RunGate(), ManualClock(turns=1)).begin(0)
+    assert (states(cell), list(tmp_path.iterdir())) == ({}, [])
+    settings = AuditSettings(URI, tmp_path / "reports", export=tmp_path / "ids.txt")
+    kept = RunKeeper(settings, by_hand, RunGate(), ManualClock(turns=1))
+    kept.begin(0)
+    kept.end(DONE)
+    assert states(cell) == {HERE: RunState.DONE}
+    assert not (tmp_path / "ids.txt").exists()
 
 
 def test_a_placement_run_begins_with_a_topology(cell: MemoryCell, tmp_path: Path) -> None:

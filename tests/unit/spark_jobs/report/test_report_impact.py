@@ -19,7 +19,7 @@ from spark_jobs.report import impact_rows
 from spark_jobs.report.console import table
 from spark_jobs.report.decoding import DamagedReportError, decode_summary
 from spark_jobs.report.files import FINDINGS
-from spark_jobs.report.finding_rows import read_findings
+from spark_jobs.report.findings.one_run import read_findings
 from spark_jobs.report.history import NoSuchReportError
 from spark_jobs.report.impact import TOPICS_MAX, Impact, ImpactRow, impact_of
 from spark_jobs.report.impact_rows import ImpactFilter, read_impact, read_impact_page

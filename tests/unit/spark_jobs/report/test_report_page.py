@@ -32,7 +32,7 @@ from spark_jobs.report.counts import (
 )
 from spark_jobs.report.page.render import render_index, render_report
 from spark_jobs.report.summary import ClusterName, RunSummary
-from spark_jobs.report.tables import trend_point
+from spark_jobs.report.tables.run_tables import trend_point
 from tests.worlds import report as world
 
 ALL = [

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_jobs.report.page.plots import HEIGHT, WIDTH, line_chart, parts, round_axis_step, short
-from spark_jobs.report.tables import TrendPoint
+from spark_jobs.report.tables.run_tables import TrendPoint
 from spark_jobs.report.text import percent, plain, signed, some
 
 

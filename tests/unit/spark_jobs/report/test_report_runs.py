@@ -13,7 +13,7 @@ from bookie.model.run import RunKind
 from spark_jobs.report import writing as report
 from spark_jobs.report.history import NoSuchReportError, earlier_run_to_compare, find, prune, reports, run_ids_to_prune
 from spark_jobs.report.summary import ClusterName
-from spark_jobs.report.tables import trend
+from spark_jobs.report.tables.run_tables import trend
 from tests.worlds import report as world
 
 

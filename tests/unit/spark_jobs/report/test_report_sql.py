@@ -11,13 +11,13 @@ from uuid import UUID
 import pytest
 
 from bookie.model.severity import Severity
-from spark_jobs.report import sql
-from spark_jobs.report.finding_filter import ANY, FindingFilter
-from spark_jobs.report.finding_history import InvalidCursorError, findings_since
-from spark_jobs.report.sql import Answer, QueryRefusedError, QueryTooLargeError, ask
-from spark_jobs.report.sql_values import as_json, as_text
-from spark_jobs.report.table_files import table_files
-from spark_jobs.report.table_schemas import TABLES
+from spark_jobs.report.findings.all_runs import InvalidCursorError, findings_since
+from spark_jobs.report.findings.filters import ANY, FindingFilter
+from spark_jobs.report.tables import sql
+from spark_jobs.report.tables.files import table_files
+from spark_jobs.report.tables.schemas import TABLES
+from spark_jobs.report.tables.sql import Answer, QueryRefusedError, QueryTooLargeError, ask
+from spark_jobs.report.tables.sql_values import as_json, as_text
 from spark_jobs.report.writing import ReportDirError
 from tests.worlds.report_tables import HISTORY, dangling, finding, run, unreadable, write, write_history
 

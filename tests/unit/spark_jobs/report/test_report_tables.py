@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -18,14 +19,17 @@ import pytest
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.kept import EVERYTHING, Kept
-from spark_jobs.report import sql, table_upkeep, table_writing, writing
+from spark_jobs.report import writing
 from spark_jobs.report.history import reports
-from spark_jobs.report.sql import ask
 from spark_jobs.report.summary import RunSummary
-from spark_jobs.report.table_files import Journal, NewerTablesError, day_files, days, table_files, write_journal
-from spark_jobs.report.table_schemas import BOOKIES, FINDINGS, RUNS, SCHEMA_VERSION, TABLES, TASKS
-from spark_jobs.report.table_upkeep import compact_and_prune, days_to_drop, days_too_large
-from spark_jobs.report.tables import bookies_table, runs_table, trend
+from spark_jobs.report.tables import sql
+from spark_jobs.report.tables import upkeep as table_upkeep
+from spark_jobs.report.tables import writing as table_writing
+from spark_jobs.report.tables.files import Journal, NewerTablesError, day_files, days, table_files, write_journal
+from spark_jobs.report.tables.run_tables import bookies_table, runs_table, trend
+from spark_jobs.report.tables.schemas import BOOKIES, FINDINGS, RUNS, SCHEMA_VERSION, TABLES, TASKS
+from spark_jobs.report.tables.sql import ask
+from spark_jobs.report.tables.upkeep import compact_and_prune, days_to_drop, days_too_large
 from spark_jobs.runs.mark_log import SCHEMA
 from tests.worlds import report as world
 from tests.worlds.report_tables import FINDING_COLUMNS, HISTORY, finding, run, write, write_findings, write_history
@@ -138,6 +142,32 @@ def test_a_past_day_is_compacted_to_one_file_per_table(tmp_path: Path) -> None:
         assert path.name.startswith("compacted-")
         assert [each.name for each in path.parent.iterdir()] == [path.name]
         assert rows(tmp_path, "*", table) == before[table]
+
+
+def test_a_run_that_is_added_again_after_a_failure_has_each_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was fetched from a store may be of a past day, and the upkeep may compact this day in between."""
+    many(tmp_path, 2)
+    found = (finding(7, "b:3181"),)
+    summary = replace(run(0, found), run_id="20260101T030459Z-00000a")
+    directory = writing.prepare(tmp_path, summary.run_id)
+    write_findings(directory, found)
+    with monkeypatch.context() as patch:
+        patch.setattr(table_writing, "write_next_state", _full_disk)
+        with pytest.raises(OSError, match="No space"):
+            table_writing.add_run(tmp_path, summary)
+    compact_and_prune(tmp_path, FAR_MS, EVERYTHING)
+    assert len(table_files(tmp_path, "runs").partitioned) == 1
+    table_writing.add_run(tmp_path, summary)
+    assert rows(tmp_path, "ledger_id", "findings") == [(0,), (1,), (7,)]
+    compact_and_prune(tmp_path, FAR_MS, EVERYTHING)
+    assert {len(table_files(tmp_path, table).partitioned) for table in TABLES} == {1}
+    assert rows(tmp_path, "ledger_id", "findings") == [(0,), (1,), (7,)]
+
+
+def _full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_the_current_day_is_compacted_if_it_has_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,12 @@ from bookie.model.severity import Severity
 from bookie.model.times import rfc3339
 from spark_jobs.kept import EVERYTHING, Kept
 from spark_jobs.report.counts import UnknownAnswers
-from spark_jobs.report.sql import ask
-from spark_jobs.report.sql_values import as_json
 from spark_jobs.report.summary import ClusterName, RunSummary
-from spark_jobs.report.table_files import days, newest_states, table_files
-from spark_jobs.report.table_upkeep import compact_and_prune
-from spark_jobs.report.unhealthy import has_seen_every_ledger, write_next_state
+from spark_jobs.report.tables.files import days, newest_states, table_files
+from spark_jobs.report.tables.sql import ask
+from spark_jobs.report.tables.sql_values import as_json
+from spark_jobs.report.tables.unhealthy import has_seen_every_ledger, write_next_state
+from spark_jobs.report.tables.upkeep import compact_and_prune
 from tests.worlds import report as world
 from tests.worlds.report_tables import HISTORY, Row, finding, run, unreadable, write, write_history
 

@@ -1,0 +1,1 @@
+"""Benchmarks of repair: one replicator on one machine, and a whole cluster that loses two bookies."""

@@ -1,0 +1,1 @@
+"""Commands that take bookies out of service: drains, and the removal of their records."""

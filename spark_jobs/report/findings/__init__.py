@@ -1,0 +1,1 @@
+"""Lists of findings in pages: of one run, and of all runs."""

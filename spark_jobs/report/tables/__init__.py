@@ -1,0 +1,1 @@
+"""The tables of all runs: schemas, files, upkeep, and questions in SQL."""
