@@ -11,7 +11,7 @@ help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  %-17s %s\n", $$1, $$2}'
 
 .PHONY: quickstart
-quickstart: $(VENV)/.installed ## Set everything up, then lose a bookie and heal a cluster, in about two minutes
+quickstart: $(VENV)/.installed ## Set everything up, then lose a bookie and repair the cluster, in about two minutes
 	$(BIN)/bkheal quickstart
 
 .PHONY: demo

@@ -28,7 +28,7 @@ _REGISTRATION_DEADLINE_S: Final = 60.0
 async def write_ledgers(tour: Tour, display: Display) -> None:
     """Write and close the settled ledgers, and those during whose writing a bookie is stopped."""
     settled, fragmented = plan.settled_ledgers(tour.rng), plan.fragmented_ledgers(tour.rng)
-    with display.step("write ledgers in every shape") as step:
+    with display.step("write ledgers of every kind") as step:
         step.total(len(settled) + len(fragmented))
         tour.written += await write_and_close(tour.client, settled, lambda _: step.advance())
         ledgers = [await LiveLedger.create(tour.client, spec) for spec in fragmented]
@@ -36,7 +36,7 @@ async def write_ledgers(tour: Tour, display: Display) -> None:
         await asyncio.gather(*(ledger.writer.settle() for ledger in ledgers))
         stopped = _most_used(tour, ledgers)
         await stopped.stop()
-        step.note(f"stopped bookie {stopped.bookie_id} under {len(ledgers)} writers: ensembles change")
+        step.note(f"stopped bookie {stopped.bookie_id} during {len(ledgers)} writes: ensembles change")
         await asyncio.gather(*(ledger.write() for ledger in ledgers))
         await _close(ledgers, step)
         await stopped.start()
@@ -45,13 +45,13 @@ async def write_ledgers(tour: Tour, display: Display) -> None:
         if not changed:
             raise ProofFailedError("no writer changed its ensemble although one of its bookies was stopped")
         have = agreeing(changed, "has", "have")
-        step.note(f"{counted(changed, 'ledger')} {have} several fragments; the bookie is back and registered")
+        step.note(f"{counted(changed, 'ledger')} {have} several fragments; the bookie is registered again")
         _sum_up(step, tour.written)
 
 
 async def kill_bookie_under_load(tour: Tour, display: Display) -> None:
     """Kill a bookie while writers run; they continue and close. One writer dies with it, so its ledger stays open."""
-    with display.step("kill -9 a bookie under running writers") as step:
+    with display.step("kill -9 a bookie during writes") as step:
         live = [await LiveLedger.create(tour.client, spec) for spec in plan.live_ledgers(tour.rng)]
         left_open = await LiveLedger.create(tour.client, plan.left_open_ledger(tour.rng))
         await left_open.write(_ACKNOWLEDGED)
@@ -65,8 +65,8 @@ async def kill_bookie_under_load(tour: Tour, display: Display) -> None:
         await _close(live, None)
         left = left_open.written
         step.note(
-            f"the writer of ledger {left.ledger_id} died with it: {counted(len(left.hashes), 'entry')} acknowledged, "
-            f"{len(left.under_way)} under way, never closed"
+            f"the writer of ledger {left.ledger_id} ended with it: {counted(len(left.hashes), 'entry')} acknowledged, "
+            f"{len(left.under_way)} in flight, never closed"
         )
         written = [ledger.written for ledger in live]
         tour.written += written

@@ -62,7 +62,7 @@ async def demo(settings: DemoSettings, display: Display) -> None:
             cluster = await EmbeddedCluster.start(directory, bookies=BOOKIES, java=java)
             step.result.count = f"{BOOKIES + 1} processes"
         async with cluster, await connect(cluster.metadata_uri, session_timeout_s=6.0) as client:
-            with display.step("write ledgers in every shape") as step:
+            with display.step("write ledgers of every kind") as step:
                 specs = plan.settled_ledgers(random.Random(1))
                 step.total(len(specs))
                 written = await write_and_close(client, specs, lambda _: step.advance())
@@ -149,14 +149,14 @@ def print_addresses(cluster: EmbeddedCluster, settings: DemoSettings, line: str,
         f"  metrics                  {base}/metrics",
         f"  API description          {base}/openapi.json",
         "",
-        f"Hurt it:  kill -9 {victim.running.pid}   (bookie {victim.bookie_id})",
-        f"After about {session_s + LOST_BOOKIE_DELAY_S:g} s it is audited and healed, while you watch:",
+        f"Kill a bookie:  kill -9 {victim.running.pid}   (bookie {victim.bookie_id})",
+        f"After about {session_s + LOST_BOOKIE_DELAY_S:g} s its ledgers are audited and repaired:",
         f"its session ends after {session_s:g} s, and the lost-bookie delay is {LOST_BOOKIE_DELAY_S} s.",
-        "Some ledgers have a single copy. If it was on that bookie, they stay: `bkheal dead-letters list`.",
+        "Ledgers whose only copy was on that bookie cannot be repaired: `bkheal dead-letters list`.",
         "In another terminal:",
         f"  export BKHEAL_METADATA_URI='{cluster.metadata_uri}'",
         "  bkheal status; bkheal underreplicated list; bkheal audit list",
-        f"Logs and data are in {cluster.directory}{' until Ctrl-C' if settings.keep is None else ', also afterwards'}.",
+        f"Logs and data are in {cluster.directory}{' until Ctrl-C' if settings.keep is None else ', and are kept'}.",
     ):
         display.line(text)
 

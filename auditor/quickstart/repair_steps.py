@@ -75,7 +75,7 @@ async def repair(tour: Tour, display: Display) -> None:
 
 async def prove(tour: Tour, display: Display) -> None:
     """Compare every copy of every repaired ledger with the written entries, and check the parked ledgers."""
-    with display.step("prove it, copy by copy") as step:
+    with display.step("verify every copy") as step:
         step.total(len(tour.repaired))
         assert tour.victim is not None
         proof = await prove_copies(tour.client, tour.repaired, tour.victim.bookie_id, step.advance)
@@ -94,13 +94,13 @@ def summarize(tour: Tour, display: Display) -> None:
     seconds = sum(result.seconds for result in display.results[3:5])
     display.line("")
     display.line(
-        f"healed: {counted(len(tour.repaired), 'ledger')}, {counted(tour.repaired_fragments, 'fragment')}, "
+        f"repaired: {counted(len(tour.repaired), 'ledger')}, {counted(tour.repaired_fragments, 'fragment')}, "
         f"{tour.repaired_bytes / (1 << 20):.1f} MiB in {seconds:.1f} s"
     )
 
 
 _PARK_REASON_TEXTS: Final = {
-    ParkReason.NO_LIVE_COPY: "no live copy (the only one was on the dead bookie; the task stays)",
+    ParkReason.NO_LIVE_COPY: "no live copy (the only one was on the lost bookie; the task stays)",
 }
 
 

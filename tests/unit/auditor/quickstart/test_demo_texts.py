@@ -20,6 +20,9 @@ def test_the_demo_prints_when_a_loss_is_repaired_and_how_long_its_data_are_kept(
     lines: list[str] = []
     display: Any = SimpleNamespace(line=lines.append)
     print_addresses(cluster, DemoSettings(keep=keep), "ready", display)
-    assert any(line.startswith(f"After about {10 + LOST_BOOKIE_DELAY_S} s it is audited and healed") for line in lines)
+    assert any(
+        line.startswith(f"After about {10 + LOST_BOOKIE_DELAY_S} s its ledgers are audited and repaired")
+        for line in lines
+    )
     assert any("`bkheal dead-letters list`" in line for line in lines), "a ledger without a copy remains"
     assert lines[-1].endswith(end)
