@@ -186,7 +186,7 @@ class Session:
     def is_alive(self, session_id: int) -> bool:
         """Whether this is the session ``session_id``, and has not ended.
 
-        A session that has ended keeps its id until the next one begins, but a request made in between is sent in the
+        A session that has ended keeps its id until the next one begins, but a request made before that is sent in the
         next one.
         """
         return self.session_id == session_id and self.state is not SessionState.LOST

@@ -70,7 +70,7 @@ class LedgerWriter:
         records.add(RecordKind.LIMBO, state.ledger_id)
 
         def on_durable() -> None:
-            state.is_limbo = True  # set it again, because an earlier end of limbo may have become durable in between
+            state.is_limbo = True  # set it again, because an earlier end of limbo may have become durable since then
             self._fenced(state)
 
         done = self._enqueue(state, records, on_durable)

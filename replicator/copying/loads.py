@@ -63,7 +63,7 @@ class BookieLoads:
 
     @contextmanager
     def read(self, bookie: BookieId) -> Iterator[None]:
-        """Count a read while the context lasts, and record its duration, whatever its outcome."""
+        """Count a read while the context lasts, and record its duration, for every outcome."""
         seen, number, sent_s = self._of(bookie), next(self._numbers), self._clock.monotonic_s()
         seen.reads[number] = sent_s
         try:

@@ -211,7 +211,7 @@ class Pace:
         await self._pass(self._reads, self._direction(self._out, bookie), size_bytes, rank)
 
     def added(self, bookie: BookieId, size_bytes: int, seconds: float) -> None:
-        """Record the duration of an add, whatever its outcome."""
+        """Record the duration of an add, for every outcome."""
         self._direction(self._in, bookie).note(size_bytes, seconds, self._rates.slow_s)
 
     def record_pulled_bytes(self, bookie: BookieId, expected_bytes: int, size_bytes: int, seconds: float) -> None:

@@ -27,7 +27,7 @@ EQUALLY_FAST_S: Final = 0.05
 
 
 class Standing(enum.IntEnum):
-    """The first criterion of the order. The smallest value is asked first, whatever the load."""
+    """The first criterion of the order. The smallest value is asked first, at any load."""
 
     ANSWERS = 0
     NEEDS_IT = 1

@@ -109,7 +109,7 @@ class EntrySource:
         self._payload_bytes_max = payload_bytes_max
 
     def answer_bytes_max(self, entry_count: int) -> int:
-        """Return the most bytes that ``fetch`` holds for this many entries, whatever their sizes."""
+        """Return the most bytes that ``fetch`` holds for this many entries of any size."""
         rounds = _ROUNDS_WITHOUT_DIGEST if self._digest.type is DigestType.DUMMY else 1
         size = min(entry_count * PACKET_BYTES_MAX, _ROUND_BYTES_MAX)
         if self._payload_bytes_max is not None:  # so that copies of small ledgers hardly wait for each other

@@ -7,9 +7,9 @@ reports a change. So the number of these requests grows with time and not with t
 An outdated answer must not change what happens to data. For each fact there is a separate argument:
 
 * Registered bookies. Metadata must be read before bookies (R2): an answer older than the metadata may lack a bookie
-  that joined in between. So a cached answer is used only if it contains every member that the task does not name;
-  otherwise the bookies are listed again. A member that the task names may have returned in between: the installation
-  reads its registration again (R5), and those of the targets. If a member has disappeared in between, the auditor
+  that joined since then. So a cached answer is used only if it contains every member that the task does not name;
+  otherwise the bookies are listed again. A member that the task names may have returned since then: the installation
+  reads its registration again (R5), and those of the targets. If a member has disappeared since then, the auditor
   notices it, and its mark changes the task (R13). The registrations of members that the task names are compared right
   before the task is deleted (I18, R136).
 * The switch (S7). A read without ``sync`` is as new as the state of this session's server, and the same server sends

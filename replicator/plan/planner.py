@@ -14,7 +14,7 @@ one position a bookie that has the position's entries, and changes nothing else.
   other positions.
 
 The task is a hint, not an input (R1): the plan replaces every unregistered member unless it is awaited (``absence``),
-and every draining member. The metadata is read before the bookies are listed, so a bookie that registers in between
+and every draining member. The metadata is read before the bookies are listed, so a bookie that registers after the read
 does not look lost (R2). Steps do not depend on each other: after a crash between two of them, the next plan contains
 the rest. An empty plan means that nothing is missing (I18).
 

@@ -2,8 +2,9 @@
 
 A live writer replaces a lost bookie itself, so a ledger is recovered only after one of its positions was missing for a
 whole grace period (R3, R37). The period is measured by this process's clock. It starts when the process first finds the
-position missing, and starts again if the position was healthy in between. A waiting ledger is only a record in memory:
-no worker blocks and no lock is held. If a worker dies, its records are lost, and the next worker waits the full period.
+position missing, and starts again if the position was healthy during the period. A waiting ledger is only a record in
+memory: no worker blocks and no lock is held. If a worker dies, its records are lost, and the next worker waits the full
+period.
 """
 
 from __future__ import annotations

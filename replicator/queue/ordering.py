@@ -56,9 +56,9 @@ class Candidate:
     """Whether an operator put it before the others of its rank (a boost)."""
     parked_attempts: int = 0
     is_large: bool = False
-    """See the function ``is_large``."""
+    """Whether ``is_large`` holds for it."""
     is_of_system_topic: bool = False
-    """See the function ``is_of_system_topic``."""
+    """Whether ``is_of_system_topic`` holds for it."""
 
 
 def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], bookies: Bookies) -> int:

@@ -210,7 +210,7 @@ class Memory:
         self._resting[ledger_id] = _Resting(circumstances, since_s, attempts)
 
     def restart_rest_if_retried(self, ledger_id: LedgerId, attempts: int) -> None:
-        """Start the rest of a parked task again if another worker has tried it in between."""
+        """Start the rest of a parked task again if another worker has tried it since then."""
         known = self._resting.get(ledger_id)
         if known is not None and known.attempts != attempts:
             self._resting[ledger_id] = _Resting(known.circumstances, self._clock.monotonic_s(), attempts)

@@ -6,7 +6,7 @@ first, and a failure delays a task but does not change its rank (R40).
 
 The ids of all tasks are listed first. Then tasks, parked records and metadata are read in bulk, a part at a time. The
 order of the reads matters in one place: the bookies are listed after the metadata of each part, so a bookie that
-registers in between does not look lost (R2).
+registers after the read does not look lost (R2).
 
 Records that remain without a task are deleted. They remain if a worker died between the completion of a task and the
 deletion of its records, or if a worker of Apache, which does not know these records, completed the task. Parked records

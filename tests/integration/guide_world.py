@@ -49,7 +49,7 @@ RUNS_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A state of the marks and runs. If two states are equal, there was no mark and no run in between."""
+    """A state of the marks and runs. If two states are equal, there was no mark and no run between them."""
 
     tree_version: int
     """The version of the children of the tasks' root, which has none now. Each creation and removal increases it."""

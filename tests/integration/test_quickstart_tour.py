@@ -1,4 +1,4 @@
-"""The tour as run by a user: a child process, checked by its output, its exit code and what it leaves behind."""
+"""The tour as run by a user: a child process, checked by its output, its exit code and the files that remain."""
 
 from __future__ import annotations
 

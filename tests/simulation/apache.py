@@ -187,7 +187,7 @@ class ApacheCollector:
             await self._release(path)
 
     async def _release(self, path: str) -> None:
-        """Delete the lock as Apache's bookies do, even if another process has taken it in between."""
+        """Delete the lock as Apache's bookies do, even if another process has taken it since then."""
         while True:
             try:
                 await self._store.delete(path)

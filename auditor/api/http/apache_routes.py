@@ -202,7 +202,7 @@ _ENABLED: Final = Parameter("enabled", "Whether to enable it.", _FLAG, is_requir
 _FILTERS: Final = (
     Parameter("missingreplica", "Only ledgers that lack a copy on this bookie.", {"type": "string"}),
     Parameter("excludingmissingreplica", "Only ledgers that miss none on this bookie.", {"type": "string"}),
-    Parameter("printmissingreplica", "With the missing bookies of each, whatever its value.", {"type": "string"}),
+    Parameter("printmissingreplica", "With the missing bookies of each. Its value has no effect.", {"type": "string"}),
     Parameter(
         "limit", "Most rows to list.", {"type": "integer", "minimum": 1, "maximum": LISTED_MAX, "default": LISTED_MAX}
     ),

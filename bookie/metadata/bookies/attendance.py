@@ -113,7 +113,7 @@ def who_left(then: Attendance, now: tuple[Parent, Parent], draining: Mapping[Boo
     if gone := sorted(set(then.bookies) - there):
         return f"{_some(gone)} left since it was read"
     was_draining = set(then.draining)
-    # A drain that ended and began again is another node: in between, the bookie may have received copies.
+    # A drain that ended and began again is another node: between the two, the bookie may have received copies.
     if drained := sorted(
         bookie
         for bookie, zxid in draining.items()

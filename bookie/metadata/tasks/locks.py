@@ -326,7 +326,7 @@ class TaskLocks:
         return lock, nodes
 
     async def _release_new(self, lock: HeldLock) -> None:
-        """Release a lock right after its creation; until then it counts as left behind."""
+        """Release a lock right after its creation; until then it counts as unreleased."""
         self._left_behind.add(lock.ledger_id)
         try:
             await self._release(lock)
@@ -339,7 +339,7 @@ class TaskLocks:
     ) -> tuple[HeldLock | None, list[Node | None]]:
         """Create the lock; return it if it is now this session's, with the task and the ``other_nodes`` read under it.
 
-        Until the holder is recorded, the lock counts as left behind.
+        Until the holder is recorded, the lock counts as unreleased.
 
         The task is read after the creation of the lock. On completion, it is compared with this state.
         """

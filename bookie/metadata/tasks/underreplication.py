@@ -251,7 +251,7 @@ class UnderReplication:
         return await _in_order(ids)
 
     async def _scan(self) -> builtins.list[Task | UnreadableTask]:
-        return await self._tasks_of(await self.ids())  # tasks that were completed in between are left out
+        return await self._tasks_of(await self.ids())  # tasks that were completed after the listing are left out
 
     async def _names(self, paths: builtins.list[str]) -> AsyncIterator[tuple[str, tuple[str, ...]]]:
         async for part in in_steps(paths, READS_PER_BATCH):

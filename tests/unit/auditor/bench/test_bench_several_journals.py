@@ -1,4 +1,4 @@
-"""A small benchmark of one journal against two: where it writes, what it leaves behind, and what it reports."""
+"""A small benchmark of one journal against two: where it writes, which files remain, and what it reports."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from auditor.quickstart.demo import LOST_BOOKIE_DELAY_S, DemoSettings, print_addresses
 
 
-@pytest.mark.parametrize(("keep", "end"), [(None, "/d until Ctrl-C."), (Path("/d"), "/d, also afterwards.")])
+@pytest.mark.parametrize(("keep", "end"), [(None, "/d until Ctrl-C."), (Path("/d"), "/d, and are kept.")])
 def test_the_demo_prints_when_a_loss_is_repaired_and_how_long_its_data_are_kept(keep: Path | None, end: str) -> None:
     bookie = SimpleNamespace(bookie_id="b", running=SimpleNamespace(pid=1))
     cluster: Any = SimpleNamespace(

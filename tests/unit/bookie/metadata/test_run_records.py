@@ -1,4 +1,4 @@
-"""Locks and records of runs with lost answers: nothing is left behind, and own and foreign records are not confused."""
+"""Locks and records of runs with lost answers: no node remains, and own and foreign records are not confused."""
 
 from __future__ import annotations
 

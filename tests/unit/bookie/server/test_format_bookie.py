@@ -1,4 +1,4 @@
-"""Erasing the directories of a bookie: what is refused, and what a crash in the middle leaves behind."""
+"""Erasing the directories of a bookie: what is refused, and what remains after a crash in the middle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The rules of a single connection, fed by hand: whatever it receives, a caller gets only its own answer (S18)."""
+"""The rules of a single connection with input from the test: whatever it receives, a caller gets only its own answer
+(S18)."""
 
 from __future__ import annotations
 

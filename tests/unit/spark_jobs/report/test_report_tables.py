@@ -147,7 +147,7 @@ def test_a_past_day_is_compacted_to_one_file_per_table(tmp_path: Path) -> None:
 def test_a_run_that_is_added_again_after_a_failure_has_each_row_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that was fetched from a store may be of a past day, and the upkeep may compact this day in between."""
+    """A run that was fetched from a store may be of a past day, and the upkeep may compact this day before that."""
     many(tmp_path, 2)
     found = (finding(7, "b:3181"),)
     summary = replace(run(0, found), run_id="20260101T030459Z-00000a")

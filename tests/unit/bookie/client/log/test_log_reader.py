@@ -1,4 +1,4 @@
-"""Following a log: what a reader leaves behind, and which invalid waits it refuses."""
+"""Following a log: which resources remain after a reader, and which invalid waits it refuses."""
 
 from __future__ import annotations
 
