@@ -257,6 +257,62 @@ def test_the_schema_refuses_invalid_values(path: str, value: Any) -> None:
             },
             "exporter.tls.clientCaKey asks scrapers for a certificate",
         ),
+        (
+            {
+                "bookkeeper": URI,
+                "auditor": {"auth": {"anonymousRead": False}},
+                "metrics": {"serviceMonitor": {"enabled": True}},
+            },
+            "monitors need metrics.bearerTokenSecret",
+        ),
+        (
+            {
+                "bookkeeper": URI,
+                "config": {"auditor": {"allow_anonymous_read": False}},
+                "metrics": {"podMonitor": {"enabled": True}},
+            },
+            "monitors need metrics.bearerTokenSecret",
+        ),
+        ({"bookkeeper": URI, "metrics": {"bearerTokenSecret": {"name": "s"}}}, "bearerTokenSecret.key go together"),
+        (
+            {"bookkeeper": URI, "metrics": {"podMonitor": {"enabled": True, "interval": "9s"}}},
+            "metrics.podMonitor.scrapeTimeout is longer than the interval",
+        ),
+        (
+            {"bookkeeper": URI, "metrics": {"serviceMonitor": {"enabled": True, "scrapeTimeout": "2m"}}},
+            "metrics.serviceMonitor.scrapeTimeout is longer than the interval",
+        ),
+        ({"bookkeeper": URI, "ingress": {"enabled": True}}, "needs ingress.hosts"),
+        (
+            {
+                "bookkeeper": URI,
+                "auditor": {"ui": {"enabled": False}},
+                "ingress": {"enabled": True, "hosts": [{"host": "a", "paths": [{"path": "/ui", "port": "ui"}]}]},
+            },
+            "the path /ui leads to the Spark UI, which no Service reaches",
+        ),
+        (
+            {
+                "bookkeeper": URI,
+                "config": {"auditor": {"ui_host": "127.0.0.1", "ui_allow_anonymous": True}},
+                "httpRoute": {
+                    "enabled": True,
+                    "parentRefs": [{"name": "g"}],
+                    "paths": [{"path": "/ui", "port": "ui"}],
+                },
+            },
+            "the path /ui leads to the Spark UI, which no Service reaches",
+        ),
+        ({"bookkeeper": URI, "auditor": {"preStopSleepSeconds": 60}}, "would be killed before they hand over"),
+        ({"bookkeeper": URI, "auditor": {"ports": {"http": 8090}}}, "ports of one pod"),
+        (
+            {"bookkeeper": URI, "auditor": {"ui": {"authProxy": {"port": 4040}}, "sidecars": [{"name": "proxy"}]}},
+            "ports of one pod",
+        ),
+        (
+            {"bookkeeper": URI, "bookies": {"enabled": True, "ports": {"http": 3181}}},
+            "bookies.ports.bookie and bookies.ports.http are the same",
+        ),
         ({"bookkeeper": URI, "metrics": {"prometheusRule": {"enabled": True}}}, "thresholds.runbook_base"),
         (
             {
@@ -272,6 +328,13 @@ def test_templates_refuse_conflicting_values(values: dict[str, Any], text: str) 
 
     with pytest.raises(HelmError, match=text):
         render(values)
+
+
+def test_values_without_a_number_or_a_choice_are_not_in_conflict() -> None:
+    """Each of them has the default of Kubernetes, of the operator or of the option."""
+    auditor = {"terminationGracePeriodSeconds": None, "auth": {"anonymousRead": None}}
+    monitor = {"enabled": True, "interval": None, "scrapeTimeout": None}
+    assert render({"bookkeeper": URI, "auditor": auditor, "metrics": {"serviceMonitor": monitor}}).objects
 
 
 def test_an_audit_that_contacts_no_bookie_needs_no_certificate_for_bookies() -> None:

@@ -27,6 +27,17 @@
 {{- if or .Values.replicator.enabled (eq .Values.mode "service") (and (eq .Values.mode "cron") (or $kinds.replicas.enabled $hasInventory)) }}true{{ end -}}
 {{- end -}}
 
+{{/* Whether auditors answer callers without a token. */}}
+{{- define "bkheal.isReadByAll" -}}
+{{- $isOpen := dig "allow_anonymous_read" .Values.auditor.auth.anonymousRead .Values.config.auditor -}}
+{{- if or $isOpen (kindIs "invalid" $isOpen) }}true{{ end -}}
+{{- end -}}
+
+{{/* Milliseconds of a duration such as 60s. */}}
+{{- define "bkheal.milliseconds" -}}
+{{- mul (regexFind "^[0-9]+" .) (get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) (regexFind "[a-z]+$" .)) -}}
+{{- end -}}
+
 {{- define "bkheal.check" -}}
 {{- $b := .Values.bookkeeper -}}
 {{- $named := 0 -}}
@@ -38,6 +49,9 @@
 {{- end -}}
 {{- if and .Values.bookies.enabled $b.pulsar.release (not .Values.bookies.apachePort) -}}
 {{- fail "bookies.enabled: these bookies cannot join a Pulsar cluster, whose clients do not speak bookie-grpc; set bookies.apachePort, or give them a root of their own" -}}
+{{- end -}}
+{{- if and .Values.bookies.enabled (eq (int .Values.bookies.ports.bookie) (int .Values.bookies.ports.http)) -}}
+{{- fail "bookies.ports.bookie and bookies.ports.http are the same" -}}
 {{- end -}}
 {{- if and .Values.bookies.enabled (has (int .Values.bookies.apachePort) (list (int .Values.bookies.ports.bookie) (int .Values.bookies.ports.http))) -}}
 {{- fail "bookies.apachePort is a port of its own: it cannot be bookies.ports.bookie or bookies.ports.http" -}}
@@ -78,7 +92,34 @@
 {{- if and (eq .Values.mode "service") .Values.auditor.ui.authProxy.port (not .Values.auditor.sidecars) -}}
 {{- fail "auditor.ui.authProxy.port needs the container of the proxy in auditor.sidecars" -}}
 {{- end -}}
+{{- if and (eq .Values.mode "service") (ge (int .Values.auditor.preStopSleepSeconds) (int (default 30 .Values.auditor.terminationGracePeriodSeconds))) -}}
+{{- fail "auditor.preStopSleepSeconds is part of auditor.terminationGracePeriodSeconds: auditors would be killed before they hand over" -}}
+{{- end -}}
+{{- if eq .Values.mode "service" -}}
+{{- $ports := list -}}
+{{- range values .Values.auditor.ports }}{{ $ports = append $ports (int .) }}{{ end -}}
+{{- with .Values.auditor.ui.authProxy.port }}{{ $ports = append $ports (int .) }}{{ end -}}
+{{- if include "bkheal.isK8sClient" . }}{{ $ports = append $ports (int .Values.spark.k8s.driverPort) }}{{ $ports = append $ports (int .Values.spark.k8s.blockManagerPort) }}{{ end -}}
+{{- if ne (len (uniq $ports)) (len $ports) -}}
+{{- fail "two of auditor.ports, auditor.ui.authProxy.port and, with executors, spark.k8s.driverPort and spark.k8s.blockManagerPort are the same: they are ports of one pod" -}}
+{{- end -}}
+{{- end -}}
 {{- $isScraped := or .Values.metrics.serviceMonitor.enabled .Values.metrics.podMonitor.enabled .Values.metrics.vmPodScrape.enabled -}}
+{{- with .Values.metrics.bearerTokenSecret -}}
+{{- if ne (empty .name) (empty .key) -}}
+{{- fail "metrics.bearerTokenSecret.name and metrics.bearerTokenSecret.key go together" -}}
+{{- end -}}
+{{- if and $isScraped (eq $.Values.mode "service") (not (include "bkheal.isReadByAll" $)) (not .name) -}}
+{{- fail "auditor.auth.anonymousRead=false: monitors need metrics.bearerTokenSecret, or the auditors refuse them" -}}
+{{- end -}}
+{{- end -}}
+{{- range $kind := list "serviceMonitor" "podMonitor" -}}
+{{- with get $.Values.metrics $kind -}}
+{{- if and .enabled .scrapeTimeout .interval (gt (include "bkheal.milliseconds" .scrapeTimeout | int64) (include "bkheal.milliseconds" .interval | int64)) -}}
+{{- fail (printf "metrics.%s.scrapeTimeout is longer than the interval, so Prometheus' operator would ignore the monitor" $kind) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- range $component := list "auditor" "exporter" -}}
 {{- $tls := (get $.Values $component).tls -}}
 {{- $runs := ternary (eq $.Values.mode "service") (ne (include "bkheal.hasExporter" $) "") (eq $component "auditor") -}}
@@ -89,6 +130,18 @@
 {{- with .Values.spark.executor -}}
 {{- if and .dynamicAllocation.enabled (or (gt (int .instances) (int .dynamicAllocation.maxInstances)) (gt (int .dynamicAllocation.minInstances) (int .instances))) -}}
 {{- fail "spark.executor.instances, with which a run begins, is not between dynamicAllocation.minInstances and maxInstances" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
+{{- fail "ingress.enabled needs ingress.hosts" -}}
+{{- end -}}
+{{- if and (eq .Values.mode "service") (not (include "bkheal.hasLeaderUi" .)) -}}
+{{- $paths := ternary .Values.httpRoute.paths list .Values.httpRoute.enabled -}}
+{{- if .Values.ingress.enabled }}{{ range .Values.ingress.hosts }}{{ $paths = concat $paths .paths }}{{ end }}{{ end -}}
+{{- range $paths -}}
+{{- if eq (default "http" .port) "ui" -}}
+{{- fail (printf "the path %s leads to the Spark UI, which no Service reaches: auditor.ui.enabled is false, or config.auditor.ui_allow_anonymous is set" .path) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
