@@ -1005,6 +1005,31 @@ def test_chart_tests_are_hooks_that_clean_up() -> None:
 
 
 @pytest.mark.parametrize(
+    ("is_open", "token", "paths"),
+    [
+        (True, {}, {"auditor": ["/livez", "/readyz", "/metrics", "/status"], "leader": ["/livez", "/status"]}),
+        (False, {}, {"auditor": ["/livez", "/readyz"], "leader": ["/livez"]}),
+        (
+            False,
+            {"name": "s", "key": "k"},
+            {"auditor": ["/livez", "/readyz", "/metrics", "/status"], "leader": ["/livez", "/status"]},
+        ),
+    ],
+)
+def test_chart_tests_request_only_what_an_auditor_shows_them(
+    is_open: bool, token: dict[str, str], paths: dict[str, list[str]]
+) -> None:
+    auditor = {"auth": {"anonymousRead": is_open}}
+    made = render({"bookkeeper": URI, "auditor": auditor, "metrics": {"bearerTokenSecret": token}})
+    commands = {
+        item["metadata"]["name"].rpartition("-test-")[2]: item["spec"]["containers"][0] for item in made.of("Pod")
+    }
+    for name, expected in paths.items():
+        assert commands[name]["command"][4:] == expected
+        assert ("TOKEN" in environment(commands[name])) is bool(token)
+
+
+@pytest.mark.parametrize(
     ("name", "warning", "is_there"),
     [
         ("service-minimal", "can be read without a token", True),
@@ -1030,6 +1055,31 @@ def test_chart_tests_are_hooks_that_clean_up() -> None:
 )
 def test_notes_contain_the_expected_warnings(name: str, warning: str, is_there: bool) -> None:
     assert (warning in release(name).notes) is is_there
+
+
+@pytest.mark.parametrize(
+    ("values", "is_there"),
+    [
+        ({"auditor": {"replicas": 1}}, False),
+        ({"auditor": {"replicas": 2}}, True),
+        ({"auditor": {"replicas": 1}, "spark": {"mode": "k8s-client"}}, True),
+        ({"mode": "cron", "spark": {"mode": "k8s-client"}}, True),
+    ],
+)
+def test_notes_warn_of_a_volume_that_not_all_pods_can_mount(values: dict[str, Any], is_there: bool) -> None:
+    reports = {"persistence": {"enabled": True, "accessModes": ["ReadWriteOnce"]}}
+    assert ("is not ReadWriteMany" in render({"bookkeeper": URI, "reports": reports, **values}).notes) is is_there
+
+
+def test_notes_start_a_first_audit_from_a_cron_job_of_the_release() -> None:
+    kinds = {"bookies": {"enabled": False}, "everything": {"enabled": True}}
+    made = render({"bookkeeper": URI, "mode": "cron", "cron": {"kinds": kinds}})
+    [named] = re.findall(r"--from=cronjob/(\S+)", made.notes)
+    assert (
+        made.one("CronJob", named)["spec"]["jobTemplate"]["metadata"]["labels"]["bkheal.io/audit-kind"] == "everything"
+    )
+    none = render({"bookkeeper": URI, "mode": "cron", "cron": {"kinds": {"bookies": {"enabled": False}}}})
+    assert "cronjob/demo-bkheal-audit-placement " in none.notes
 
 
 @pytest.mark.parametrize(("when", "is_there"), [("never", True), ("cron", False), ("always", False)])
