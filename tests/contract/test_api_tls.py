@@ -24,7 +24,7 @@ from auditor.api.settings import ServerTls
 from auditor.cli.audit.remote import Remote, RemoteSettings, RemoteUnavailableError
 from auditor.service.leader_ports import LeaderPort
 from auditor.service.peer_reports import ElectionPeerReports
-from bookie.wire.tls import TlsFilesError
+from bookie.wire.tls import TlsFilesError, check_key_pair
 from tests.certificates import make_ca, make_certificate, openssl
 from tests.deadlines import STATE_S
 from tests.worlds.api import TwinControl, TwinOperations, TwinUpkeep, running, settings_in
@@ -220,6 +220,30 @@ async def served_certificate(port: int) -> bytes:
 
 def der(path: Path) -> bytes:
     return ssl.PEM_cert_to_DER_cert(path.read_text())
+
+
+def test_a_certificate_without_its_key_since_the_check_is_read_again_later(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are replaced one after the other, also between the check of a pair and its use."""
+    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+
+    def put(name: str) -> None:
+        shutil.copyfile(folder / f"{name}.key", key)
+        shutil.copyfile(folder / f"{name}.pem", cert)
+
+    def check_before_replacement(cert: Path, key: Path) -> None:
+        check_key_pair(cert, key)
+        shutil.copyfile(folder / "server.pem", cert)
+
+    put("server")
+    context = ReloadingContext(ServerTls(cert, key))
+    put("renewed")
+    with monkeypatch.context() as patched:
+        patched.setattr("auditor.api.access.tls.check_key_pair", check_before_replacement)
+        assert not context.refresh()
+    put("renewed")
+    assert context.refresh()
 
 
 async def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path, folder: Path) -> None:

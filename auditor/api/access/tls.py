@@ -45,8 +45,12 @@ class ReloadingContext:
         return True
 
     def _load(self) -> None:
-        check_key_pair(self._tls.cert, self._tls.key)
-        self.context.load_cert_chain(self._tls.cert, self._tls.key, password=refuse_encrypted_key)
+        cert, key = self._tls.cert, self._tls.key
+        check_key_pair(cert, key)
+        try:
+            self.context.load_cert_chain(cert, key, password=refuse_encrypted_key)
+        except (OSError, ValueError) as error:  # replaced since the check
+            raise TlsFilesError(f"cannot use the certificate {cert} with the key {key}: {error}") from error
 
     def _load_ca(self, path: Path) -> None:
         try:
