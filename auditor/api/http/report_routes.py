@@ -17,6 +17,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +45,9 @@ _LISTED_DEFAULT: Final = 100
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]{0,199}")
 """One segment of a path. It excludes hidden files, because they are incomplete."""
 _DEPTH_MAX: Final = 8
+_READERS: Final = 2
+"""Threads that access the directory at a time. A volume that hangs must not block all threads of this process, because
+other work needs them as well."""
 _KIND: Final[Mapping[str, Any]] = {"type": "string", "enum": [kind.value for kind in RunKind]}
 _PAGES: Final = (PAGE, INDEX)
 _TYPES: Final[Mapping[str, str]] = {
@@ -90,6 +94,7 @@ class ReportRoutes:
         self._peers = peers
         self._report_store = report_store
         self._fetching = asyncio.Semaphore(1)
+        self._readers = asyncio.Semaphore(_READERS)
 
     def routes(self) -> Sequence[Route]:
         """Return the routes with their descriptions."""
@@ -120,9 +125,8 @@ class ReportRoutes:
         after = query.get("after")
         if after is not None and not is_run_id(after):
             raise InvalidRequestError("after must be the id of a run")
-        return web.json_response(
-            document("ReportList", await asyncio.to_thread(list_reports, self._report_dir, limit, after))
-        )
+        found = await in_bounded_thread(self._readers, partial(list_reports, self._report_dir, limit, after))
+        return web.json_response(document("ReportList", found))
 
     async def _index(self, call: Call) -> web.StreamResponse:
         found = await self._found([INDEX])
@@ -133,7 +137,7 @@ class ReportRoutes:
     async def _latest(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, ("kind",), "parameter")
         kind = run_kind(call.request.query["kind"]) if "kind" in call.request.query else None
-        run_id = await asyncio.to_thread(latest_report, self._report_dir, kind)
+        run_id = await in_bounded_thread(self._readers, partial(latest_report, self._report_dir, kind))
         if run_id is None:
             run_id = await self._latest_peer_report(call)
         # The location is relative, because a proxy may serve this API under another path.
@@ -186,7 +190,7 @@ class ReportRoutes:
 
     async def _found(self, paths: Sequence[str]) -> web.StreamResponse | None:
         for path in paths:
-            found = await asyncio.to_thread(find_file, self._report_dir, path)
+            found = await in_bounded_thread(self._readers, partial(find_file, self._report_dir, path))
             if found is not None:
                 return web.FileResponse(found, headers=_headers(path))
         return None

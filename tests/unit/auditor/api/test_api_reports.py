@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from auditor.api.http.report_routes import find_file
+from tests.deadlines import STATE_S
 from tests.unit.auditor.api.test_api_http import good
 from tests.worlds import report as report_world
 from tests.worlds.api import ApiWorld, running
@@ -142,6 +144,29 @@ async def test_auditors_on_a_shared_volume_serve_each_others_reports(tmp_path: P
             assert (await first.ask("GET", f"/reports/{RUN}/summary.json")).status == 200
         assert (await second.ask("GET", f"/reports/{RUN}/summary.json")).json == {"written": "by the first"}
         assert [item["run_id"] for item in (await second.ask("GET", "/api/v1/reports")).json["items"]] == [RUN]
+
+
+async def test_a_directory_that_hangs_does_not_block_other_work_in_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, hung = threading.Event(), list[Path]()
+
+    def hang(report_dir: Path, *_: object) -> None:
+        hung.append(report_dir)
+        released.wait(STATE_S)
+
+    for name in ("find_file", "latest_report", "list_reports"):
+        monkeypatch.setattr(f"auditor.api.http.report_routes.{name}", hang)
+    paths = ("/api/v1/reports", "/reports/", "/reports/latest/", f"/reports/{RUN}/", f"/reports/{RUN}/summary.json")
+    try:
+        async with running(tmp_path, request_deadline_s=0.05) as world:
+            replies = await asyncio.gather(*(world.ask("GET", path) for path in paths * 4))
+            assert {reply.status for reply in replies} == {504}
+            assert len(hung) == 2
+            async with asyncio.timeout(STATE_S):
+                await asyncio.to_thread(int)
+    finally:
+        released.set()
 
 
 async def test_missing_reports_are_an_empty_list_or_not_found(tmp_path: Path) -> None:
