@@ -1110,6 +1110,19 @@ def test_an_exporter_runs_if_no_auditor_of_the_release_leads(mode: str, when: st
         assert tuple(found & {"demo-bkheal-exporter"}) == name, kind
 
 
+@pytest.mark.parametrize(("mode", "table"), [("cron", "audit"), ("service", "auditor")])
+def test_an_exporter_has_the_rules_of_the_audits_for_what_is_held_back(mode: str, table: str) -> None:
+    rules = {"missing_share_max": 0.9, "critical_delay_s": 900, "rack_outage_delay_s": 0, "flapping_delay_s": 60}
+    values = {"bookkeeper": URI, "mode": mode, "exporter": {"when": "always"}}
+    made = render({**values, "config": {table: {**rules, "history_days": 3}}})
+    assert {name: settings(made, "exporter").get(name) for name in [*rules, "history_days"]} == {
+        **rules,
+        "history_days": None,
+    }
+    made = render({**values, "config": {table: rules, "exporter": {"flapping_delay_s": 7}}})
+    assert settings(made, "exporter")["flapping_delay_s"] == 7
+
+
 def test_an_exporter_has_the_brake_setting_of_the_audits_and_contacts_no_bookie() -> None:
     made = render(
         {**load_values("cron-tls"), "cron": {"missingShareMax": 0.2}, "config": {"exporter": {"session_timeout_s": 20}}}

@@ -176,6 +176,9 @@ the option at its default. */}}
 {{- if $e.tls.clientCaKey }}{{ $_ := set $s "http_tls_client_ca" "/etc/bkheal-tls/client-ca.crt" }}{{ end -}}
 {{- end -}}
 {{- if .Values.placement.topology }}{{ $_ := set $s "topology_file" (printf "%s/topology.json" (include "bkheal.paths.config" .)) }}{{ end -}}
+{{- /* What an exporter shows as held back depends on these, so they are those of the audits. */ -}}
+{{- $audits := ternary .Values.config.audit .Values.config.auditor (eq .Values.mode "cron") -}}
+{{- include "bkheal.setAll" (dict "into" $s "from" (pick $audits "missing_share_max" "critical_delay_s" "rack_outage_delay_s" "flapping_delay_s")) -}}
 {{- include "bkheal.setAll" (dict "into" $s "from" .Values.config.exporter) -}}
 [exporter]
 {{- include "bkheal.toml" $s }}
