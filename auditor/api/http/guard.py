@@ -170,8 +170,7 @@ def refuse_foreign_name(host: str, allowed: tuple[str, ...]) -> None:
     except ValueError:
         pass
     raise CrossSiteError(
-        "this service accepts only local names without a token: address it as localhost, send a token, "
-        "or allow the name"
+        "this service accepts only local names without a token: address it as localhost, or send a token"
     )
 
 
