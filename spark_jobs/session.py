@@ -103,8 +103,9 @@ class SessionSettings:
     is_ui_enabled: bool = False
     ui_host: str = LOOPBACK
     """Address of the UI, with a local master; elsewhere Spark's own settings apply."""
-    driver_memory: str = "1g"
-    """Java heap of the driver, which in local mode is the only JVM. Ignored inside ``spark-submit``."""
+    driver_memory: str | None = None
+    """Java heap of the driver, which in local mode is the only JVM; None: Spark's own setting, by default 1 GiB.
+    Ignored inside ``spark-submit``."""
     shuffle_partitions: int | None = None
     """Default: 4 in local mode, because more of them only cost time; elsewhere Spark's own."""
     nice: int = NICE
@@ -275,7 +276,8 @@ def spark_conf(
     }
     if not _is_submitted():
         conf["spark.master"] = _master_with_retries(settings.master or "local[*]")
-        conf["spark.driver.memory"] = settings.driver_memory
+        if settings.driver_memory is not None:
+            conf["spark.driver.memory"] = settings.driver_memory
         # An audit ends before the optimizing compiler pays for itself. Without this compiler, a first run takes two
         # thirds of the processor time, and later runs do not take more.
         conf["spark.driver.extraJavaOptions"] = " ".join(
