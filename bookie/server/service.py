@@ -237,9 +237,9 @@ class BookieService(BookieHandler):
 
     async def _read_and_note_damage(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
         """Read entries, and note the damaged ones."""
-        with self.damaged.reading(ledger_id):
+        with self.damaged.reading(ledger_id) as stored:
             reply = await self._storage.read(ledger_id, entry_ids)
-            self.damaged.read(ledger_id, reply.results)
+            self.damaged.read(ledger_id, reply.results, stored)
         return reply
 
     async def _list(self, ledger_id: LedgerId) -> ListReply:

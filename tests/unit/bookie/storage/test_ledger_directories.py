@@ -557,8 +557,8 @@ async def test_an_operation_that_never_ends_has_a_deadline(world: Directories) -
 
 def test_known_damage_and_a_directory_out_of_use_are_both_left_out_of_a_list() -> None:
     damaged = DamagedEntries()
-    with damaged.reading(LEDGER):
-        damaged.read(LEDGER, [EntryResult(EntryId(4), Status.CORRUPT)])
+    with damaged.reading(LEDGER) as stored:
+        damaged.read(LEDGER, [EntryResult(EntryId(4), Status.CORRUPT)], stored)
     reply = damaged.without_damaged_entries(
         LEDGER, ListReply(Status.CORRUPT, EntryRuns(((0, 9),)), "3 entries are elsewhere")
     )
