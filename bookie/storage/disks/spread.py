@@ -38,6 +38,7 @@ from typing_extensions import override
 
 from bookie.runtime.clock import Clock
 from bookie.runtime.waiting import within_running_time
+from bookie.storage.disks.removed_files import RemovedFiles
 from bookie.storage.port import (
     DISK_SILENCE_S_MAX,
     DirectoryFailedError,
@@ -121,7 +122,7 @@ class SpreadDisk(Disk):
         self._silent_s = silent_s
         self._places: dict[str, SpreadDirectory] = {}
         """The directory of each spread file, by its path."""
-        self._removed: set[str] = set()
+        self._removed: RemovedFiles[str] = RemovedFiles()
         """Files that this process has removed or is removing."""
         self._unsynced = {directory.path for directory in directories}
         """Directories in which files may have been created or removed since the last sync."""
