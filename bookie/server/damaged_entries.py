@@ -5,6 +5,8 @@ CORRUPT: an entry that is not in the list is damaged or not stored here. An audi
 each of them with a good copy, like a missing entry (R105). For readers they remain CORRUPT, which is never "absent"
 (S6). An add of the entry removes the note.
 
+An entry that the disk cannot read is noted only by a scrub, which has read it twice. Its readers get an I/O error.
+
 The notes are hints: a superfluous note only causes a repair to store a good copy again.
 
 Source: docs/failure-model.md#R105; S rules are defined in docs/invariants.md.
@@ -54,11 +56,21 @@ class DamagedEntries:
             if not reads:
                 del self._reads[ledger_id]
 
-    def read(self, ledger_id: LedgerId, results: Sequence[EntryResult], stored: AbstractSet[EntryId]) -> None:
-        """Note the results of a read, except for entries that were stored during it."""
+    def read(
+        self,
+        ledger_id: LedgerId,
+        results: Sequence[EntryResult],
+        stored: AbstractSet[EntryId],
+        *,
+        are_errors_damage: bool = False,
+    ) -> None:
+        """Note the results of a read, except for entries that were stored during it.
+
+        ``are_errors_damage``: whether an entry with an I/O error counts as damaged.
+        """
         is_noted = ledger_id in self._ledgers
         for result in results:
-            if result.status is Status.CORRUPT:
+            if result.status is Status.CORRUPT or (are_errors_damage and result.status is Status.IO_ERROR):
                 if result.entry_id not in stored:
                     self._note(ledger_id, result.entry_id)
             elif is_noted and result.status is Status.OK:
