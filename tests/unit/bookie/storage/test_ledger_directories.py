@@ -316,6 +316,34 @@ async def test_a_directory_sync_whose_caller_was_cancelled_is_made_up_by_the_nex
         assert f"{DIRECTORY}/new" in world.disks[2].crash(random.Random(seed)).paths()
 
 
+@pytest.mark.parametrize("operation", [Operation.CREATE, Operation.UNLINK])
+async def test_a_change_that_takes_effect_after_a_directory_sync_is_made_durable_by_the_next_sync(
+    world: Directories, operation: Operation
+) -> None:
+    path = f"{DIRECTORY}/changed"
+    if operation is Operation.UNLINK:
+        world.disks[2].before = MemoryDisk().before
+        await world.spread.create(path)
+        await world.spread.sync_directory(DIRECTORY)
+    is_begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def before(now: Operation, path: str) -> None:
+        if now is operation:
+            is_begun.set()
+            await may_end.wait()
+
+    world.disks[2].before = before
+    is_removal = operation is Operation.UNLINK
+    change = asyncio.ensure_future(world.spread.unlink(path) if is_removal else world.spread.create(path))
+    await is_begun.wait()
+    await world.spread.sync_directory(DIRECTORY)
+    may_end.set()
+    await change
+    await world.spread.sync_directory(DIRECTORY)
+    for seed in range(8):
+        assert (path in world.disks[2].crash(random.Random(seed)).paths()) == (not is_removal)
+
+
 async def settle() -> None:
     for _ in range(200):
         await asyncio.sleep(0)
@@ -557,8 +585,8 @@ async def test_an_operation_that_never_ends_has_a_deadline(world: Directories) -
 
 def test_known_damage_and_a_directory_out_of_use_are_both_left_out_of_a_list() -> None:
     damaged = DamagedEntries()
-    with damaged.reading(LEDGER):
-        damaged.read(LEDGER, [EntryResult(EntryId(4), Status.CORRUPT)])
+    with damaged.reading(LEDGER) as stored:
+        damaged.read(LEDGER, [EntryResult(EntryId(4), Status.CORRUPT)], stored)
     reply = damaged.without_damaged_entries(
         LEDGER, ListReply(Status.CORRUPT, EntryRuns(((0, 9),)), "3 entries are elsewhere")
     )
