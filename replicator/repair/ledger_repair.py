@@ -252,6 +252,7 @@ class LedgerRepair:
             incomplete=shortfall.positions,
             doubtful=shortfall.doubtful,
             lagging=shortfall.lagging,
+            lacking=dict(shortfall.lacking),
             damaged=damaged,
             spoiled=shortfall.spoiled_positions.union(on_apache),
             unreadable=tuple(self._found.unreadable.items()),
