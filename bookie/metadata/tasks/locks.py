@@ -59,6 +59,7 @@ from bookie.metadata.port import (
     WriteOutcomeUnknownError,
 )
 from bookie.metadata.tasks.format import UnreadableTaskError, decode_lock, decode_task, encode_lock
+from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, LedgerId
 
 _log = logging.getLogger(__name__)
@@ -193,6 +194,7 @@ class TaskLocks:
 
         Raises:
             UnreadableTaskError: the task cannot be read; no lock is left.
+            AccessDeniedError: an ACL forbids a read; no lock is left.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; locking again takes over a remaining lock.
         """
         lock, nodes = await self._take(ledger_id, owner, other_nodes)
@@ -214,6 +216,7 @@ class TaskLocks:
         """Take the lock of a ledger, marked or not, like Apache's collectors; None if it is taken.
 
         Raises:
+            AccessDeniedError: an ACL forbids a read; no lock is left.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; a created lock ends with the session.
         """
         lock, _ = await self._take(ledger_id, owner, ())
@@ -361,7 +364,11 @@ class TaskLocks:
                     return None, []
             except WriteOutcomeUnknownError:
                 await self._store.sync(path)
-            lock, *nodes = await self._store.get_many([path, task_path(self._root, ledger_id), *other_nodes])
+            try:
+                lock, *nodes = await self._store.get_many([path, task_path(self._root, ledger_id), *other_nodes])
+            except PermanentError:
+                await self._undo(ledger_id)
+                raise
             if lock is None:
                 continue
             if lock.stat.ephemeral_owner == self._store.session.session_id:
@@ -371,6 +378,13 @@ class TaskLocks:
         raise WriteOutcomeUnknownError(
             f"locking ledger {ledger_id}: the outcome of every attempt is unknown; try again"
         )
+
+    async def _undo(self, ledger_id: LedgerId) -> None:
+        """Release the lock of this session, if there is one, because the store refuses a read under it."""
+        stat = await self._store.stat(lock_path(self._root, ledger_id))
+        if stat is not None and stat.ephemeral_owner == self._store.session.session_id:
+            await self._release(HeldLock(ledger_id, stat.czxid, stat.ephemeral_owner))
+        self._left_behind.discard(ledger_id)
 
     async def _create_node(self, path: str, owner: str) -> None:
         """Create a lock at ``LOCK_VERSION``."""
