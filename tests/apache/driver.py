@@ -173,8 +173,8 @@ class JavaDriver:
 
     def acknowledged(self, ledger_id: int) -> list[int]:
         """Return the entries that the process has printed as acknowledged so far, among the lines of its log."""
-        said = self.process.log_path.read_text(errors="replace")
-        return [int(entry) for entry in re.findall(rf"acknowledged (\d+) of ledger {ledger_id}\b", said)]
+        reported = self.process.log_path.read_text(errors="replace")
+        return [int(entry) for entry in re.findall(rf"acknowledged (\d+) of ledger {ledger_id}\b", reported)]
 
     async def call(self, command: str, **fields: Any) -> dict[str, Any]:
         """Run one command.

@@ -15,7 +15,7 @@ from bookie.embedded.apache import LEDGERS_ROOT
 from bookie.metadata.runs.election import current_auditor
 from bookie.runtime.ports import free_loopback_port
 from tests.apache.waiting import until
-from tests.apache.worlds import QUICK, ApacheWorld, all_is_well, connect, no_work_left, written
+from tests.apache.worlds import QUICK, ApacheWorld, check_healthy, connect, no_work_left, written
 from tests.chart.rule_files import find_program
 from tests.deadlines import PROGRAM_S
 from tests.integration.auditors import AuditorProcess
@@ -51,14 +51,16 @@ async def test_alerts_fire_on_marks_of_apaches_auditor_and_clear_after_its_worke
         async with prometheus.running, exporter, auditor.process:
             prometheus.scrape("auditor", (await auditor.ready()).base)
 
-            async def all_is_quiet() -> bool:
+            async def is_healthy_without_alerts() -> bool:
                 led_by_apache = await prometheus.value("max(bkheal_auditor_other_leads)") == 1
                 writable = await prometheus.value('max(bkheal_bookies{state="writable"})')
                 firing = await prometheus.firing()
                 is_quiet = firing is not None and not firing.keys() - {DETECTION}
                 return led_by_apache and writable == len(lent.cluster.bookies) and is_quiet
 
-            await prometheus.until(all_is_quiet, "a healthy cluster that Apache's auditor leads, without alerts")
+            await prometheus.until(
+                is_healthy_without_alerts, "a healthy cluster that Apache's auditor leads, without alerts"
+            )
             assert await prometheus.is_clear(DETECTION)
 
             lost = lent.cluster.bookies[0]
@@ -73,5 +75,7 @@ async def test_alerts_fire_on_marks_of_apaches_auditor_and_clear_after_its_worke
 
             await lost.start()
             await no_work_left(lent, client)
-            await prometheus.until(all_is_quiet, "no alert after Apache's workers have looked at every ledger")
-    await all_is_well(lent.java, ledgers)
+            await prometheus.until(
+                is_healthy_without_alerts, "no alert after Apache's workers have checked every ledger"
+            )
+    await check_healthy(lent.java, ledgers)

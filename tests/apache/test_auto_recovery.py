@@ -54,7 +54,7 @@ async def test_apaches_auto_recovery_repairs_ledgers_that_we_wrote(lent: ApacheW
             return [one for one in ledgers if lost in (await metadata_of(client, one)).members()]
 
         await until(still_named, lambda found: not found, "no ledger names the lost bookie any more")
-        await until(client.ports.tasks.list, lambda found: not found, "every task is done")
+        await until(client.ports.tasks.list, lambda found: not found, "every task is completed")
         for ledger_id in ledgers:
             assert (await metadata_of(client, ledger_id)).is_closed
             assert await read(client, ledger_id) == CONTENTS

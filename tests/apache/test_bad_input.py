@@ -23,7 +23,7 @@ from bookie.wire.requests import Fence
 from tests.apache.driver import JavaDriver, JavaHandle, expected, payloads
 from tests.apache.programs import Replicator, bkheal
 from tests.apache.waiting import until
-from tests.apache.worlds import PASSWORD, SIZES, Ledger, all_is_well, connect, extend, gone, on
+from tests.apache.worlds import PASSWORD, SIZES, Ledger, check_healthy, connect, extend, gone, on
 from tests.sessions import expire
 
 pytestmark = pytest.mark.apache
@@ -152,19 +152,19 @@ async def test_a_repair_that_is_refused_or_whose_copies_do_not_verify_changes_no
     for one in (sound, another_key, unlike):
         await client.ports.tasks.marking.mark(LedgerId(one.ledger_id), [lost.bookie_id])
     ours = await Replicator.start(apache_cluster.metadata_uri, tmp_path / "ours")
-    told = await until(lambda: endings(ours), lambda found: len(found) == 3, "each has had its turn")
+    reported = await until(lambda: endings(ours), lambda found: len(found) == 3, "a turn of every task has ended")
     await ours.stop()
-    assert told[sound.ledger_id]["ending"] == "repaired"
-    assert (told[another_key.ledger_id]["ending"], told[unlike.ledger_id]["ending"]) == ("failed", "parked")
-    assert f"{spare}=UNAUTHORIZED" in told[another_key.ledger_id]["detail"]
-    assert "CORRUPT (CRC32 digest mismatch)" in told[unlike.ledger_id]["detail"]
-    assert told[unlike.ledger_id]["detail"].endswith("names no digest type, so CRC32 was assumed")
+    assert reported[sound.ledger_id]["ending"] == "repaired"
+    assert (reported[another_key.ledger_id]["ending"], reported[unlike.ledger_id]["ending"]) == ("failed", "parked")
+    assert f"{spare}=UNAUTHORIZED" in reported[another_key.ledger_id]["detail"]
+    assert "CORRUPT (CRC32 digest mismatch)" in reported[unlike.ledger_id]["detail"]
+    assert reported[unlike.ledger_id]["detail"].endswith("names no digest type, so CRC32 was assumed")
     assert {ledger_id: await node(client, ledger_id) for ledger_id in before} == before
     tasks = {task.ledger_id: task.missing for task in await client.ports.tasks.list()}
     assert {ledger_id: tasks[LedgerId(ledger_id)] for ledger_id in before} == dict.fromkeys(before, (lost.bookie_id,))
     for ledger_id in before:
         await forget(client, ledger_id)
-    await all_is_well(java, [sound])
+    await check_healthy(java, [sound])
 
 
 async def test_a_bookie_that_does_not_answer_delays_only_its_own_ledger(
@@ -184,18 +184,24 @@ async def test_a_bookie_that_does_not_answer_delays_only_its_own_ledger(
     silent.running.pause()
     try:
         ours = await Replicator.start(apache_cluster.metadata_uri, tmp_path / "ours", "--poll-interval", "1")
-        await until(client.ports.tasks.locks.locked, lambda locked: stuck.ledger_id in locked, "the ledger is begun")
+        await until(
+            client.ports.tasks.locks.locked,
+            lambda locked: stuck.ledger_id in locked,
+            "the repair of the ledger has begun",
+        )
         await expire(apache_cluster.zookeeper, silent.running)  # a registered bookie may become a target
-        await until(lambda: done(ours), lambda found: found >= ids(others), "all others are repaired")
-        told = await until(lambda: endings(ours), lambda found: stuck.ledger_id in found, "the outcome of that one too")
-        assert told[stuck.ledger_id]["ending"] in ("failed", "parked")
-        assert told[stuck.ledger_id]["detail"]
+        await until(lambda: done(ours), lambda found: found >= ids(others), "all other ledgers are repaired")
+        reported = await until(
+            lambda: endings(ours), lambda found: stuck.ledger_id in found, "the turn of the ledger has ended"
+        )
+        assert reported[stuck.ledger_id]["ending"] in ("failed", "parked")
+        assert reported[stuck.ledger_id]["detail"]
         assert await node(client, stuck.ledger_id) == before
         assert await client.ports.tasks.read(LedgerId(stuck.ledger_id)) is not None
     finally:  # resumed without a restart, it would register only after another session timeout
         await silent.stop()
         await silent.start()
-    await until(lambda: done(ours), lambda found: stuck.ledger_id in found, "the last one is repaired")
+    await until(lambda: done(ours), lambda found: stuck.ledger_id in found, "the last ledger is repaired")
     await ours.stop()
     assert await client.ports.tasks.read(LedgerId(stuck.ledger_id)) is None
-    await all_is_well(java, [stuck, *others])
+    await check_healthy(java, [stuck, *others])

@@ -28,11 +28,11 @@ from tests.apache.worlds import (
     QUICK,
     ApacheWorld,
     Ledger,
-    all_is_well,
+    check_all_nodes_known,
+    check_healthy,
     connect,
     gone,
     no_work_left,
-    nothing_strange,
     written,
 )
 from tests.deadlines import PROGRAM_S, STATE_S
@@ -139,7 +139,7 @@ async def test_each_auditor_succeeds_the_other_and_finds_what_was_lost_before(
     our_name = await until(lambda: leader(client), bool, "our auditor leads")
     assert our_name.endswith(f":{ours.process.pid}")
     recovery = await cluster.start_auto_recovery(QUICK)
-    await until(lambda: candidates(client), lambda count: count == 2, "both stand for election")
+    await until(lambda: candidates(client), lambda count: count == 2, "both auditors are candidates")
     await all_agree_on(here, our_name)
 
     # Our auditor reads the delay set by Apache's shell.
@@ -147,7 +147,7 @@ async def test_each_auditor_succeeds_the_other_and_finds_what_was_lost_before(
     delay = await bkheal("recovery", "delay", "--output", "json", uri=here.uri)
     assert delay.document["lost_bookie_delay_seconds"] == LONG_S
     await first.stop()
-    await until(ours.lost, lambda names: names == [first.bookie_id], "our auditor knows of the loss")
+    await until(ours.lost, lambda names: names == [first.bookie_id], "our auditor has recorded the loss")
     (waiting,) = (await ours.status())["bookies"]["lost"]
     assert waiting["audit_due"] is not None
     assert await here.tasks() == {}
@@ -178,7 +178,7 @@ async def test_each_auditor_succeeds_the_other_and_finds_what_was_lost_before(
     again = Auditor.launch(here.uri, tmp_path / "again")
     await stack.enter_async_context(again.process)
     await again.ready()
-    await until(lambda: candidates(client), lambda count: count == 2, "both stand for election again")
+    await until(lambda: candidates(client), lambda count: count == 2, "both auditors are candidates again")
     assert await leader(client) == recovery.address
     await here.kill9(recovery)
     await first.stop()
@@ -186,11 +186,11 @@ async def test_each_auditor_succeeds_the_other_and_finds_what_was_lost_before(
     await marked_once(here, client, ledgers, first)
     await all_agree_on(here, await leader(client))
     bookies = [bookie.bookie_id for bookie in cluster.bookies]
-    await nothing_strange(client.store, LEDGERS_ROOT, bookies)  # while our auditor leads, and its marks exist
+    await check_all_nodes_known(client.store, LEDGERS_ROOT, bookies)  # while our auditor leads, and its marks exist
     await first.start()
     await again.process.stop(STATE_S)
-    await all_is_well(here.java, ledgers)
-    await nothing_strange(client.store, LEDGERS_ROOT, bookies)
+    await check_healthy(here.java, ledgers)
+    await check_all_nodes_known(client.store, LEDGERS_ROOT, bookies)
 
 
 async def test_apaches_shell_requests_audits_where_only_our_auditor_ever_ran(
@@ -202,9 +202,9 @@ async def test_apaches_shell_requests_audits_where_only_our_auditor_ever_ran(
     await ours.ready()
     async with await connect(cluster.metadata_uri) as client:
         path = lost_bookie_delay_path(LEDGERS_ROOT)
-        await until(lambda: client.store.stat(path), lambda stat: stat is not None, "our leader made the node")
+        await until(lambda: client.store.stat(path), lambda stat: stat is not None, "our leader has created the node")
         await cluster.shell("triggeraudit")
-        await until(lambda: Runs(client.store, LEDGERS_ROOT).list(1, 0), bool, "our leader audits")
+        await until(lambda: Runs(client.store, LEDGERS_ROOT).list(1, 0), bool, "our leader has started an audit")
         lost = cluster.bookies[1]
         await lost.stop()
         await cluster.shell("decommissionbookie", "-bookieid", lost.bookie_id)

@@ -22,8 +22,8 @@ from tests.apache.worlds import (
     ApacheWorld,
     Ledger,
     Seen,
-    all_is_well,
     begin,
+    check_healthy,
     connect,
     each,
     extend,
@@ -129,13 +129,13 @@ async def test_both_share_a_backlog_and_obey_each_others_switch(
         *(Replicator.start(here.uri, tmp_path / f"ours-{n}", *options, config=config) for n in (1, 2))
     )
 
-    async def not_told_by_us() -> set[int]:
+    async def not_reported_by_us() -> set[int]:
         left = await here.tasks()
         return hurt - left.keys() - {ledger_id for replicator in ours for ledger_id in replicator.repaired}
 
     assert (await bkheal("recovery", "enable", uri=here.uri)).exit_code == 0
     # Each of our workers is in its first or second ledger. It may have repaired one that its log does not show yet.
-    await until(not_told_by_us, lambda done: len(done) > len(ours), "Apache's worker has repaired some")
+    await until(not_reported_by_us, lambda done: len(done) > len(ours), "Apache's worker has repaired some ledgers")
     throttle(config, 0)
     for replicator in ours:
         os.kill(replicator.process.pid, signal.SIGHUP)
@@ -185,7 +185,7 @@ async def judged(
         for first, members in was.ensembles.items():
             kept = [(old, new) for old, new in zip(members, now.ensembles[first], strict=True) if old != lost]
             assert all(old == new for old, new in kept)
-    await all_is_well(here.java, ledgers)
+    await check_healthy(here.java, ledgers)
 
 
 async def make_read_only(bookie: ApacheBookie) -> None:
@@ -209,7 +209,7 @@ async def test_each_repairs_the_others_findings_and_read_only_bookies_are_not_us
     await here.kill9(first)
     recovery = await cluster.start_auto_recovery(QUICK)
     everything = {ledger.ledger_id for ledger in ledgers}
-    await until(here.tasks, lambda found: set(found) >= everything, "Apache's auditor has marked all")
+    await until(here.tasks, lambda found: set(found) >= everything, "Apache's auditor has marked every ledger")
     await here.kill9(recovery)
     assert {tuple(missing) for missing in (await here.tasks()).values()} == {(first.bookie_id,)}
     (spare,) = await cluster.add_bookies(1)

@@ -114,11 +114,15 @@ async def test_apaches_reader_follows_a_ledger_that_we_write(
         for content in contents[:10]:
             await ledger.append(content)
         handle = await java.open(ledger.ledger_id, client=wire)
-        last = await until(handle.last_add_confirmed, lambda last: last >= 8, "Apache knows all but the last entry")
+        last = await until(
+            handle.last_add_confirmed,
+            lambda last: last >= 8,
+            "Apache's client knows that all but the last entry are confirmed",
+        )
         assert await handle.read(0, last) == expected(contents[: last + 1])
         for content in contents[10:]:
             await ledger.append(content)
-    await until(handle.last_add_confirmed, lambda last: last == 19, "Apache sees the end")
+    await until(handle.last_add_confirmed, lambda last: last == 19, "Apache's client reads the end")
     assert await handle.read(0, 19) == expected(contents)
 
 

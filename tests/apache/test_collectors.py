@@ -27,7 +27,7 @@ from tests.apache.worlds import (
     QUICK,
     ApacheWorld,
     Ledger,
-    all_is_well,
+    check_healthy,
     connect,
     end_cluster,
     gone,
@@ -99,7 +99,7 @@ async def surplus_for(here: ApacheWorld, client: ConnectedBookKeeper, lost: str)
         found.append(ledger)
         if len(found) == 2 * PASSES:
             return found
-    raise AssertionError("one bookie of three was chosen again and again")
+    raise AssertionError("the same bookie of three was chosen every time")
 
 
 async def read(client: ConnectedBookKeeper, bookie: BookieId, ledger_id: LedgerId, entry_id: EntryId) -> Status:
@@ -172,7 +172,7 @@ async def test_apaches_collector_keeps_copies_made_by_our_slow_replicator(
     await collected(here, client, surplus[PASSES:], target)
     assert await copied() == ENTRIES
     await large_is_well(java, large)
-    await all_is_well(java, surplus)
+    await check_healthy(java, surplus)
     for ledger in [*surplus, Ledger(large, "CRC32C", ENTRIES)]:
         await client.delete_ledger(LedgerId(ledger.ledger_id))  # the next test may kill the bookies of these
 
@@ -217,7 +217,7 @@ async def test_our_collector_keeps_copies_made_by_apaches_slow_worker(
         assert large in await client.ports.tasks.locks.locked()
         await here.kill9(slow)
         quick = await here.cluster.start_auto_recovery(QUICK)
-        await until(here.tasks, lambda left: large not in left, "Apache's worker has healed the ledger")
+        await until(here.tasks, lambda left: large not in left, "Apache's worker has repaired the ledger")
         await here.kill9(quick)
         await collected(here, client, surplus[1:2], target)
         assert await copied() == ENTRIES

@@ -21,7 +21,7 @@ FRAME_BYTES = 20 << 20
 LARGE = 9_000_000
 SIZES = (100, 100, LARGE, 100, 3000, 0, LARGE, 1)
 """The two large entries are placed so that each member of an ensemble of 3 stores one of them at least."""
-TOLD = "exceeds the limit of 5304096: raise --frame-bytes-max"
+MESSAGE = "exceeds the limit of 5304096: raise --frame-bytes-max"
 
 
 async def test_large_entries_are_repaired_with_the_option_and_reported_without_it(
@@ -50,7 +50,7 @@ async def test_large_entries_are_repaired_with_the_option_and_reported_without_i
         ended = await bkheal(*read, uri=uri)
         assert ended.exit_code != 0
         assert "entry 2 could not be read" in ended.errors  # the entries before it could be read
-        assert TOLD in ended.errors
+        assert MESSAGE in ended.errors
         ended = await bkheal(*option, *read, uri=uri)
         assert ended.exit_code == 0, ended.errors
         assert (tmp_path / "read").read_bytes() == b"".join(contents)
@@ -59,7 +59,9 @@ async def test_large_entries_are_repaired_with_the_option_and_reported_without_i
             await java.call("mark", ledger=ledger_id, missing=[victim])
         without = await Replicator.start(uri, tmp_path / "without")
         await until(
-            lambda: _details(without), lambda found: any(TOLD in detail for detail in found), "the reason is recorded"
+            lambda: _details(without),
+            lambda found: any(MESSAGE in detail for detail in found),
+            "the reason is recorded",
         )
         await without.stop()
         assert len(await client.ports.tasks.list()) == len(ledgers)

@@ -34,14 +34,14 @@ from tests.apache.worlds import (
     QUICK,
     ApacheWorld,
     Ledger,
-    all_is_well,
     begin,
+    check_all_nodes_known,
+    check_healthy,
     connect,
     extend,
     gone,
     held,
     no_work_left,
-    nothing_strange,
     seen,
     world,
     written,
@@ -141,7 +141,7 @@ async def test_apaches_client_writes_and_reads_on_our_bookies_and_on_both_kinds(
     assert all(found[ledger.ledger_id].members <= mixed.our_names for ledger in mixed.on_ours)
     assert all(found[ledger.ledger_id].members <= mixed.their_names for ledger in mixed.on_theirs)
     await all_on_both(mixed, mixed.on_both)
-    await all_is_well(mixed.java, mixed.ledgers)
+    await check_healthy(mixed.java, mixed.ledgers)
     for ledger in mixed.ledgers:
         async with asyncio.timeout(STATE_S):
             reader = await client.open_ledger(ledger.ledger_id)  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ async def test_apaches_client_fences_a_writer_on_both_kinds_and_recovers_its_ent
     assert refused.value.kind in ("BKLedgerFencedException", "BKLedgerClosedException", "BKNotEnoughBookiesException")
     await java.drop_client(f"slow-{wire}")
     await all_on_both(mixed, [ledger])
-    await all_is_well(java, [ledger])
+    await check_healthy(java, [ledger])
 
 
 async def test_apaches_shell_reads_and_tests_on_both_kinds(mixed: Mixed) -> None:
@@ -205,7 +205,7 @@ async def test_apaches_client_reads_what_our_writer_wrote_on_both_kinds(
                 await writer.submit(content)
         ledgers.append(Ledger(writer.ledger_id, digest, 30))
     await all_on_both(mixed, ledgers)
-    await all_is_well(mixed.java, ledgers)
+    await check_healthy(mixed.java, ledgers)
 
 
 async def test_we_recover_ledgers_of_either_writer_on_both_kinds_and_apaches_client_reads_them(
@@ -226,7 +226,7 @@ async def test_we_recover_ledgers_of_either_writer_on_both_kinds_and_apaches_cli
         assert (metadata.is_closed, metadata.last_entry_id) == (True, 24)
         assert metadata.length == sum(map(len, ledger.contents))
     await all_on_both(mixed, ledgers)
-    await all_is_well(mixed.java, ledgers)
+    await check_healthy(mixed.java, ledgers)
 
 
 async def with_a_hole(client: ConnectedBookKeeper, kind: set[BookieId]) -> tuple[Ledger, BookieId]:
@@ -266,7 +266,7 @@ async def test_the_replicas_check_finds_only_the_missing_entries_on_both_kinds(
     assert sorted(ours.repaired) == sorted(ledger.ledger_id for ledger, _ in holes)
     await no_work_left(here, client)
     await all_on_both(mixed, [ledger for ledger, _ in holes])
-    await all_is_well(mixed.java, [ledger for ledger, _ in holes])
+    await check_healthy(mixed.java, [ledger for ledger, _ in holes])
 
 
 async def test_apaches_worker_repairs_the_loss_of_our_bookie_and_ours_that_of_apaches(
@@ -293,7 +293,7 @@ async def test_apaches_worker_repairs_the_loss_of_our_bookie_and_ours_that_of_ap
     assert {key for key, one in before.items() if one.version != healed[key].version} == {
         key for key, one in before.items() if lost.bookie_id in one.members
     }
-    await all_is_well(java, mixed.ledgers)
+    await check_healthy(java, mixed.ledgers)
 
     gone_too = here.cluster.bookies[0]
     await here.kill9(gone_too)
@@ -312,7 +312,7 @@ async def test_apaches_worker_repairs_the_loss_of_our_bookie_and_ours_that_of_ap
         assert taker in mixed.our_names
         onto_ours += await held(java, taker, ledger.ledger_id)
     assert onto_ours
-    await all_is_well(java, mixed.ledgers)
+    await check_healthy(java, mixed.ledgers)
 
 
 async def done(uri: str, *arguments: str) -> None:
@@ -342,8 +342,8 @@ async def test_our_bookies_are_removed_again_and_apaches_have_every_entry(
     await done(uri, "decommission", *mixed.our_names, "--yes")
 
     assert all(one.members <= mixed.their_names for one in (await seen(java, mixed.ledgers)).values())
-    await all_is_well(java, mixed.ledgers)
+    await check_healthy(java, mixed.ledgers)
     await no_work_left(here, client)
     cookies = await client.store.children(f"{client.cluster.root}/{COOKIES}")
     assert set(cookies.names) == mixed.their_names
-    await nothing_strange(client.store, client.cluster.root, mixed.our_names | mixed.their_names)
+    await check_all_nodes_known(client.store, client.cluster.root, mixed.our_names | mixed.their_names)

@@ -29,13 +29,13 @@ from tests.apache.worlds import (
     SIZES,
     ApacheWorld,
     Ledger,
-    all_is_well,
     begin,
+    check_all_nodes_known,
+    check_healthy,
     connect,
     extend,
     gone,
     names_below,
-    nothing_strange,
     strange_in,
     world,
 )
@@ -168,7 +168,7 @@ async def test_a_loss_is_repaired_and_nothing_else_is_changed(
     await audit_process(here.uri, tmp_path)
     everything = [*nested.ledgers, *nested.old]
     assert await here.tasks() == {ledger.ledger_id: [lost] for ledger in everything}
-    await nothing_strange(client.store, ROOT, BOOKIES)
+    await check_all_nodes_known(client.store, ROOT, BOOKIES)
     assert await nodes(client, nested) == before
 
     replicator = await Replicator.start(here.uri, tmp_path / "replicator", "--once")
@@ -189,7 +189,7 @@ async def test_a_loss_is_repaired_and_nothing_else_is_changed(
         assert read | {"version": ""} == theirs | {"ensembles": moved, "version": ""}
         assert read["custom"] == {name: value.hex() for name, value in CUSTOM.items()}
 
-    await all_is_well(java, everything)
+    await check_healthy(java, everything)
     for ledger in everything:
         reader = await client.open_ledger(LedgerId(ledger.ledger_id))
         assert [entry.payload async for entry in reader.read_all()] == ledger.contents

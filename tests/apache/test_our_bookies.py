@@ -111,7 +111,7 @@ async def test_both_clients_see_the_last_entry_through_an_explicit_last_add_conf
     writer = await java.create(3, 3, 2, client="telling")
     await writer.write(5, seed=SEED, sizes=SIZES)
     reader = await java.open(writer.ledger_id)
-    await until(reader.last_add_confirmed, lambda lac: lac == 4, "the reader sees the last entry")
+    await until(reader.last_add_confirmed, lambda lac: lac == 4, "the reader reads the last entry")
     assert await reader.read(0, 4) == expected(contents)
     ours = await client.open_ledger(LedgerId(writer.ledger_id))
     assert [entry.payload async for entry in ours.read_all()] == contents
@@ -136,10 +136,10 @@ async def test_forced_entries_survive_the_kill_of_every_bookie(here: Ours) -> No
 
 
 async def test_apaches_client_gets_the_disk_space_of_our_bookies(here: Ours) -> None:
-    told = await here.java.call("disk_space")
-    assert sorted(told) == sorted(bookie.bookie_id for bookie in here.cluster.bookies)
+    reported = await here.java.call("disk_space")
+    assert sorted(reported) == sorted(bookie.bookie_id for bookie in here.cluster.bookies)
     for bookie in here.cluster.bookies:
-        space = told[bookie.bookie_id]
+        space = reported[bookie.bookie_id]
         assert space["total"] == shutil.disk_usage(bookie.directory).total
         assert 0 < space["free"] <= space["total"]
 

@@ -118,7 +118,7 @@ async def left_by_our_writer(client: ConnectedBookKeeper, contents: Sequence[byt
     return ledger.ledger_id
 
 
-async def with_a_lonely_entry(
+async def with_an_unconfirmed_entry(
     java: JavaDriver, client: ConnectedBookKeeper, writer: str, number: int, contents: Sequence[bytes]
 ) -> int:
     """Write an open ledger whose entries are on all bookies, except for the last one, which is on a single bookie."""
@@ -146,7 +146,7 @@ async def test_concurrent_recoveries_of_both_agree_on_an_entry_that_only_one_boo
     ends = [(ACKNOWLEDGED - 1, whole - len(contents[-1])), (ACKNOWLEDGED, whole)]
     by_apache = (ACKNOWLEDGED - 1, whole)
     for number in range(LEDGERS):
-        ledger_id = await with_a_lonely_entry(java, client, writer, number, contents)
+        ledger_id = await with_an_unconfirmed_entry(java, client, writer, number, contents)
         wire = ("v2", "v3")[number % 2]
         theirs, ours = await asyncio.gather(
             recovered_by_apache(java, ledger_id, wire), recovered_by_us(client, ledger_id)
@@ -155,7 +155,7 @@ async def test_concurrent_recoveries_of_both_agree_on_an_entry_that_only_one_boo
         assert end in [*ends, by_apache]
         assert {theirs, ours} - {None} == {end}
 
-    ledger_id = await with_a_lonely_entry(java, client, writer, LEDGERS, contents)
+    ledger_id = await with_an_unconfirmed_entry(java, client, writer, LEDGERS, contents)
     assert await recovered_by_us(client, ledger_id) in ends
     assert await is_read_alike(java, client, ledger_id, contents) in ends
 
@@ -212,26 +212,26 @@ async def test_apache_recovers_every_entry_that_our_killed_process_confirmed(
     async with fed_writer(apache_cluster.metadata_uri, ack_quorum) as process:
         assert process.stdin is not None
         process.stdin.write(b"".join(each + b"\n" for each in fed))
-        (ledger_id,) = await until(begun, lambda found: len(found) == 1, "the ledger is there")
+        (ledger_id,) = await until(begun, lambda found: len(found) == 1, "the ledger exists")
         reader = await java.open(ledger_id)
-        await until(reader.last_add_confirmed, lambda lac: lac == FIRST - 1, "readers see the first entries")
+        await until(reader.last_add_confirmed, lambda lac: lac == FIRST - 1, "readers read the first entries")
         async with silent(apache_cluster, client, ledger_id) as awake:
             feeding = asyncio.create_task(feed(process, FIRST, fed))
             await until(
                 lambda: last_stored(client, awake, ledger_id),
                 lambda last: last >= FIRST + MORE,
-                "another bookie has more than the silent one",
+                "another bookie has more entries than the unreachable one",
             )
             if ack_quorum == 2:
-                await until(reader.last_add_confirmed, lambda lac: lac >= FIRST + MORE, "readers see more")
-            told = await reader.last_add_confirmed()
+                await until(reader.last_add_confirmed, lambda lac: lac >= FIRST + MORE, "readers read more entries")
+            reported = await reader.last_add_confirmed()
             process.kill()
             await process.wait()
         await feeding
 
     end = await recovered_by_apache(java, ledger_id, "v3")
     assert end is not None
-    assert FIRST - 1 <= told <= end[0] < len(fed)
+    assert FIRST - 1 <= reported <= end[0] < len(fed)
     assert await is_read_alike(java, client, ledger_id, fed) == end
 
 
@@ -251,7 +251,7 @@ async def dying_java(
 async def write_until_killed(handle: JavaHandle) -> None:
     with contextlib.suppress(OSError, ValueError):  # no answer, or an incomplete one
         await handle.write(ENDLESS, seed=SEED, sizes=SIZES, is_aloud=True)
-        raise AssertionError("the writer came to an end before it was killed")
+        raise AssertionError("the writer ended before it was killed")
 
 
 @pytest.mark.parametrize(("ack_quorum", "wire"), [(2, "v2"), (3, "v3")])
@@ -270,7 +270,7 @@ async def test_we_recover_every_entry_that_apaches_killed_process_acknowledged(
         handle = await dying.create(3, 3, ack_quorum, client="dying")
         await handle.write(FIRST, seed=SEED, sizes=SIZES, is_aloud=True)
 
-        async def said() -> list[int]:
+        async def reported() -> list[int]:
             return dying.acknowledged(handle.ledger_id)
 
         async with silent(apache_cluster, client, handle.ledger_id) as awake:
@@ -278,13 +278,13 @@ async def test_we_recover_every_entry_that_apaches_killed_process_acknowledged(
             await until(
                 lambda: last_stored(client, awake, handle.ledger_id),
                 lambda last: last >= FIRST + MORE,
-                "another bookie has more than the silent one",
+                "another bookie has more entries than the unreachable one",
             )
             if ack_quorum == 2:
-                await until(said, lambda entries: len(entries) >= FIRST + MORE, "more is acknowledged")
+                await until(reported, lambda entries: len(entries) >= FIRST + MORE, "more entries are acknowledged")
             await dying.kill9()
             await writing
-        last_said = max(FIRST - 1, *await said())
+        last_said = max(FIRST - 1, *await reported())
 
     end = await recovered_by_us(client, handle.ledger_id)
     assert end is not None

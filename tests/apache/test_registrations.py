@@ -78,7 +78,9 @@ async def test_apache_reads_the_service_info_of_our_bookie(
     path = bookie_path(apache_metadata.root, bookie, is_read_only=True)
     await apache_store.create(path, encode_service_info(info), is_ephemeral=True)
     try:
-        names = await until(lambda: java.call("bookies"), lambda seen: bookie in seen["read_only"], "Apache sees it")
+        names = await until(
+            lambda: java.call("bookies"), lambda seen: bookie in seen["read_only"], "Apache's client lists the bookie"
+        )
         assert bookie not in names["writable"]
         read = await java.call("service_info", bookie=bookie)
         assert [(one["id"], one["port"], one["protocol"], one["extensions"]) for one in read["endpoints"]] == [
@@ -113,7 +115,9 @@ async def test_both_clients_see_that_a_bookie_is_read_only(lent: ApacheWorld) ->
         data = (await store.get(bookie_path("/ledgers", bookie.bookie_id, is_read_only=True))).data
         assert decode_service_info(data, bookie.bookie_id).endpoints[0].port == bookie.port
         await until(
-            lambda: java.call("bookies"), lambda seen: seen["read_only"] == [bookie.bookie_id], "Apache sees it as well"
+            lambda: java.call("bookies"),
+            lambda seen: seen["read_only"] == [bookie.bookie_id],
+            "Apache's client lists the bookie as read-only",
         )
     finally:
         await store.close()

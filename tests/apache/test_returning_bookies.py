@@ -29,8 +29,8 @@ from tests.apache.worlds import (
     PASSWORD,
     ApacheWorld,
     Ledger,
-    all_is_well,
     begin,
+    check_healthy,
     connect,
     extend,
     held,
@@ -113,7 +113,7 @@ async def test_a_bookie_that_returns_on_another_port_is_found_and_completed_in_p
     assert await held(java, moved.bookie_id, short.ledger_id) == short.entries
     assert await seen(java, [*whole, short]) == before
     await no_work_left(here, client)
-    await all_is_well(java, [*whole, short])
+    await check_healthy(java, [*whole, short])
 
 
 async def lose_disks(client: ConnectedBookKeeper, bookie: ApacheBookie) -> None:
@@ -147,7 +147,7 @@ async def test_a_bookie_that_lost_its_cookie_and_its_disks_is_completed_in_place
         stored = Stripe(size, quorum).count(position, EntryId(0), EntryId(ledger.entries - 1))
         assert await held(java, wiped.bookie_id, ledger.ledger_id) == stored
     await no_work_left(here, client)
-    await all_is_well(java, ledgers)
+    await check_healthy(java, ledgers)
 
 
 async def test_a_bookie_that_loses_its_disks_after_its_answer_is_queried_again(
@@ -173,7 +173,7 @@ async def test_a_bookie_that_loses_its_disks_after_its_answer_is_queried_again(
         endings = [event["ending"] for event in replicator.events() if "ending" in event]
     assert endings == ["marked_again", "repaired"]
     assert await held(java, asked.bookie_id, ledger.ledger_id) == ledger.entries
-    await all_is_well(java, ledgers)
+    await check_healthy(java, ledgers)
 
 
 async def left_open(java: JavaDriver) -> list[Ledger]:
@@ -195,7 +195,7 @@ async def recovery_by_apache_killed(
     async def state() -> str:
         return await state_of(here.java, ledger)
 
-    await until(state, lambda now: now == "IN_RECOVERY", "Apache's client has begun")
+    await until(state, lambda now: now == "IN_RECOVERY", "Apache's client has begun to read")
     second.process.kill9()
     assert isinstance((await asyncio.gather(recovery, return_exceptions=True))[0], Exception)
 
@@ -222,7 +222,7 @@ async def test_unfinished_recoveries_are_parked_and_completed_after_the_bookies_
     await mark(java, ledgers, *away)
     replicator = await Replicator.start(here.uri, tmp_path / "replicator", "--open-ledger-grace", "1")
     async with replicator.process:
-        parked = await until(client.parked.list, lambda parked: len(parked) == 2, "both are parked")
+        parked = await until(client.parked.list, lambda parked: len(parked) == 2, "both tasks are parked")
         for task, ledger in zip(parked, ledgers, strict=True):
             assert (task.ledger_id, task.reason) == (ledger.ledger_id, ParkReason.NEEDS_RECOVERY)
             assert all(bookie.bookie_id in task.detail for bookie in away), task.detail
@@ -231,11 +231,11 @@ async def test_unfinished_recoveries_are_parked_and_completed_after_the_bookies_
 
         await asyncio.gather(*(bookie.start() for bookie in away))
         await no_work_left(here, client)
-        await until(client.parked.list, lambda parked: not parked, "nothing is parked any more")
+        await until(client.parked.list, lambda parked: not parked, "no task is parked any more")
         ended = [event for event in replicator.events() if event.get("recovered")]
         assert {event["ledger_id"] for event in ended} == {ledger.ledger_id for ledger in ledgers}
     for ledger in ledgers:
         found = await java.call("metadata", ledger=ledger.ledger_id)
         assert (found["state"], found["last_entry"]) == ("CLOSED", ledger.entries - 1)
         assert found["length"] == sum(map(len, ledger.contents))
-    await all_is_well(java, ledgers)
+    await check_healthy(java, ledgers)

@@ -30,7 +30,7 @@ from tests.apache.worlds import (
     SIZES,
     ApacheWorld,
     Ledger,
-    all_is_well,
+    check_healthy,
     connect,
     each,
     extend,
@@ -269,7 +269,7 @@ async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_
         wrong = ("--sasl-username", NAME, "--sasl-password-file", str(secured.directory / "wrong"))
         stranger = await Replicator.start(here.uri, tmp_path / "stranger", *wrong)
         try:
-            failed = await until(lambda: failures(stranger), bool, "the stranger has failed")
+            failed = await until(lambda: failures(stranger), bool, "the replicator with the wrong password has failed")
         finally:
             await stranger.stop()
         assert all("login" in detail for detail in failed), failed
@@ -282,7 +282,7 @@ async def test_a_replicator_that_cannot_log_in_changes_nothing_and_one_that_can_
         await no_work_left(here, client)
     after = await seen(here.java, secured.ledgers)
     assert all(lost.bookie_id not in found.members for found in after.values())
-    await all_is_well(here.java, secured.ledgers, (f"{CLIENT}-v2", CLIENT))
+    await check_healthy(here.java, secured.ledgers, (f"{CLIENT}-v2", CLIENT))
 
 
 async def test_tls_with_a_login_inside_works_and_each_wrong_setting_is_refused(

@@ -37,7 +37,9 @@ async def test_both_auditors_find_the_same_and_a_deleted_task_is_reported(
         await until(leader, lambda name: name == recovery.address, "Apache's auditor leads")
         # Its first check of all ledgers reads from their bookies, and marks the unreadable ones.
         checks = CheckTimes(client.store, client.cluster)
-        await until(lambda: checks.read(CheckKind.ALL_LEDGERS), lambda time: time != NO_TIME, "it has checked all")
+        await until(
+            lambda: checks.read(CheckKind.ALL_LEDGERS), lambda time: time != NO_TIME, "it has checked all ledgers"
+        )
         await lost.stop()
         await gone(client, lost.bookie_id)
         wanted = {ledger_id: [lost.bookie_id] for ledger_id in ledgers}

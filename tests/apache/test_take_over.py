@@ -63,7 +63,7 @@ async def test_stopping_our_processes_gives_each_part_back_to_apache(
     # Our leader obeys Apache's `triggeraudit`, and stops waiting for the bookie.
     await client.ports.tasks.switches.set_lost_bookie_delay_s(LONG_S)
     await here.kill9(victim)
-    await until(auditor.lost, lambda names: names == [victim.bookie_id], "our auditor knows of the loss")
+    await until(auditor.lost, lambda names: names == [victim.bookie_id], "our auditor has recorded the loss")
     assert await here.tasks() == {}
     await cluster.shell("triggeraudit")
     wanted = {ledger_id: [victim.bookie_id]}
@@ -83,7 +83,7 @@ async def test_stopping_our_processes_gives_each_part_back_to_apache(
     contents = payloads("long", range(ENTRIES), (ENTRY_BYTES,))
     assert await here.java.read_all(ledger_id) == expected(contents)
 
-    await until(lambda: candidates(client), lambda count: count == 2, "both stand for election")
+    await until(lambda: candidates(client), lambda count: count == 2, "both auditors are candidates")
     assert await leader(client) != recovery.address
     await auditor.process.stop(STATE_S)
     assert auditor.process.exit_code == 0

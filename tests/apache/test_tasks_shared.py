@@ -77,7 +77,9 @@ async def test_our_lock_keeps_apache_from_a_ledger(java: JavaDriver, tasks: Unde
         await java.call("lock", ledger=5, client=other)
     await tasks.locks.release(held.lock)
     await until(
-        lambda: java.call("poll_task", client=other), lambda answer: answer["ledger"] == 5, "Apache takes the task"
+        lambda: java.call("poll_task", client=other),
+        lambda answer: answer["ledger"] == 5,
+        "Apache's worker locks the task",
     )
     assert await tasks.locks.lock(LedgerId(5), "our-host") is None
     await java.call("complete", ledger=5, client=other)
@@ -244,10 +246,14 @@ async def test_we_can_read_what_apaches_auditor_writes(lent: ApacheWorld) -> Non
 
         # Our auditor is the second candidate: it takes over when the first one ends.
         async with standing(store, root, "ours") as election:
-            await until(lambda: asyncio.sleep(0, election.state.leader), lambda name: name == auditor, "we know it")
+            await until(
+                lambda: asyncio.sleep(0, election.state.leader),
+                lambda name: name == auditor,
+                "our auditor has read the leader's vote",
+            )
             assert not election.is_leader()
             await lent.kill9(recovery)
-            await until(lambda: asyncio.sleep(0, election.is_leader()), bool, "we take over")
+            await until(lambda: asyncio.sleep(0, election.is_leader()), bool, "our auditor leads")
         await lost.start()
         await recovery.start()
         await until(ours.list, lambda left: not left, "Apache's worker finds nothing missing any more")

@@ -17,7 +17,7 @@ from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId
 from tests.apache.driver import JavaDriver, JavaHandle
 from tests.apache.programs import Replicator
-from tests.apache.worlds import PASSWORD, SIZES, ApacheWorld, Ledger, all_is_well, connect, extend, gone, held, on
+from tests.apache.worlds import PASSWORD, SIZES, ApacheWorld, Ledger, check_healthy, connect, extend, gone, held, on
 
 pytestmark = pytest.mark.apache
 
@@ -76,4 +76,4 @@ async def test_a_wiped_bookie_gets_its_entries_back_and_writers_continue(lent: A
         await extend(handle, "CRC32C", ENTRIES)
     for handle in (*left, *idle):
         await handle.close()
-    await all_is_well(java, ledgers, clients=("v3",))
+    await check_healthy(java, ledgers, clients=("v3",))

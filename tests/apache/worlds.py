@@ -181,7 +181,7 @@ async def as_at_first(here: ApacheWorld) -> None:
             for name in await child_names(ours.store, parent):
                 await remove(ours.store, f"{parent}/{name}")
         names = {bookie.bookie_id for bookie in cluster.bookies}
-        await until(ours.ports.registrations.list, lambda found: found.writable == names, "all bookies are there")
+        await until(ours.ports.registrations.list, lambda found: found.writable == names, "all bookies are registered")
 
 
 async def no_tasks_in(client: ConnectedBookKeeper) -> None:
@@ -270,7 +270,7 @@ async def seen(java: JavaDriver, ledgers: Sequence[Ledger]) -> dict[int, Seen]:
     return {ledger.ledger_id: metadata for ledger, metadata in zip(ledgers, found, strict=True)}
 
 
-async def all_is_well(java: JavaDriver, ledgers: Sequence[Ledger], clients: Sequence[str] = ("v2", "v3")) -> None:
+async def check_healthy(java: JavaDriver, ledgers: Sequence[Ledger], clients: Sequence[str] = ("v2", "v3")) -> None:
     """Check that Apache's checker finds nothing, and Apache's client reads every byte by both protocol versions.
 
     This is for ledgers whose writer waited for all copies: with a smaller ack quorum, copies may be missing.
@@ -309,7 +309,9 @@ async def paused(client: ConnectedBookKeeper, *bookies: ApacheBookie) -> AsyncIt
             bookie.running.resume()
     wanted = {bookie.bookie_id for bookie in bookies}
     await until(
-        client.ports.registrations.list, lambda found: found.registered >= wanted, f"{', '.join(wanted)} are back"
+        client.ports.registrations.list,
+        lambda found: found.registered >= wanted,
+        f"{', '.join(wanted)} are registered again",
     )
 
 
@@ -329,7 +331,7 @@ async def gone(client: ConnectedBookKeeper, *bookies: BookieId) -> None:
     await until(
         client.ports.registrations.list,
         lambda found: not found.registered & set(bookies),
-        f"{', '.join(bookies)} is known to be gone",
+        f"{', '.join(bookies)} are no longer registered",
     )
 
 
@@ -367,6 +369,6 @@ def strange_in(names: Collection[str], bookies: Collection[str]) -> list[str]:
     return sorted(name for name in names if not known.fullmatch(name))
 
 
-async def nothing_strange(store: ZooKeeperStore, root: str, bookies: Collection[str]) -> None:
+async def check_all_nodes_known(store: ZooKeeperStore, root: str, bookies: Collection[str]) -> None:
     """Check that Apache knows every node below a cluster's ledgers root; ``bookies`` as for ``strange_in``."""
     assert strange_in(await names_below(store, root), bookies) == []

@@ -85,8 +85,8 @@ def test_the_server_accepts_everything_without_a_warning(server: ApiServer, name
     namespace = f"ns-{name}"
     server.kubectl("create", "-f", "-", text=NAMESPACE.format(name=namespace))
     server.kubectl("-n", namespace, "create", "serviceaccount", "shared")
-    said = apply(server, manifests(name, namespace))
-    assert "Warning" not in said
+    reported = apply(server, manifests(name, namespace))
+    assert "Warning" not in reported
     again = apply(server, manifests(name, namespace), "--dry-run=server")
     assert "Warning" not in again
 
@@ -139,9 +139,9 @@ def test_the_driver_has_exactly_the_permissions_that_it_needs(server: ApiServer,
     namespace = "rights"
     server.kubectl("create", "-f", "-", text=NAMESPACE.format(name=namespace))
     apply(server, manifests("everything", namespace))
-    driver = ask_for_rights(server, namespace, "everything-with-a-name-that-is-long1-driver", tmp_path)
+    driver = list_permissions(server, namespace, "everything-with-a-name-that-is-long1-driver", tmp_path)
     assert driver.stdout == "as it should be\n", driver.stderr
-    other = ask_for_rights(server, namespace, "everything-with-a-name-that-is-long1", tmp_path)
+    other = list_permissions(server, namespace, "everything-with-a-name-that-is-long1", tmp_path)
     assert "may not create pods" in other.stderr
 
 
@@ -216,7 +216,7 @@ def wait_for_executors(server: ApiServer, namespace: str, log: Path) -> list[Obj
     raise TimeoutError(f"Spark started no executors within 80 s:\n{log.read_text(errors='replace')[-4000:]}")
 
 
-def ask_for_rights(
+def list_permissions(
     server: ApiServer, namespace: str, account: str, directory: Path
 ) -> subprocess.CompletedProcess[str]:
     (directory / "token").write_text(server.kubectl("-n", namespace, "create", "token", account).strip())

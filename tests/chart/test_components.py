@@ -724,10 +724,10 @@ def test_only_audits_and_their_executors_have_the_token_for_inventories(mode: st
 @pytest.mark.parametrize("component", ["auditor", "replicator"])
 def test_commands_in_a_pod_connect_to_bookies_like_its_process(component: str) -> None:
     made = release("service-apache-login")
-    told = environment(main_container(made, component))
+    reported = environment(main_container(made, component))
     by_variable = {
         name.removeprefix("BKHEAL_").lower(): value
-        for name, value in told.items()
+        for name, value in reported.items()
         if name.startswith(("BKHEAL_TLS_", "BKHEAL_SASL_"))
     }
     of_process = {

@@ -167,8 +167,8 @@ def running(
             text = text.replace(f"/etc/{mount}/", f"{certificates}/etc/{mount}/")
     text = text.replace("/etc/bkheal/topology.json", str(directory / "topology.json"))
     (directory / "bkheal.toml").write_text(text.replace("0.0.0.0", "127.0.0.1").replace("plaintext = true", ""))
-    told = {each["name"] for each in container["env"]}
-    host = {"BKHEAL_BOOKIE_ADVERTISED_HOST": "127.0.0.1"} if "BKHEAL_BOOKIE_ADVERTISED_HOST" in told else {}
+    reported = {each["name"] for each in container["env"]}
+    host = {"BKHEAL_BOOKIE_ADVERTISED_HOST": "127.0.0.1"} if "BKHEAL_BOOKIE_ADVERTISED_HOST" in reported else {}
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             ["bkheal", *container["args"]],

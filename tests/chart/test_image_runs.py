@@ -96,25 +96,25 @@ def wait_until(what: str, holds: Callable[[], bool]) -> None:
 
 def test_it_prints_its_version_and_refuses_unknown_arguments(machine: Node) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    said = machine.run("client", "--version")
-    assert said.wait() == 0
-    assert said.output.split() == ["bkheal", version]
+    reported = machine.run("client", "--version")
+    assert reported.wait() == 0
+    assert reported.output.split() == ["bkheal", version]
     assert machine.run("client", "no-such-command").wait() == 2
 
 
 def test_a_kerberos_login_requests_a_ticket(machine: Node) -> None:
     """The image contains the package and its library."""
-    said = machine.run("client", "--zk-login", "GSSAPI", "bookies", "--metadata-uri", "zk://127.0.0.1:1/ledgers")
-    said.wait()
-    assert "no Kerberos ticket for zookeeper/127.0.0.1" in said.log
+    reported = machine.run("client", "--zk-login", "GSSAPI", "bookies", "--metadata-uri", "zk://127.0.0.1:1/ledgers")
+    reported.wait()
+    assert "no Kerberos ticket for zookeeper/127.0.0.1" in reported.log
 
 
 def test_only_mounts_are_writable_and_no_process_runs_as_root(machine: Node) -> None:
-    told = machine.run(
+    reported = machine.run(
         "client", "-c", "id -u; touch /here 2>/dev/null || touch /tmp/here || echo nowhere", entrypoint="/bin/sh"
     )
-    assert told.wait() == 0
-    first, last = told.output.splitlines()
+    assert reported.wait() == 0
+    first, last = reported.output.splitlines()
     assert (first, last) == ("185", "nowhere")
 
 

@@ -200,8 +200,8 @@ def recording_for(expression: str, scope: str) -> list[dict[str, Any]]:
 
 
 def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
-    content, said = promtool("check", "rules", "--lint-fatal", *write_rules(tmp_path))
-    assert content, said
+    content, reported = promtool("check", "rules", "--lint-fatal", *write_rules(tmp_path))
+    assert content, reported
 
 
 def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
@@ -218,8 +218,8 @@ def test_an_alert_fires_when_it_should_and_not_otherwise(alert: str, tmp_path: P
         tests = [case.as_test(target) for case in chosen for target in ({}, TARGET)]
         tests += [case.as_test({}, is_doubled=True) for case in chosen]
         tests += [case.as_test({}, is_scraped_twice=True) for case in chosen]
-        content, said = tried(alert, tmp_path, every, tests)
-        assert content, said
+        content, reported = tried(alert, tmp_path, every, tests)
+        assert content, reported
 
 
 @pytest.mark.parametrize("alert", JOINED)
@@ -227,8 +227,8 @@ def test_replicators_of_a_named_cluster_may_be_in_another_namespace(alert: str, 
     mine = [case for case in CASES if case.alert == alert]
     [every] = {case.every for case in mine}
     tests = [case.as_test(TARGET, are_replicators_apart=True) for case in mine]
-    content, said = tried(alert, tmp_path, every, tests, scope="cluster")
-    assert content, said
+    content, reported = tried(alert, tmp_path, every, tests, scope="cluster")
+    assert content, reported
 
 
 def test_only_these_alerts_join_metrics_of_replicators_and_another_process() -> None:
@@ -270,10 +270,10 @@ def test_the_texts_of_an_alert_are_expanded(alert: str, tmp_path: Path) -> None:
     test = case.as_test(TARGET)
     del test["promql_expr_test"]
     test["alert_rule_test"] = [{"eval_time": case.at, "alertname": alert, "exp_alerts": []}]
-    _, said = tried(alert, tmp_path, case.every, [test], with_texts=True)
-    assert f'alertname="{alert}"' in said
-    assert f'runbook_url="{RUNBOOK}#{alert.lower()}"' in said
-    assert not [wrong for wrong in ("error expanding", "<no value>", "{{", "NaN", "%!") if wrong in said], said
+    _, reported = tried(alert, tmp_path, case.every, [test], with_texts=True)
+    assert f'alertname="{alert}"' in reported
+    assert f'runbook_url="{RUNBOOK}#{alert.lower()}"' in reported
+    assert not [wrong for wrong in ("error expanding", "<no value>", "{{", "NaN", "%!") if wrong in reported], reported
 
 
 def test_the_chart_renders_the_same_rules_as_the_tests() -> None:

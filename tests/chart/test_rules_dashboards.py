@@ -59,8 +59,8 @@ def test_every_query_is_valid_and_uses_existing_metrics(name: str, tmp_path: Pat
     assert [query for query in found if "$" in query] == []
     rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(found)]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": name, "rules": rules}]}))
-    content, said = promtool("check", "rules", tmp_path / "rules.yaml")
-    assert content, said
+    content, reported = promtool("check", "rules", tmp_path / "rules.yaml")
+    assert content, reported
 
 
 @pytest.mark.parametrize("name", BOARDS)

@@ -171,15 +171,15 @@ def test_options_that_a_flag_or_variable_overrides_are_refused_in_tables(name: s
     tables = SCHEMA["properties"]["config"]["properties"]
     for pod in pods(release(name)):
         for container in pod.spec["containers"]:
-            told = {each["name"] for each in container.get("env", [])}
-            told |= {argument.partition("=")[0] for argument in container.get("args", [])}
+            reported = {each["name"] for each in container.get("env", [])}
+            reported |= {argument.partition("=")[0] for argument in container.get("args", [])}
             for table, command in TABLES.items():
                 if set(command.split(".")) <= set(container.get("args", [])):
                     flags = {f"--{key.replace('_', '-')}" for key in tables[table]["properties"]}
                     prefix = f"BKHEAL_{command.replace('.', '_').upper()}_"
                     variables = {f"{prefix}{key.upper()}" for key in tables[table]["properties"]}
                     is_dry_run = pod.owner["metadata"]["name"].endswith("-once-dry-run")  # set by the template
-                    assert told & (flags | variables) == ({"--dry-run"} if is_dry_run else set())
+                    assert reported & (flags | variables) == ({"--dry-run"} if is_dry_run else set())
 
 
 OPTIONS: Final = {

@@ -36,7 +36,7 @@ def wait_for_answer(url: str, process: subprocess.Popen[Any], log: Path) -> str:
 def wait_for_line(pattern: str, process: subprocess.Popen[Any], log: Path) -> None:
     """Wait until the process has printed a line with this beginning."""
     deadline = time.monotonic() + STATE_S
-    while not re.search(f"^{pattern}", said := log.read_text(errors="replace"), re.MULTILINE):
+    while not re.search(f"^{pattern}", reported := log.read_text(errors="replace"), re.MULTILINE):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise AssertionError(f"it did not print {pattern!r}:\n{said[-3000:]}")
+            raise AssertionError(f"it did not print {pattern!r}:\n{reported[-3000:]}")
         time.sleep(_AGAIN_S)

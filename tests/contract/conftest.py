@@ -405,6 +405,6 @@ async def cluster(store: MetadataStore, base: str) -> Cluster:
 
 
 @pytest.fixture
-def soon() -> Callable[[Awaitable[Any]], Awaitable[Any]]:
+def with_deadline() -> Callable[[Awaitable[Any]], Awaitable[Any]]:
     """A function that awaits with a deadline, so that a lost wake-up fails the test instead of hanging."""
     return lambda awaitable: asyncio.wait_for(awaitable, STATE_S)

@@ -126,8 +126,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     return run
 
 
-def checked(code: object, said: str) -> tuple[int, str]:
-    assert "Traceback" not in said, said
-    assert "canary-secret" not in said
+def checked(code: object, reported: str) -> tuple[int, str]:
+    assert "Traceback" not in reported, reported
+    assert "canary-secret" not in reported
     assert isinstance(code, int)
-    return code, said
+    return code, reported

@@ -92,14 +92,14 @@ async def everything_asked(transport: ApacheTransport) -> list[tuple[Status, str
     ids=["no login", "a login that was not requested"],
 )
 async def test_our_client_without_tls_gets_a_clear_error_and_stores_nothing(
-    certificates: dict[str, TlsSettings], security: BookieSecurity, told: str
+    certificates: dict[str, TlsSettings], security: BookieSecurity, reported: str
 ) -> None:
     """The bookie counts as unreachable: its refusal says nothing about the ledger, its password or its entries."""
     async with listening(tls=certificates["bookie"]) as world:
         transport = ApacheTransport(Directory(world.port), security=security)
-        assert await everything_asked(transport) == [(Status.UNREACHABLE, told)] * 7
+        assert await everything_asked(transport) == [(Status.UNREACHABLE, reported)] * 7
         await transport.close()
-        assert "--tls-ca" in told
+        assert "--tls-ca" in reported
         assert world.service.batches == []
         transport = ApacheTransport(Directory(world.port), security=BookieSecurity(certificates["client"]))
         assert (await transport.ask(BOOKIE, ListEntries(LEDGER), DEADLINE_S)).status is Status.NO_LEDGER

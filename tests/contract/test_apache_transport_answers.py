@@ -359,7 +359,7 @@ async def test_an_entry_that_arrives_between_the_two_requests_is_found(
         (pb.EOK, {"maxLAC": 8, "entryId": 7, "body": entry(7, ledger_id=8)}, None),
         (pb.EIO, {}, None),
     ],
-    ids=["along", "striped away", "nothing new", "another entry", "another ledger", "unreadable"],
+    ids=["with the answer", "not on this bookie", "nothing new", "another entry", "another ledger", "unreadable"],
 )
 async def test_a_long_poll_is_followed_by_a_read_of_the_lac(
     transport: ApacheTransport,

@@ -396,8 +396,8 @@ async def test_the_end_of_bulk_transfer_is_logged_once(
     bookie.on_v2 = lambda peer, request: None
     replies = await asyncio.gather(*(read(transport, range(first, 80, 4), AFTER_AN_ANSWER_S) for first in range(4)))
     assert {reply.status for reply in replies} == {Status.TIMEOUT}
-    said = [record for record in caplog.records if "no bulk transfer" in record.message]
-    assert [record.__dict__["address"] for record in said] == [f"127.0.0.1:{bookie.port}"]
+    reported = [record for record in caplog.records if "no bulk transfer" in record.message]
+    assert [record.__dict__["address"] for record in reported] == [f"127.0.0.1:{bookie.port}"]
 
 
 async def test_a_batch_of_the_same_entry_twice_is_stored_in_order(bookie: Bookie, transport: ApacheTransport) -> None:

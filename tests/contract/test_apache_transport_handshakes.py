@@ -182,14 +182,14 @@ async def test_a_bookie_may_refuse_a_client_after_the_handshake(certificates: di
     ("sasl", "told"), [(None, TLS_OR_LOGIN_DEMANDED), (DIGEST_MD5.sasl, "demands TLS (--tls-ca)")], ids=["none", "sasl"]
 )
 async def test_a_refused_client_without_tls_is_advised_to_use_tls(
-    certificates: dict[str, TlsSettings], sasl: SaslCredentials | None, told: str
+    certificates: dict[str, TlsSettings], sasl: SaslCredentials | None, reported: str
 ) -> None:
     """A bookie that identifies clients by their certificates refuses unencrypted logins like any other request."""
     async with scripted_bookie() as bookie:
         bookie.react = lambda received: received.refuse(pb.EUA)
         reply = await info(bookie, BookieSecurity(sasl=sasl))
         assert reply.status is Status.UNREACHABLE
-        assert told in reply.detail
+        assert reported in reply.detail
         bookie.react = with_tls(server_context(certificates["bookie"]), lambda received: received.refuse(pb.EUA))
         reply = await info(bookie, BookieSecurity(certificates["client"], sasl))
         assert reply.status is Status.UNREACHABLE
@@ -322,7 +322,7 @@ async def test_a_bookie_without_logins_accepts_our_connection() -> None:
             assert (await info(bookie, security)).status is Status.OK
 
 
-@pytest.mark.parametrize("is_silent", [False, True], ids=["said", "kept quiet as Apache's do"])
+@pytest.mark.parametrize("is_silent", [False, True], ids=["reported", "not reported, as by Apache's bookies"])
 async def test_a_refused_login_is_not_reported_as_a_wrong_ledger_password(
     caplog: pytest.LogCaptureFixture, is_silent: bool
 ) -> None:
@@ -374,7 +374,7 @@ def _endless(received: Received) -> None:
         lambda received: say(received, b"x" * 100_000),
         lambda received: received.client.disconnect(),
     ],
-    ids=["no content", "wrong proof", "other plugin", "no token", "large token", "hangs up"],
+    ids=["no content", "wrong proof", "other plugin", "no token", "large token", "disconnects"],
 )
 async def test_logins_without_progress_end(react: Callable[[Received], None]) -> None:
     async with scripted_bookie() as bookie:

@@ -191,7 +191,7 @@ def _unknown_operation(received: Received) -> bytes:
     return received.answered().SerializeToString().replace(b"\x10\x02", b"\x10\x63", 1)
 
 
-NONSENSE: dict[str, Callable[[Received], bytes]] = {
+INVALID_ANSWERS: dict[str, Callable[[Received], bytes]] = {
     "not a message": lambda received: b"\xff" * 20,
     "no header": lambda received: b"\x10\x00",
     "no status": lambda received: received.response().header.SerializeToString(),
@@ -204,7 +204,7 @@ NONSENSE: dict[str, Callable[[Received], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE.keys())
+@pytest.mark.parametrize("nonsense", INVALID_ANSWERS.values(), ids=INVALID_ANSWERS.keys())
 async def test_a_malformed_answer_ends_the_connection(
     transport: ApacheTransport, bookie: ScriptedApacheBookie, nonsense: Callable[[Received], bytes]
 ) -> None:

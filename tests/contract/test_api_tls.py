@@ -152,7 +152,7 @@ async def test_only_clients_of_the_client_authority_are_admitted(
     assert await answers(tmp_path, folder, server_tls(folder, is_mutual=True), client) is is_admitted
 
 
-async def told_to_a_command(
+async def output_of_command(
     tmp_path: Path, folder: Path, server: str, ca: str | None, client: str | None = None, *, is_mutual: bool = False
 ) -> str:
     """Return what a command receives from a service: the kind of the document, or the error."""
@@ -179,16 +179,16 @@ async def told_to_a_command(
 async def test_a_command_accepts_only_a_service_with_a_trusted_certificate_for_its_host(
     tmp_path: Path, folder: Path, server: str, ca: str | None, is_answered: bool
 ) -> None:
-    told = await told_to_a_command(tmp_path, folder, server, ca)
-    assert told == "ServiceStatus" if is_answered else told.startswith("no answer from URL: its certificate is not")
+    reported = await output_of_command(tmp_path, folder, server, ca)
+    assert reported == "ServiceStatus" if is_answered else reported.startswith("no answer from URL: its certificate is not")
 
 
 @pytest.mark.parametrize(("client", "is_answered"), [("client", True), (None, False), ("stranger", False)])
 async def test_a_command_presents_its_certificate(
     tmp_path: Path, folder: Path, client: str | None, is_answered: bool
 ) -> None:
-    told = await told_to_a_command(tmp_path, folder, "server", "our-ca", client, is_mutual=True)
-    assert told == "ServiceStatus" if is_answered else told.startswith("no answer from URL: ")
+    reported = await output_of_command(tmp_path, folder, "server", "our-ca", client, is_mutual=True)
+    assert reported == "ServiceStatus" if is_answered else reported.startswith("no answer from URL: ")
 
 
 async def test_a_plain_request_to_a_tls_port_gets_no_answer(tmp_path: Path, folder: Path) -> None:

@@ -192,11 +192,11 @@ def of_other_disks(world: World) -> Copy:
     return replace(copying(0), incarnation="other disks")
 
 
-def of_a_stranger(world: World) -> Copy:
+def with_wrong_key(world: World) -> Copy:
     return replace(copying(0), master_key=b"stranger")
 
 
-def of_nobody(world: World) -> Copy:
+def from_unregistered_bookie(world: World) -> Copy:
     return replace(copying(0), source=BookieId(f"{HERE}:{world.directory.addresses[SOURCE].port}"))
 
 
@@ -210,7 +210,7 @@ def of_too_many(world: World) -> Copy:
 
 REFUSALS: list[tuple[Callable[[World], Copy], Status]] = [
     (of_other_disks, Status.WRONG_INCARNATION),
-    (of_a_stranger, Status.UNAUTHORIZED),
+    (with_wrong_key, Status.UNAUTHORIZED),
     (without_digest, Status.BAD_REQUEST),
     (of_too_many, Status.BAD_REQUEST),
     (lambda _: copying(), Status.BAD_REQUEST),
@@ -236,7 +236,7 @@ async def test_a_refused_request_stores_nothing(world: World, refused: Callable[
 async def test_an_address_is_not_accepted_as_a_bookie_id(world: World) -> None:
     """A caller can name only registered bookies. An id that looks like an address is looked up, not connected to."""
     await world.fill(*make_packets(LEDGER, 1).values())
-    reply = await world.client.ask(TARGET, of_nobody(world), STATE_S)
+    reply = await world.client.ask(TARGET, from_unregistered_bookie(world), STATE_S)
     assert (reply.status, reply.source, reply.covered) == (Status.OK, Status.UNRESOLVED, 0)
 
 

@@ -122,13 +122,13 @@ async def outcome(home: Path, held: Held) -> str:
     remedies: list[str] = []
     while not found and len(remedies) < REMEDIES_MAX:
         assert await started(home, held, is_mended=bool(remedies)) == ("", refusal), "the refusal has changed"
-        remedies.append(await mended(home, refusal))
+        remedies.append(await repaired_by_command(home, refusal))
         found, refusal = await started(home, held, is_mended=True)
     assert found, f"still refused after {remedies}: {refusal}"
     return " ".join(["refused,", *remedies]) if remedies else found
 
 
-async def mended(home: Path, refusal: str) -> str:
+async def repaired_by_command(home: Path, refusal: str) -> str:
     """Run the command named in a refusal."""
     journal, ledgers, clock, rng = home / "journal", [home / "ledgers"], SystemClock(), random.Random(1)
     if "salvage-journal" in refusal:

@@ -14,7 +14,7 @@ from bookie.model.ids import BookieId
 from bookie.runtime.tasks import guarded
 from tests.contract.conftest import Backend
 
-Soon = Callable[[Awaitable[Any]], Awaitable[Any]]
+WithDeadline = Callable[[Awaitable[Any]], Awaitable[Any]]
 A, B = BookieId("bk1:3181"), BookieId("bk2:3181")
 FIRST = Drain(A, "me@host", 1000)
 
@@ -93,19 +93,19 @@ async def test_as_many_drains_as_allowed_begin_in_one_step(drains: Drains) -> No
 
 
 async def test_a_waiting_process_notices_the_first_drain_and_every_change(
-    drains: Drains, backend: Backend, base: str, soon: Soon
+    drains: Drains, backend: Backend, base: str, with_deadline: WithDeadline
 ) -> None:
     watching = Drains(await backend.open(), base)
     seen = await watching.see()
     waiting = guarded("waiting", watching.wait_changed(seen))
     await drains.start(FIRST)
-    seen = await soon(waiting)
+    seen = await with_deadline(waiting)
     while not seen.bookies:  # the first change was the creation of the parent
-        seen = await soon(watching.wait_changed(seen))
+        seen = await with_deadline(watching.wait_changed(seen))
     assert seen.bookies == {A}
     waiting = guarded("waiting", watching.wait_changed(seen))
     await drains.stop(A)
-    assert (await soon(waiting)).bookies == frozenset()
+    assert (await with_deadline(waiting)).bookies == frozenset()
 
 
 async def test_a_damaged_record_counts_as_a_drain(drains: Drains, store: MetadataStore, base: str) -> None:

@@ -75,8 +75,8 @@ def test_a_command_exits_with_the_documented_code_and_message(command: str, fore
         text=True,
         timeout=PROGRAM_S,
     )
-    code, said = checked(result.returncode, result.stdout + result.stderr)
-    assert (code, f"{foreign.root} cannot be opened" in said) == (78, True), said
+    code, reported = checked(result.returncode, result.stdout + result.stderr)
+    assert (code, f"{foreign.root} cannot be opened" in reported) == (78, True), reported
     assert foreign.tree() == before
 
 
@@ -91,10 +91,10 @@ def test_a_command_exits_with_the_documented_code_and_message(command: str, fore
 def test_another_metadata_driver_is_refused_before_any_connection(
     command: str, uri: str, says: str, tmp_path: Path, bkheal: Bkheal
 ) -> None:
-    code, said = bkheal(command, uri, tmp_path)
-    assert code == 78, said
-    assert says in said
-    assert "example: zk://" in said
+    code, reported = bkheal(command, uri, tmp_path)
+    assert code == 78, reported
+    assert says in reported
+    assert "example: zk://" in reported
     assert list(tmp_path.iterdir()) == []
 
 
@@ -105,10 +105,10 @@ _PACKAGE = "org.apache.bookkeeper.meta."
 def test_a_metastore_layout_is_refused(command: str, foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.set(f"{foreign.root}/LAYOUT", f"2\n{_PACKAGE}MSLedgerManagerFactory:1".encode())
     before = foreign.tree()
-    code, said = bkheal(command, foreign.uri, foreign.directory)
-    assert code == 78, said
+    code, reported = bkheal(command, foreign.uri, foreign.directory)
+    assert code == 78, reported
     for text in (foreign.root, "MSLedgerManagerFactory", "supported: hierarchical, longhierarchical, flat"):
-        assert text in said
+        assert text in reported
     assert foreign.tree() == before
 
 
@@ -126,10 +126,10 @@ def test_a_metastore_layout_is_refused(command: str, foreign: Foreign, bkheal: B
 def test_an_unknown_layout_is_refused_by_name(layout: bytes, says: str, foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.set(f"{foreign.root}/LAYOUT", layout)
     before = foreign.tree()
-    code, said = bkheal("audit", foreign.uri, foreign.directory)
-    assert code == 78, said
-    assert says in said
-    assert foreign.root in said
+    code, reported = bkheal("audit", foreign.uri, foreign.directory)
+    assert code == 78, reported
+    assert says in reported
+    assert foreign.root in reported
     assert foreign.tree() == before
 
 
@@ -139,11 +139,11 @@ def test_a_cluster_of_pulsars_driver_is_recognized_if_the_uri_names_no_layout(
 ) -> None:
     foreign.client.delete(f"{foreign.root}/LAYOUT")
     before = foreign.tree()
-    code, said = bkheal(command, foreign.uri, foreign.directory)
-    assert code == 78, said
+    code, reported = bkheal(command, foreign.uri, foreign.directory)
+    assert code == 78, reported
     for text in (foreign.root, "metadata-store:", "write zk+hierarchical:// in the URI"):
-        assert text in said
-    assert "create a cluster" not in said
+        assert text in reported
+    assert "create a cluster" not in reported
     assert foreign.tree() == before
 
 
@@ -151,10 +151,10 @@ def test_a_cluster_of_pulsars_driver_is_recognized_if_the_uri_names_no_layout(
 def test_pulsars_driver_is_opened_only_with_its_one_layout(layout: str, foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.delete(f"{foreign.root}/LAYOUT")
     before = foreign.tree()
-    code, said = bkheal("audit", foreign.uri.replace("zk://", f"zk+{layout}://"), foreign.directory)
-    assert code == 78, said
-    assert f"the URI asks for {layout}" in said
-    assert "write zk+hierarchical://" in said
+    code, reported = bkheal("audit", foreign.uri.replace("zk://", f"zk+{layout}://"), foreign.directory)
+    assert code == 78, reported
+    assert f"the URI asks for {layout}" in reported
+    assert "write zk+hierarchical://" in reported
     assert foreign.tree() == before
 
 
@@ -163,18 +163,18 @@ def test_a_cluster_that_lost_its_layout_is_not_opened_as_one_of_pulsars_driver(
 ) -> None:
     foreign.client.delete(f"{foreign.root}/LAYOUT")
     foreign.client.ensure_path(f"{foreign.root}/000/0000/0000/0000")
-    code, said = bkheal("audit", foreign.uri.replace("zk://", "zk+hierarchical://"), foreign.directory)
-    assert (code, "LAYOUT node was lost" in said) == (78, True), said
+    code, reported = bkheal("audit", foreign.uri.replace("zk://", "zk+hierarchical://"), foreign.directory)
+    assert (code, "LAYOUT node was lost" in reported) == (78, True), reported
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_cluster_without_permission_to_open_it_is_refused(command: str, foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.lock("LAYOUT", owners_alone())
     before = foreign.tree()
-    code, said = bkheal(command, foreign.uri, foreign.directory)
-    assert code == 78, said
+    code, reported = bkheal(command, foreign.uri, foreign.directory)
+    assert code == 78, reported
     for text in (f"{foreign.root} cannot be opened", f"{foreign.root}/LAYOUT", "world:anyone"):
-        assert text in said
+        assert text in reported
     assert foreign.tree() == before
 
 
@@ -186,10 +186,10 @@ def test_a_process_with_a_state_root_other_than_the_clusters_is_refused(
     foreign.client.ensure_path(f"{foreign.root}/underreplication")
     foreign.client.create(record_path(foreign.root), b'{"format": 1, "state_root": "/elsewhere/bkheal"}')
     before = foreign.tree()
-    code, said = bkheal(command, foreign.uri, foreign.directory)
-    assert code == 78, said
+    code, reported = bkheal(command, foreign.uri, foreign.directory)
+    assert code == 78, reported
     for text in ("--state-root /elsewhere/bkheal", record_path(foreign.root), DEFAULT_STATE_ROOT):
-        assert text in said
+        assert text in reported
     assert foreign.tree() == before
 
 
@@ -201,10 +201,10 @@ def test_a_new_state_root_is_refused_if_state_already_exists_elsewhere(
     used = state_path(DEFAULT_STATE_ROOT, "drains", foreign.root)
     foreign.client.ensure_path(used)
     before = foreign.tree()
-    code, said = bkheal(command, foreign.uri, foreign.directory, ("--state-root", "/elsewhere/late"))
-    assert code == 78, said
+    code, reported = bkheal(command, foreign.uri, foreign.directory, ("--state-root", "/elsewhere/late"))
+    assert code == 78, reported
     for text in (used, "--state-root /elsewhere/late", "stop every process of bkheal"):
-        assert text in said
+        assert text in reported
     assert foreign.tree() == before
     assert not foreign.client.exists("/elsewhere")
 
@@ -214,13 +214,13 @@ def test_the_state_is_moved_by_a_command_and_the_old_root_is_refused(foreign: Fo
     old, new = (state_path(root, "decisions", foreign.root) for root in (DEFAULT_STATE_ROOT, "/elsewhere/moved"))
     foreign.client.ensure_path(old)
     foreign.client.create(f"{old}/7", b"who")
-    code, said = bkheal("move-state", foreign.uri, foreign.directory)
-    assert (code, "moved 4 nodes from /bkheal to /elsewhere/moved" in said) == (0, True), said
+    code, reported = bkheal("move-state", foreign.uri, foreign.directory)
+    assert (code, "moved 4 nodes from /bkheal to /elsewhere/moved" in reported) == (0, True), reported
     assert (foreign.client.get(f"{new}/7")[0], foreign.client.exists(old)) == (b"who", None)
-    code, said = bkheal("doctor", foreign.uri, foreign.directory)
-    assert (code, "--state-root /elsewhere/moved" in said) == (78, True), said
-    code, said = bkheal("doctor", foreign.uri, foreign.directory, ("--state-root", "/elsewhere/moved"))
-    assert (code, '"target": "/elsewhere/moved"' in said) == (1, True), said
+    code, reported = bkheal("doctor", foreign.uri, foreign.directory)
+    assert (code, "--state-root /elsewhere/moved" in reported) == (78, True), reported
+    code, reported = bkheal("doctor", foreign.uri, foreign.directory, ("--state-root", "/elsewhere/moved"))
+    assert (code, '"target": "/elsewhere/moved"' in reported) == (1, True), reported
 
 
 def test_every_process_reports_an_interrupted_move(foreign: Foreign, bkheal: Bkheal) -> None:
@@ -228,11 +228,11 @@ def test_every_process_reports_an_interrupted_move(foreign: Foreign, bkheal: Bkh
     record = b'{"format": 1, "state_root": "/elsewhere/moved", "moving_from": "/bkheal"}'
     foreign.client.create(record_path(foreign.root), record)
     for options in ((), ("--state-root", "/elsewhere/moved")):
-        code, said = bkheal("drain", foreign.uri, foreign.directory, options)
-        assert code == 78, said
-        assert "`bkheal --state-root /bkheal cluster move-state /elsewhere/moved`" in said
-    code, said = bkheal("move-state", foreign.uri, foreign.directory)
-    assert (code, "moved 0 nodes" in said) == (0, True), said
+        code, reported = bkheal("drain", foreign.uri, foreign.directory, options)
+        assert code == 78, reported
+        assert "`bkheal --state-root /bkheal cluster move-state /elsewhere/moved`" in reported
+    code, reported = bkheal("move-state", foreign.uri, foreign.directory)
+    assert (code, "moved 0 nodes" in reported) == (0, True), reported
 
 
 @pytest.mark.parametrize("command", sorted({*COMMANDS, *SERVERS}))
@@ -240,24 +240,28 @@ def test_every_process_reports_an_interrupted_move(foreign: Foreign, bkheal: Bkh
 def test_an_invalid_state_root_is_refused_before_any_connection(
     command: str, root: str, tmp_path: Path, bkheal: Bkheal
 ) -> None:
-    code, said = bkheal(command, "zk://127.0.0.1:1/ledgers", tmp_path, ("--state-root", root))
-    assert (code, f"state_root = {root!r}" in said) == (78, True), said
+    code, reported = bkheal(command, "zk://127.0.0.1:1/ledgers", tmp_path, ("--state-root", root))
+    assert (code, f"state_root = {root!r}" in reported) == (78, True), reported
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_read_names_the_ledger_that_it_has_no_permission_for(foreign: Foreign, bkheal: Bkheal) -> None:
     path = ledger_path(LayoutKind.HIERARCHICAL, foreign.root, 1)
     foreign.client.set_acls(path, owners_alone())
-    code, said = bkheal("read", foreign.uri, foreign.directory)
-    assert (code, path in said, "world:anyone" in said) == (78, True, True), said
+    code, reported = bkheal("read", foreign.uri, foreign.directory)
+    assert (code, path in reported, "world:anyone" in reported) == (78, True, True), reported
 
 
 def test_a_replicator_without_permission_to_lock_is_refused(foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.create(f"{foreign.root}/underreplication")
     foreign.lock("underreplication", others_read())
     before = foreign.tree()
-    code, said = bkheal("replicator", foreign.uri, foreign.directory)
-    assert (code, f"create {foreign.root}/underreplication" in said, "world:anyone" in said) == (78, True, True), said
+    code, reported = bkheal("replicator", foreign.uri, foreign.directory)
+    assert (code, f"create {foreign.root}/underreplication" in reported, "world:anyone" in reported) == (
+        78,
+        True,
+        True,
+    ), reported
     assert foreign.tree() == before
 
 
@@ -266,8 +270,8 @@ def test_doctor_names_a_subtree_without_write_permission(part: str, foreign: For
     foreign.client.ensure_path(f"{foreign.root}/underreplication/{part}")
     foreign.lock(f"underreplication/{part}", others_read())
     before = foreign.tree()
-    code, said = bkheal("doctor", foreign.uri, foreign.directory)
-    failed = [row for row in json.loads(said)["checks"] if (row["check"], row["state"]) == ("permission", "failed")]
+    code, reported = bkheal("doctor", foreign.uri, foreign.directory)
+    failed = [row for row in json.loads(reported)["checks"] if (row["check"], row["state"]) == ("permission", "failed")]
     assert (code, [row["target"] for row in failed]) == (1, [f"{foreign.root}/underreplication/{part}"])
     assert "world:anyone" in failed[0]["detail"]
     assert foreign.tree() == before
@@ -278,12 +282,12 @@ def test_a_replicator_without_permission_to_list_bookies_is_refused_before_it_lo
 ) -> None:
     foreign.client.ensure_path(f"{foreign.root}/available")
     foreign.lock("available", owners_alone())
-    code, said = bkheal("replicator", foreign.uri, foreign.directory)
-    assert code == 78, said
+    code, reported = bkheal("replicator", foreign.uri, foreign.directory)
+    assert code == 78, reported
     for text in ("replicator cannot start", f"{foreign.root}/available", "world:anyone"):
-        assert text in said
-    assert "replicator ready" not in said
-    assert "Traceback" not in said
+        assert text in reported
+    assert "replicator ready" not in reported
+    assert "Traceback" not in reported
 
 
 def test_an_auditor_without_permission_to_vote_logs_it_and_waits(foreign: Foreign, tmp_path: Path) -> None:
@@ -315,8 +319,10 @@ def test_a_missing_permission_to_create_our_own_root_is_named(tmp_path: Path, bk
         with a_cluster(server.connect_string, "/ledgers", tmp_path) as foreign:
             foreign.client.create("/bkheal", acl=others_read())
             before = foreign.tree()
-            code, said = bkheal("audit", foreign.uri, foreign.directory)
-            assert (code, "create /bkheal/changes" in said, "world:anyone" in said) == (78, True, True), said
+            code, reported = bkheal("audit", foreign.uri, foreign.directory)
+            assert (code, "create /bkheal/changes" in reported, "world:anyone" in reported) == (78, True, True), (
+                reported
+            )
             assert foreign.tree() == before
     finally:
         asyncio.run(server.stop())

@@ -32,7 +32,7 @@ class LargeEntries(BookieHandler):
     """Returns 1 MiB for each requested entry."""
 
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
-        raise AssertionError("these tests only read")
+        raise AssertionError("these tests send only reads")
 
     async def answer(self, incarnation: str, request: Request[Any]) -> Any:
         assert isinstance(request, Read)

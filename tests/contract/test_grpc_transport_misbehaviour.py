@@ -47,7 +47,7 @@ class ScriptedBookie(rpc.BookieServicer):
         while isinstance(message := await context.read(), pb.AddRequest):
             for batch in message.batches:
                 self.adds.put_nowait(ReceivedAdd(batch, message.incarnation, context))
-                if batch.ledger_id == BREAKS_THE_STREAM:
+                if batch.ledger_id == BREAKS_STREAM:
                     return
 
     async def Read(self, request: object, context: object) -> AsyncIterator[object]:
@@ -89,7 +89,7 @@ class ScriptedBookie(rpc.BookieServicer):
 
 
 AddContext = grpc.aio.ServicerContext[pb.AddRequest, pb.AddResponse]
-BREAKS_THE_STREAM = 666
+BREAKS_STREAM = 666
 
 
 @dataclass
@@ -220,9 +220,9 @@ async def test_an_ack_with_an_unknown_status_is_a_failure(transport: GrpcTranspo
 async def test_adds_on_a_broken_stream_are_unreachable_and_the_next_add_opens_another(
     transport: GrpcTransport, bookie: ScriptedBookie
 ) -> None:
-    calls = [adding(transport, batch()), adding(transport, batch(ledger_id=BREAKS_THE_STREAM))]
+    calls = [adding(transport, batch()), adding(transport, batch(ledger_id=BREAKS_STREAM))]
     assert [(await call).status for call in calls] == [Status.UNREACHABLE] * 2
-    assert [(await bookie.adds.get()).message.ledger_id for _ in calls] == [LEDGER, BREAKS_THE_STREAM]
+    assert [(await bookie.adds.get()).message.ledger_id for _ in calls] == [LEDGER, BREAKS_STREAM]
     call = adding(transport, batch())
     await (await bookie.adds.get()).ack()
     assert (await call).status is Status.OK

@@ -36,7 +36,7 @@ from spark_jobs.store_address import parse_address
 from tests.loopback_hdfs import hdfs_cluster
 from tests.loopback_s3 import CREDENTIALS, KEY_ID, SECRET, s3_server
 from tests.worlds.clocks import ManualClock
-from tests.worlds.report_tables import STORY, write_story
+from tests.worlds.report_tables import HISTORY, write_history
 from tests.worlds.s3_objects import S3Objects, s3_objects
 
 CLUSTER = Cluster("/ledgers", LayoutKind.HIERARCHICAL, "1b2c")
@@ -507,8 +507,8 @@ def test_a_store_slower_than_the_scan_ends_the_image_but_not_the_scan(
 @pytest.mark.needs("hadoop-hdfs")
 def test_reports_and_images_are_kept_in_hdfs(hdfs: str, tmp_path: Path) -> None:
     store = ReportStore(parse_address(f"{hdfs}/reports"))
-    write_story(tmp_path / "here")
-    run_id = STORY[0][0].run_id
+    write_history(tmp_path / "here")
+    run_id = HISTORY[0][0].run_id
     assert stored_runs(store) == []
     send_run(store, tmp_path / "here", run_id)
     send_run(store, tmp_path / "here", run_id)  # a repetition changes nothing

@@ -23,7 +23,7 @@ from tests.contract.transport_world import (
     broken_disk,
     entry,
     lac,
-    told,
+    reported,
 )
 from tests.worlds.entries import DIGEST
 
@@ -168,7 +168,7 @@ async def test_other_ledgers_wake_no_waiter(world: TransportWorld) -> None:
 async def test_a_lac_is_not_reported_before_it_is_durable(world: TransportWorld) -> None:
     await world.add(entry(0))
     [poll] = await waiting(world, NO_ENTRY)
-    stuck = world.stick()
+    stuck = world.block_journal()
     add = asyncio.create_task(world.add(entry(1, lac=0)))
     await stuck.has_begun.wait()
     assert (await read_lac(world)).last_entry == stored(0)
@@ -213,7 +213,7 @@ async def test_waiters_beyond_the_bound_are_answered_at_once(world: TransportWor
 async def test_a_bookie_that_shuts_down_answers_its_waiters(world: TransportWorld) -> None:
     [poll] = await waiting(world, NO_ENTRY)
     world.service.refuse_everything()
-    assert (await poll).status is told(world.kind, Status.SHUTTING_DOWN)
+    assert (await poll).status is reported(world.kind, Status.SHUTTING_DOWN)
 
 
 async def test_closing_the_transport_answers_its_waiters(world: TransportWorld) -> None:

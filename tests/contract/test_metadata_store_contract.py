@@ -34,7 +34,7 @@ from bookie.metadata.port import (
 )
 from tests import zookeeper_release
 
-Soon = Callable[[Awaitable[Any]], Awaitable[Any]]
+WithDeadline = Callable[[Awaitable[Any]], Awaitable[Any]]
 Attempts = list[Callable[[], Awaitable[Any]]]
 
 
@@ -330,7 +330,7 @@ async def test_another_session_sees_a_write_after_sync(store: MetadataStore, bac
 
 
 async def test_closing_a_store_removes_its_ephemeral_nodes(
-    store: MetadataStore, backend: Any, base: str, soon: Soon
+    store: MetadataStore, backend: Any, base: str, with_deadline: WithDeadline
 ) -> None:
     other = await backend.open()
     await other.create(f"{base}/e", b"x", is_ephemeral=True)
@@ -339,7 +339,7 @@ async def test_closing_a_store_removes_its_ephemeral_nodes(
     assert seen.ephemeral_owner == other.session.session_id
     waiting = asyncio.create_task(store.wait_node_changed(f"{base}/e", seen))
     await other.close()
-    await soon(waiting)
+    await with_deadline(waiting)
     assert await store.stat(f"{base}/e") is None
     assert other.session.state is SessionState.LOST
     await other.close()
@@ -351,7 +351,7 @@ async def test_closing_a_store_removes_its_ephemeral_nodes(
     ]
     for attempt in attempts:
         with pytest.raises(StoreUnavailableError):
-            await soon(attempt())
+            await with_deadline(attempt())
 
 
 async def test_an_expired_session_removes_its_ephemeral_nodes_and_a_new_one_begins(
@@ -377,25 +377,27 @@ async def test_interrupted_connection_keeps_the_session(store: MetadataStore, ba
     assert (await store.get(f"{base}/e")).stat.ephemeral_owner == seen.session_id
 
 
-async def test_a_change_of_session_ends_the_wait(store: MetadataStore, backend: Any, soon: Soon) -> None:
+async def test_a_change_of_session_ends_the_wait(
+    store: MetadataStore, backend: Any, with_deadline: WithDeadline
+) -> None:
     seen = store.session
     waiting = asyncio.create_task(store.wait_session_changed(seen))
     await backend.expire(store)
-    assert await soon(waiting) != seen
-    assert (await soon(store.wait_session_changed(seen))).epoch == 2
+    assert await with_deadline(waiting) != seen
+    assert (await with_deadline(store.wait_session_changed(seen))).epoch == 2
 
 
 async def test_wait_for_children_returns_at_once_if_they_have_changed(
-    store: MetadataStore, base: str, soon: Soon
+    store: MetadataStore, base: str, with_deadline: WithDeadline
 ) -> None:
     seen = await store.children(base)
     await store.create(f"{base}/a")
-    await soon(store.wait_children_changed(base, seen))
-    await soon(store.wait_children_changed(f"{base}/missing", seen))
+    await with_deadline(store.wait_children_changed(base, seen))
+    await with_deadline(store.wait_children_changed(f"{base}/missing", seen))
 
 
 async def test_wait_for_children_returns_after_a_create_a_delete_or_the_end_of_the_node(
-    store: MetadataStore, backend: Any, base: str, soon: Soon
+    store: MetadataStore, backend: Any, base: str, with_deadline: WithDeadline
 ) -> None:
     other = await backend.open()
     node = await store.create(f"{base}/node")
@@ -410,11 +412,11 @@ async def test_wait_for_children_returns_after_a_create_a_delete_or_the_end_of_t
         await store.sync(base)
         assert not any(waiter.done() for waiter in waiters)
         await change()
-        await soon(asyncio.gather(*waiters))
+        await with_deadline(asyncio.gather(*waiters))
 
 
 async def test_wait_for_children_returns_after_the_parent_was_recreated(
-    store: MetadataStore, backend: Any, base: str, soon: Soon
+    store: MetadataStore, backend: Any, base: str, with_deadline: WithDeadline
 ) -> None:
     other = await backend.open()
     node = await store.create(f"{base}/node")
@@ -426,11 +428,11 @@ async def test_wait_for_children_returns_after_the_parent_was_recreated(
     await other.create(f"{node}/b")
     await store.sync(base)
     assert (await store.children(node)).version == seen.version
-    await soon(store.wait_children_changed(node, seen))
+    await with_deadline(store.wait_children_changed(node, seen))
 
 
 async def test_wait_for_a_node_returns_after_its_creation_change_or_deletion(
-    store: MetadataStore, backend: Any, base: str, soon: Soon
+    store: MetadataStore, backend: Any, base: str, with_deadline: WithDeadline
 ) -> None:
     other = await backend.open()
     node = f"{base}/node"
@@ -445,19 +447,21 @@ async def test_wait_for_a_node_returns_after_its_creation_change_or_deletion(
         await store.sync(base)
         assert not waiting.done()
         await change()
-        await soon(waiting)
+        await with_deadline(waiting)
 
 
-async def test_wait_for_a_node_returns_after_it_was_recreated(store: MetadataStore, base: str, soon: Soon) -> None:
+async def test_wait_for_a_node_returns_after_it_was_recreated(
+    store: MetadataStore, base: str, with_deadline: WithDeadline
+) -> None:
     node = await store.create(f"{base}/node")
     seen = await store.stat(node)
     await store.delete(node)
     await store.create(node)
-    await soon(store.wait_node_changed(node, seen))
+    await with_deadline(store.wait_node_changed(node, seen))
 
 
 async def test_wait_survives_an_interrupted_connection(
-    store: MetadataStore, backend: Any, base: str, soon: Soon
+    store: MetadataStore, backend: Any, base: str, with_deadline: WithDeadline
 ) -> None:
     other = await backend.open()
     seen = await store.children(base)
@@ -466,10 +470,12 @@ async def test_wait_survives_an_interrupted_connection(
     await backend.interrupt(store)
     assert not waiting.done()
     await other.create(f"{base}/a")
-    await soon(waiting)
+    await with_deadline(waiting)
 
 
-async def test_wait_ends_with_its_session(store: MetadataStore, backend: Any, base: str, soon: Soon) -> None:
+async def test_wait_ends_with_its_session(
+    store: MetadataStore, backend: Any, base: str, with_deadline: WithDeadline
+) -> None:
     waits = [
         asyncio.create_task(store.wait_children_changed(base, await store.children(base))),
         asyncio.create_task(store.wait_node_changed(f"{base}/missing", None)),
@@ -478,10 +484,12 @@ async def test_wait_ends_with_its_session(store: MetadataStore, backend: Any, ba
     await backend.expire(store)
     for wait in waits:
         with pytest.raises(StoreUnavailableError):
-            await soon(wait)
+            await with_deadline(wait)
 
 
-async def test_cancelled_wait_does_not_disturb_the_next_one(store: MetadataStore, base: str, soon: Soon) -> None:
+async def test_cancelled_wait_does_not_disturb_the_next_one(
+    store: MetadataStore, base: str, with_deadline: WithDeadline
+) -> None:
     seen = await store.children(base)
     for _ in range(5):
         waiting = asyncio.create_task(store.wait_children_changed(base, seen))
@@ -491,7 +499,7 @@ async def test_cancelled_wait_does_not_disturb_the_next_one(store: MetadataStore
     waiting = asyncio.create_task(store.wait_children_changed(base, seen))
     await store.sync(base)
     await store.create(f"{base}/a")
-    await soon(waiting)
+    await with_deadline(waiting)
 
 
 async def test_concurrent_changes_of_one_version_have_one_winner(store: MetadataStore, base: str) -> None:

@@ -34,7 +34,7 @@ from bookie.model.ids import BookieId, LedgerId
 BK1, BK2 = BookieId("bk1:3181"), BookieId("bk2:3181")
 GRPC = ServiceInfo((Endpoint("bookie", "10.0.0.1", 3181, "bookie-grpc"),), ((PROPERTY_INCARNATION, "u-1"),))
 APACHE = ServiceInfo((Endpoint("bookie", "10.0.0.2", 3181, "bookie-rpc"),))
-NOBODY = Bookies(frozenset(), frozenset())
+NO_BOOKIES = Bookies(frozenset(), frozenset())
 LONG_S = 30.0
 
 
@@ -56,7 +56,7 @@ async def _register(which: Registrations, *, is_read_only: bool = False, deadlin
 async def test_registered_bookie_is_listed_with_its_info(
     store: MetadataStore, cluster: Cluster, registrations: Registrations, others: Registrations
 ) -> None:
-    assert await registrations.list() == NOBODY
+    assert await registrations.list() == NO_BOOKIES
     assert await others.service_info(BK1) is None
     await _register(registrations)
     assert await others.list() == Bookies(frozenset({BK1}), frozenset())
@@ -111,7 +111,7 @@ async def test_bookie_id_of_a_live_session_is_refused(registrations: Registratio
 
 @pytest.mark.parametrize("is_read_only", [False, True])
 async def test_a_start_waits_for_the_end_of_the_predecessors_registration(
-    backend: Any, cluster: Cluster, others: Registrations, soon: Any, is_read_only: bool
+    backend: Any, cluster: Cluster, others: Registrations, with_deadline: Any, is_read_only: bool
 ) -> None:
     predecessor = await backend.open()
     await _register(Registrations(predecessor, cluster), is_read_only=is_read_only)
@@ -119,7 +119,7 @@ async def test_a_start_waits_for_the_end_of_the_predecessors_registration(
     await others.list()
     assert not taking_over.done()
     await predecessor.close()
-    await soon(taking_over)
+    await with_deadline(taking_over)
     assert await others.list() == Bookies(frozenset({BK1}), frozenset())
 
 
@@ -127,7 +127,7 @@ async def test_an_unregistered_bookie_is_not_listed(registrations: Registrations
     await _register(registrations)
     await registrations.unregister(BK1)
     await registrations.unregister(BK1)
-    assert await registrations.list() == NOBODY
+    assert await registrations.list() == NO_BOOKIES
 
 
 async def test_registration_ends_with_the_session(
@@ -135,13 +135,13 @@ async def test_registration_ends_with_the_session(
 ) -> None:
     await _register(registrations)
     await backend.expire(store)
-    assert await others.list() == NOBODY
+    assert await others.list() == NO_BOOKIES
     await _register(registrations)
     assert (await others.list()).writable == {BK1}
 
 
 async def test_a_wait_ends_after_a_change_of_writable_or_read_only_bookies(
-    registrations: Registrations, others: Registrations, soon: Any
+    registrations: Registrations, others: Registrations, with_deadline: Any
 ) -> None:
     seen = await others.list()
     changes: list[Callable[[], Awaitable[None]]] = [
@@ -154,21 +154,21 @@ async def test_a_wait_ends_after_a_change_of_writable_or_read_only_bookies(
         await others.list()
         assert not waiting.done()
         await change()
-        seen = await soon(waiting)
+        seen = await with_deadline(waiting)
         while seen != await registrations.list():
-            seen = await soon(others.wait_changed(seen))
-    assert seen == NOBODY
-    assert await soon(others.wait_changed(Bookies(frozenset({BK2}), frozenset()))) == NOBODY
+            seen = await with_deadline(others.wait_changed(seen))
+    assert seen == NO_BOOKIES
+    assert await with_deadline(others.wait_changed(Bookies(frozenset({BK2}), frozenset()))) == NO_BOOKIES
 
 
 async def test_a_read_only_registration_works_without_its_parent_node(
-    store: MetadataStore, cluster: Cluster, registrations: Registrations, soon: Any
+    store: MetadataStore, cluster: Cluster, registrations: Registrations, with_deadline: Any
 ) -> None:
     await store.delete(f"{cluster.root}/available/readonly")
-    assert await registrations.list() == NOBODY
-    waiting = asyncio.create_task(registrations.wait_changed(NOBODY))
+    assert await registrations.list() == NO_BOOKIES
+    waiting = asyncio.create_task(registrations.wait_changed(NO_BOOKIES))
     await _register(registrations, is_read_only=True)
-    assert (await soon(waiting)).read_only == {BK1}
+    assert (await with_deadline(waiting)).read_only == {BK1}
 
 
 async def test_a_missing_cluster_is_an_error_and_not_an_empty_list_of_bookies(store: MetadataStore, base: str) -> None:
@@ -177,15 +177,15 @@ async def test_a_missing_cluster_is_an_error_and_not_an_empty_list_of_bookies(st
 
 
 async def test_deleted_parents_of_registrations_mean_no_bookies_and_are_watched(
-    store: MetadataStore, cluster: Cluster, registrations: Registrations, soon: Any
+    store: MetadataStore, cluster: Cluster, registrations: Registrations, with_deadline: Any
 ) -> None:
     """ZooKeeper deletes the empty container nodes of Pulsar's driver (R86)."""
     await store.delete(f"{cluster.root}/available/readonly")
     await store.delete(f"{cluster.root}/available")
-    assert await registrations.list() == NOBODY
-    waiting = asyncio.create_task(registrations.wait_changed(NOBODY))
+    assert await registrations.list() == NO_BOOKIES
+    waiting = asyncio.create_task(registrations.wait_changed(NO_BOOKIES))
     await _register(registrations, is_read_only=False)
-    assert (await soon(waiting)).writable == {BK1}
+    assert (await with_deadline(waiting)).writable == {BK1}
 
 
 async def test_damaged_registration_has_no_endpoints(

@@ -30,9 +30,9 @@ from spark_jobs.report.tables.sql import ask
 from spark_jobs.store_address import StoreAddressError, parse_address
 from tests.loopback_s3 import CREDENTIALS, KEY_ID, SECRET, s3_server
 from tests.worlds.clocks import ManualClock
-from tests.worlds.report_tables import STORY, run, write, write_story
+from tests.worlds.report_tables import HISTORY, run, write, write_history
 
-RUNS = [summary.run_id for summary, _ in STORY]
+RUNS = [summary.run_id for summary, _ in HISTORY]
 _BUCKET = "audit-reports"
 
 
@@ -67,7 +67,7 @@ def store(address: str) -> ReportStore:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    write_story(tmp_path / "here")
+    write_history(tmp_path / "here")
     return tmp_path / "here"
 
 

@@ -42,7 +42,7 @@ def ledgers(store: MetadataStore, cluster: Cluster) -> LedgerStore:
     return LedgerStore(store, cluster, random.Random(2))
 
 
-async def stands(store: MetadataStore, path: str, version: int) -> bool:
+async def is_valid(store: MetadataStore, path: str, version: int) -> bool:
     """Return whether a transaction with a check of the reservation succeeds."""
     try:
         await store.multi([Check(path, version)])
@@ -58,11 +58,11 @@ async def test_a_reservation_can_be_read_until_it_is_released(store: MetadataSto
     assert await reservations.read(L7) == reserved
     assert reserved.names(BK1)
     assert not reserved.names(BookieId("bk3:3181"))
-    assert await stands(store, reserved.path, reserved.version)
+    assert await is_valid(store, reserved.path, reserved.version)
     assert await reservations.release(reserved)
     assert await reservations.read(L7) is None
     assert await store.stat(reservations.path(L7)) is None
-    assert not await stands(store, reserved.path, reserved.version)
+    assert not await is_valid(store, reserved.path, reserved.version)
     assert not await reservations.release(reserved)
 
 
@@ -78,9 +78,9 @@ async def test_a_new_reservation_replaces_the_previous_one(store: MetadataStore,
     old = await reservations.reserve(L7, "a", [TO_BK1])
     new = await reservations.reserve(L7, "b", [TO_BK2])
     assert await reservations.read(L7) == new
-    assert not await stands(store, old.path, old.version)
+    assert not await is_valid(store, old.path, old.version)
     assert not await reservations.release(old)
-    assert await stands(store, new.path, new.version)
+    assert await is_valid(store, new.path, new.version)
 
 
 async def test_first_reservation_of_a_ledger_replaces_none(store: MetadataStore, reservations: Reservations) -> None:
@@ -88,7 +88,7 @@ async def test_first_reservation_of_a_ledger_replaces_none(store: MetadataStore,
     with pytest.raises(ReservationRefusedError):
         await reservations.reserve(L7, "b", [TO_BK2], is_first=True)
     assert await reservations.read(L7) == there
-    assert await stands(store, there.path, there.version)
+    assert await is_valid(store, there.path, there.version)
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -104,7 +104,7 @@ async def test_nothing_is_reserved_if_a_condition_does_not_hold(
     with pytest.raises(ReservationRefusedError):
         await reservations.reserve(L7, "b", [TO_BK2], checks=[Check(condition, 1)])
     assert await reservations.read(L7) == reserved
-    assert await stands(store, reserved.path, reserved.version)
+    assert await is_valid(store, reserved.path, reserved.version)
 
 
 async def test_progress_of_an_earlier_reservation_does_not_replace_a_later_one(
@@ -115,7 +115,7 @@ async def test_progress_of_an_earlier_reservation_does_not_replace_a_later_one(
     assert not await reservations.note_progress(old, [replace(TO_BK1, end_entry_id=EntryId(3))])
     assert await reservations.read(L7) == new
     assert await reservations.note_progress(new, [replace(TO_BK2, end_entry_id=EntryId(9))])
-    assert await stands(store, new.path, new.version)
+    assert await is_valid(store, new.path, new.version)
     read = await reservations.read(L7)
     assert read is not None
     assert read.names(BK2)
@@ -129,7 +129,7 @@ async def test_later_reservation_is_never_taken_for_an_earlier_one(
     assert await reservations.release(await reservations.reserve(L7, "b", [TO_BK2]))
     new = await reservations.reserve(L7, "c", [TO_BK2])
     assert (await store.get(reservations.path(L7))).stat.version == 0  # so versions do not distinguish the two
-    assert not await stands(store, old.path, old.version)
+    assert not await is_valid(store, old.path, old.version)
     assert not await reservations.release(old)
     assert await reservations.release(new)
 
@@ -139,7 +139,7 @@ async def test_one_of_many_concurrent_reservations_wins(store: MetadataStore, re
         *(reservations.reserve(L7, f"t{i}", [TO_BK1]) for i in range(4)), return_exceptions=True
     )
     read = await reservations.read(L7)
-    standing = [one for one in made if not isinstance(one, BaseException) and await stands(store, one.path, 0)]
+    standing = [one for one in made if not isinstance(one, BaseException) and await is_valid(store, one.path, 0)]
     assert standing == [read]
 
 
@@ -152,7 +152,7 @@ async def test_a_damaged_reservation_is_an_error_for_readers_and_the_next_one_re
         await reservations.read(L7)
     new = await reservations.reserve(L7, "b", [TO_BK2])
     assert await reservations.read(L7) == new
-    assert not await stands(store, old.path, old.version)
+    assert not await is_valid(store, old.path, old.version)
 
 
 async def test_clusters_in_one_store_have_separate_reservations(

@@ -21,7 +21,7 @@ from bookie.model.run import PAUSE_S_MAX, RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import cancel, guarded
 from tests.contract.conftest import Backend
 
-Soon = Callable[[Awaitable[Any]], Awaitable[Any]]
+WithDeadline = Callable[[Awaitable[Any]], Awaitable[Any]]
 A, B = BookieId("bk1:3181"), BookieId("bk2:3181")
 
 
@@ -54,7 +54,7 @@ async def test_one_run_of_a_kind_at_a_time(runs: Runs, backend: Backend, base: s
 
 
 async def test_a_dry_run_and_a_run_that_marks_have_locks_of_their_own(
-    runs: Runs, backend: Backend, base: str, soon: Soon
+    runs: Runs, backend: Backend, base: str, with_deadline: WithDeadline
 ) -> None:
     dry = RunLane(RunKind.BOOKIES, is_dry_run=True)
     lease = await runs.acquire(dry, "r1", "h:1")
@@ -64,7 +64,7 @@ async def test_a_dry_run_and_a_run_that_marks_have_locks_of_their_own(
         await other.acquire(dry, "r3", "h:2")
     waiting = guarded("waiting", other.wait_lane_free(dry))
     await lease.release()
-    await soon(waiting)
+    await with_deadline(waiting)
     assert await other.holder(RunLane(RunKind.BOOKIES)) == Holder("r2", "h:2")
 
 
@@ -79,11 +79,13 @@ async def test_a_lock_ends_with_its_session(runs: Runs, backend: Backend, store:
     assert taken.is_held
 
 
-async def test_a_waiting_process_notices_the_end_of_a_lock(runs: Runs, backend: Backend, base: str, soon: Soon) -> None:
+async def test_a_waiting_process_notices_the_end_of_a_lock(
+    runs: Runs, backend: Backend, base: str, with_deadline: WithDeadline
+) -> None:
     lease = await runs.acquire(RunLane(RunKind.BOOKIES), "r1", "h:1")
     waiting = guarded("waiting", Runs(await backend.open(), base).wait_lane_free(RunLane(RunKind.BOOKIES)))
     await lease.release()
-    await soon(waiting)
+    await with_deadline(waiting)
 
 
 async def test_records_are_listed_newest_first(runs: Runs) -> None:
@@ -214,14 +216,14 @@ async def test_a_cancel_request_reaches_the_other_process(runs: Runs, backend: B
 
 
 async def test_a_change_of_a_record_wakes_waiting_processes(
-    runs: Runs, backend: Backend, base: str, soon: Soon
+    runs: Runs, backend: Backend, base: str, with_deadline: WithDeadline
 ) -> None:
     first = record(1)
     await runs.write(first)
     waiting = guarded("waiting", Runs(await backend.open(), base).wait_changed(first))
     changed = replace(first, done=1)
     await runs.write(changed)
-    assert await soon(waiting) == changed
+    assert await with_deadline(waiting) == changed
 
 
 async def test_lost_bookies_are_recorded_once_and_removed_when_they_return(store: MetadataStore, base: str) -> None:

@@ -17,7 +17,7 @@ from bookie.metadata.port import ANY_VERSION, AccessDeniedError, MetadataStore, 
 from bookie.model.ids import BookieId
 from bookie.model.topology import DEFAULT_REGION_AND_RACK, Topology
 
-Soon = Callable[[Awaitable[Any]], Awaitable[Any]]
+WithDeadline = Callable[[Awaitable[Any]], Awaitable[Any]]
 
 BK1, BK2 = BookieId("bk1:3181"), BookieId("bk2:3181")
 PULSAR = b'{"default": {"bk1:3181": {"rack": "/eu/r1", "hostname": "bk1"}}}'
@@ -68,7 +68,7 @@ async def test_malformed_topology_is_an_error_at_load(store: MetadataStore, topo
 
 
 async def test_a_location_that_only_pulsar_accepts_is_unknown_and_all_others_are_used(
-    store: MetadataStore, topologies: TopologyStore, soon: Soon, caplog: pytest.LogCaptureFixture
+    store: MetadataStore, topologies: TopologyStore, with_deadline: WithDeadline, caplog: pytest.LogCaptureFixture
 ) -> None:
     def node(**racks: str) -> bytes:
         bookies = {f"{name}:3181": {"rack": rack, "hostname": ""} for name, rack in racks.items()}
@@ -88,7 +88,7 @@ async def test_a_location_that_only_pulsar_accepts_is_unknown_and_all_others_are
     assert "'rack 1'" in logged.__dict__["first"][0]
     waiting = asyncio.ensure_future(topologies.wait_changed(seen))
     await store.set(topologies.pulsar_path, node(bk1="/eu/r2", bk2="rack 1"), ANY_VERSION)
-    assert (await soon(waiting)).topology.locations == {BK1: "/eu/r2"}
+    assert (await with_deadline(waiting)).topology.locations == {BK1: "/eu/r2"}
     assert [record.__dict__["entries"] for record in caplog.records] == [3, 2]
     for refused in (node(bk2="rack 1"), b'{"bk 9": "/r9"}'):
         with pytest.raises(InvalidTopologyError):
@@ -99,7 +99,7 @@ async def test_a_location_that_only_pulsar_accepts_is_unknown_and_all_others_are
 
 
 async def test_each_change_of_either_node_is_seen(
-    store: MetadataStore, topologies: TopologyStore, backend: Any, cluster: Cluster, soon: Soon
+    store: MetadataStore, topologies: TopologyStore, backend: Any, cluster: Cluster, with_deadline: WithDeadline
 ) -> None:
     other = TopologyStore(await backend.open(), cluster)
     seen = await other.read()
@@ -113,28 +113,28 @@ async def test_each_change_of_either_node_is_seen(
         waiting = asyncio.ensure_future(other.wait_changed(seen))
         await asyncio.sleep(0)
         await (store.delete(path) if data is None else _put(store, path, data))
-        seen = await soon(waiting)
+        seen = await with_deadline(waiting)
         assert seen.topology.locations == expected
 
 
-async def test_change_before_the_wait_is_not_missed(topologies: TopologyStore, soon: Soon) -> None:
+async def test_change_before_the_wait_is_not_missed(topologies: TopologyStore, with_deadline: WithDeadline) -> None:
     seen = await topologies.read()
     await topologies.write('{"bk1:3181": "/r1"}')
-    assert (await soon(topologies.wait_changed(seen))).topology == parse_topology('{"bk1:3181": "/r1"}')
+    assert (await with_deadline(topologies.wait_changed(seen))).topology == parse_topology('{"bk1:3181": "/r1"}')
 
 
 async def test_malformed_topology_after_the_start_changes_nothing(
-    store: MetadataStore, topologies: TopologyStore, soon: Soon, caplog: pytest.LogCaptureFixture
+    store: MetadataStore, topologies: TopologyStore, with_deadline: WithDeadline, caplog: pytest.LogCaptureFixture
 ) -> None:
     await topologies.write('{"bk1:3181": "/r1"}')
     good = await topologies.read()
     await store.set(topologies.own_path, b"{", ANY_VERSION)
-    kept = await soon(topologies.wait_changed(good))
+    kept = await with_deadline(topologies.wait_changed(good))
     assert kept.topology == good.topology
     assert [record.message for record in caplog.records] == ["topology cannot be read, the last one stays in use"]
     waiting = asyncio.ensure_future(topologies.wait_changed(kept))
     await topologies.write('{"bk1:3181": "/r2"}')
-    assert (await soon(waiting)).topology.locations == {BK1: "/r2"}
+    assert (await with_deadline(waiting)).topology.locations == {BK1: "/r2"}
 
 
 async def test_a_node_without_read_permission_is_an_error(topologies: TopologyStore, backend: Any) -> None:

@@ -41,7 +41,7 @@ from tests.contract.transport_world import (
     lac,
     ok,
     outcome,
-    told,
+    reported,
 )
 from tests.worlds.requests import one_of_each
 
@@ -75,7 +75,7 @@ async def test_absent_corrupt_and_unknown_have_different_statuses(world: Transpo
     assert [result.status for result in reply.results] == [
         Status.OK,
         Status.NO_ENTRY,
-        told(world.kind, Status.CORRUPT),
+        reported(world.kind, Status.CORRUPT),
     ]
     await world.storage.set_limbo([LEDGER])
     assert [result.status for result in (await world.read(0, 1)).results] == [Status.OK, Status.LIMBO]
@@ -154,7 +154,7 @@ async def test_a_fencing_read_with_a_wrong_key_neither_fences_nor_reads(world: T
 
 async def test_a_fencing_read_is_not_answered_before_the_fence_is_durable(world: TransportWorld) -> None:
     await world.add(entry(0))
-    stuck = world.stick()
+    stuck = world.block_journal()
     call = asyncio.create_task(world.read(0, fence_key=KEY))
     await stuck.has_begun.wait()
     assert (await world.read(0)).status is Status.OK  # reads without a fence are answered
@@ -254,7 +254,7 @@ async def test_adds_pinned_to_different_incarnations_do_not_disturb_each_other(w
 
 async def test_a_bookie_that_shuts_down_refuses_everything(world: TransportWorld) -> None:
     world.service.refuse_everything()
-    assert await every_request(world) == {told(world.kind, Status.SHUTTING_DOWN)}
+    assert await every_request(world) == {reported(world.kind, Status.SHUTTING_DOWN)}
 
 
 async def test_a_bookie_that_does_not_listen_is_unreachable(world: TransportWorld) -> None:
@@ -320,7 +320,7 @@ async def test_concurrent_large_batches_do_not_disturb_each_other(world: Transpo
 
 
 async def test_adds_beyond_a_bookies_limit_of_pending_bytes_are_refused(world: TransportWorld) -> None:
-    stuck = world.stick()
+    stuck = world.block_journal()
     calls = [asyncio.create_task(world.add(entry(n, bytes(900_000)))) for n in range(12)]
     refused, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
     assert [call.result().status for call in refused] == [Status.TOO_MANY_REQUESTS]
@@ -330,7 +330,7 @@ async def test_adds_beyond_a_bookies_limit_of_pending_bytes_are_refused(world: T
 
 async def test_an_add_without_an_answer_is_a_timeout_and_may_have_taken_effect(world: TransportWorld) -> None:
     await world.transport.ask(BOOKIE, Info(), DEADLINE_S)  # connects: a later call cannot time out unsent
-    stuck = world.stick()
+    stuck = world.block_journal()
     batch = AddBatch(LEDGER, KEY, [entry(0)])
     assert (await world.transport.add(BOOKIE, batch, SOON_S)).status is Status.TIMEOUT
     await stuck.has_begun.wait()
@@ -341,7 +341,7 @@ async def test_an_add_without_an_answer_is_a_timeout_and_may_have_taken_effect(w
 
 async def test_a_fence_without_an_answer_is_a_timeout_but_takes_effect(world: TransportWorld) -> None:
     await world.transport.ask(BOOKIE, Info(), DEADLINE_S)  # connects first
-    stuck = world.stick()
+    stuck = world.block_journal()
     assert (await world.transport.ask(BOOKIE, Fence(LEDGER, KEY), SOON_S)).status is Status.TIMEOUT
     await stuck.has_begun.wait()
     stuck.release()
@@ -356,7 +356,7 @@ async def test_adds_of_one_transport_arrive_in_the_order_of_the_calls(world: Tra
 
 
 async def test_adds_overlap(world: TransportWorld) -> None:
-    stuck = world.stick()
+    stuck = world.block_journal()
     calls = [asyncio.create_task(world.add(entry(n))) for n in range(10)]
     await stuck.has_begun.wait()
     stuck.release()
@@ -364,7 +364,7 @@ async def test_adds_overlap(world: TransportWorld) -> None:
 
 
 async def test_closing_the_transport_answers_calls_in_flight(world: TransportWorld) -> None:
-    stuck = world.stick()
+    stuck = world.block_journal()
     calls = [
         asyncio.create_task(world.add(entry(0))),
         asyncio.create_task(world.transport.ask(BOOKIE, Fence(LEDGER, KEY), DEADLINE_S)),
@@ -377,7 +377,7 @@ async def test_closing_the_transport_answers_calls_in_flight(world: TransportWor
 
 
 async def test_a_cancelled_caller_does_not_disturb_the_bookie(world: TransportWorld) -> None:
-    stuck = world.stick()
+    stuck = world.block_journal()
     calls = [
         asyncio.create_task(world.add(entry(0))),
         asyncio.create_task(world.transport.ask(BOOKIE, Fence(LedgerId(9), KEY), DEADLINE_S)),

@@ -441,10 +441,10 @@ async def test_the_completing_transaction_requires_the_lock(
 
 
 async def test_every_process_reads_the_same_recovery_switch(
-    tasks: UnderReplication, others: UnderReplication, store: MetadataStore, cluster: Cluster, soon: Any
+    tasks: UnderReplication, others: UnderReplication, store: MetadataStore, cluster: Cluster, with_deadline: Any
 ) -> None:
     assert not await tasks.switches.is_disabled()
-    await soon(tasks.switches.wait_enabled())
+    await with_deadline(tasks.switches.wait_enabled())
     with pytest.raises(AlreadyEnabledError):
         await tasks.switches.enable()
     await tasks.switches.disable()
@@ -456,7 +456,7 @@ async def test_every_process_reads_the_same_recovery_switch(
     await store.sync(cluster.root)
     assert not waiting.done()
     await tasks.switches.enable()
-    await soon(waiting)
+    await with_deadline(waiting)
 
 
 async def test_the_delay_is_stored_as_plain_text(

@@ -43,7 +43,7 @@ from tests.contract.conftest import ZooKeeperBackend
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S
 
-PATIENT: Final[dict[str, Any]] = {"session_timeout_s": LONG_SESSION_S, "operation_timeout_s": STATE_S}
+LONG_TIMEOUTS: Final[dict[str, Any]] = {"session_timeout_s": LONG_SESSION_S, "operation_timeout_s": STATE_S}
 """For restarted servers: on a busy machine a restart takes longer than the usual timeout of an operation."""
 
 
@@ -159,7 +159,7 @@ async def test_close_during_an_outage_leaves_no_thread(
 
 
 async def test_session_survives_a_restart_of_the_server(own_server: EmbeddedZooKeeper) -> None:
-    store = await ZooKeeperStore.connect(own_server.connect_string, **PATIENT)
+    store = await ZooKeeperStore.connect(own_server.connect_string, **LONG_TIMEOUTS)
     await store.create("/e", is_ephemeral=True)
     seen = store.session
     own_server.kill()
@@ -204,7 +204,7 @@ async def test_the_session_has_the_timeout_that_the_server_grants(
 async def test_an_outage_of_the_server_is_logged_at_its_start_and_its_end(
     own_server: EmbeddedZooKeeper, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = await ZooKeeperStore.connect(own_server.connect_string, **PATIENT)
+    store = await ZooKeeperStore.connect(own_server.connect_string, **LONG_TIMEOUTS)
     seen = store.session
     failures = 0
 
@@ -223,12 +223,12 @@ async def test_an_outage_of_the_server_is_logged_at_its_start_and_its_end(
     finally:
         await store.close()
         logging.getLogger("kazoo.client").removeFilter(count)
-    told = [record for record in caplog.records if record.name == "kazoo.client"]
+    reported = [record for record in caplog.records if record.name == "kazoo.client"]
     assert failures == 0, "kazoo's own lines are logged as well"
-    assert told[0].message == "ZooKeeper unreachable, retrying"
-    assert own_server.connect_string in told[0].__dict__["hosts"]
-    assert [record.message for record in told].count("ZooKeeper reachable again") == 1
-    assert told[-1].message == "ZooKeeper reachable again"
+    assert reported[0].message == "ZooKeeper unreachable, retrying"
+    assert own_server.connect_string in reported[0].__dict__["hosts"]
+    assert [record.message for record in reported].count("ZooKeeper reachable again") == 1
+    assert reported[-1].message == "ZooKeeper reachable again"
 
 
 @pytest.mark.parametrize("is_bulk_known", [True, False])
@@ -262,7 +262,7 @@ async def test_a_request_to_a_stopped_server_ends_at_its_deadline(
 async def test_an_unanswered_read_is_repeated_on_the_next_connection_of_its_session(
     own_server: EmbeddedZooKeeper, is_session_kept: bool
 ) -> None:
-    store = await ZooKeeperStore.connect(own_server.connect_string, **PATIENT)
+    store = await ZooKeeperStore.connect(own_server.connect_string, **LONG_TIMEOUTS)
     own_server.process.pause()
     reading = asyncio.create_task(store.children("/"))
     async with asyncio.timeout(STATE_S):
@@ -307,7 +307,7 @@ async def test_a_write_that_loses_its_connection_is_sent_once(
 
 
 async def test_a_write_while_disconnected_is_reported_as_not_sent(own_server: EmbeddedZooKeeper) -> None:
-    store = await ZooKeeperStore.connect(own_server.connect_string, **PATIENT)
+    store = await ZooKeeperStore.connect(own_server.connect_string, **LONG_TIMEOUTS)
     seen = store.session
     own_server.kill()
     async with asyncio.timeout(STATE_S):
@@ -322,7 +322,7 @@ async def test_a_write_while_disconnected_is_reported_as_not_sent(own_server: Em
 
 async def test_many_requests_while_disconnected_do_not_block_the_loop(own_server: EmbeddedZooKeeper) -> None:
     """Kazoo's own wake-up socket takes some 280 bytes, and then blocks the thread that queues a request."""
-    store = await ZooKeeperStore.connect(own_server.connect_string, **PATIENT)
+    store = await ZooKeeperStore.connect(own_server.connect_string, **LONG_TIMEOUTS)
     client = _client(store)
     own_server.kill()
     async with asyncio.timeout(STATE_S):

@@ -57,9 +57,11 @@ async def refusal(hosts: str, access: ZooKeeperAccess) -> str:
 
 async def test_a_server_certificate_of_another_authority_is_refused(secured: Secured, tmp_path: Path) -> None:
     make_ca(tmp_path, "strange")
-    said = await refusal(secured.server.secure_connect_string, replace(secured.tls, tls_ca=tmp_path / "strange.pem"))
-    assert "certificate is not accepted" in said
-    assert secured.server.secure_connect_string in said
+    reported = await refusal(
+        secured.server.secure_connect_string, replace(secured.tls, tls_ca=tmp_path / "strange.pem")
+    )
+    assert "certificate is not accepted" in reported
+    assert secured.server.secure_connect_string in reported
 
 
 async def test_a_server_whose_certificate_names_another_host_is_refused(secured: Secured) -> None:
@@ -78,7 +80,7 @@ async def test_a_server_whose_certificate_has_expired_is_refused(tmp_path: Path)
         signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-extfile", "server.ext", *dates, "-out", old.name)
         openssl("x509", "-req", "-in", "server.csr", *signing, directory=tmp_path)
     except subprocess.CalledProcessError:  # before OpenSSL 3.4
-        _sign_in_the_past(tmp_path, old)
+        _sign_with_past_date(tmp_path, old)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(old, files.key)
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=context)
@@ -87,7 +89,7 @@ async def test_a_server_whose_certificate_has_expired_is_refused(tmp_path: Path)
         assert "expired" in await refusal(f"127.0.0.1:{port}", ZooKeeperAccess(tls_ca=tmp_path / "ca.pem"))
 
 
-def _sign_in_the_past(directory: Path, target: Path) -> None:
+def _sign_with_past_date(directory: Path, target: Path) -> None:
     (directory / "index.txt").write_text("")
     (directory / "ca.ini").write_text(
         "[ca]\ndefault_ca = here\n[here]\ndir = .\ndatabase = index.txt\nnew_certs_dir = .\nserial = past.srl\n"
@@ -107,9 +109,9 @@ async def test_a_client_without_a_certificate_is_refused(secured: Secured) -> No
 async def test_a_wrong_password_is_refused(secured: Secured, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("wrong-secret")
     access = replace(secured.sasl, sasl_password_file=tmp_path / "password")
-    said = await refusal(secured.server.connect_string, access)
-    assert "refused the login" in said
-    assert "wrong-secret" not in said
+    reported = await refusal(secured.server.connect_string, access)
+    assert "refused the login" in reported
+    assert "wrong-secret" not in reported
 
 
 @pytest.mark.parametrize("turn_ms", range(1, 9))
@@ -328,9 +330,9 @@ def test_a_command_with_a_wrong_password_ends_with_a_clear_message(
     command: tuple[str, ...], says: str, secured: Secured, tmp_path: Path
 ) -> None:
     (tmp_path / "password").write_text("wrong-secret")
-    code, said = _run(command, f"zk://{secured.server.connect_string}/ledgers", USER, tmp_path)
-    assert (code, says in said, "Traceback" in said) == (78, True, False), said
-    assert "wrong-secret" not in said
+    code, reported = _run(command, f"zk://{secured.server.connect_string}/ledgers", USER, tmp_path)
+    assert (code, says in reported, "Traceback" in reported) == (78, True, False), reported
+    assert "wrong-secret" not in reported
 
 
 @pytest.mark.integration
@@ -349,10 +351,10 @@ def test_a_missing_permission_on_one_subtree_is_named_and_nothing_is_changed(sec
     asyncio.run(prepare())
     (tmp_path / "password").write_text("other-secret")
     uri = f"zk://{secured.server.connect_string}{root}"
-    code, said = _run(("doctor", "--output", "json"), uri, "other", tmp_path)
+    code, reported = _run(("doctor", "--output", "json"), uri, "other", tmp_path)
     failed = [
         check
-        for check in json.loads(said)["checks"]
+        for check in json.loads(reported)["checks"]
         if (check["check"], check["state"]) == ("permission", "failed")
         and check["target"].startswith(root)  # other tests of this server created records below /bkheal
     ]
@@ -361,10 +363,10 @@ def test_a_missing_permission_on_one_subtree_is_named_and_nothing_is_changed(sec
         [f"{root}/underreplication{x}" for x in ("", "/ledgers")],
     )
     assert "sasl:other" in failed[0]["detail"]
-    code, said = _run(("recovery", "disable"), uri, "other", tmp_path)
+    code, reported = _run(("recovery", "disable"), uri, "other", tmp_path)
     # The command first records the change, which is refused as well if another test of this server created /bkheal.
-    assert code == 78, said
-    assert "its ACL does not allow this; the permission is needed for sasl:other" in said
+    assert code == 78, reported
+    assert "its ACL does not allow this; the permission is needed for sasl:other" in reported
 
     async def tasks() -> tuple[str, ...]:
         async with session(secured.server.connect_string, secured.sasl) as store:

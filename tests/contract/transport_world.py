@@ -42,7 +42,7 @@ SOON_S = 0.2
 """The timeout of calls that are expected to time out."""
 
 
-def told(kind: str, status: Status) -> Status:
+def reported(kind: str, status: Status) -> Status:
     """Return how a bookie's status arrives: Apache's protocol has fewer, and sends an I/O error for the others."""
     has_no_word = status in (Status.CORRUPT, Status.SHUTTING_DOWN)
     return Status.IO_ERROR if kind == "apache" and has_no_word else status
@@ -111,7 +111,7 @@ class TransportWorld:
     stop_listening: Callable[[], Awaitable[None]]
     stuck: list[StuckDisk] = field(default_factory=list)
 
-    def stick(self) -> StuckDisk:
+    def block_journal(self) -> StuckDisk:
         stuck = StuckDisk()
         self.journal.before = stuck
         self.stuck.append(stuck)

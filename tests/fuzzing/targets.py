@@ -63,7 +63,7 @@ def _parse_journal(data: bytes) -> object:
     return None if batch is None else journal.decode_records(data, batch)
 
 
-def _parse_sealed_records(data: bytes) -> object:
+def _parse_records_with_checksum(data: bytes) -> object:
     """Parse records in a batch with a correct checksum, so that the input reaches the parser of records."""
     header = journal.BatchHeader(5, 2, 1, 0, len(data), 2)
     return journal.decode_records(b"".join(journal.encode_batch(header, [data])), header)
@@ -162,7 +162,7 @@ _LOG_RECORD: Final = struct.pack(">II", len(_ENTRY), crc32c(_ENTRY)) + _ENTRY
 TARGETS: Final[Mapping[str, Target]] = {
     "journal": Target(_parse_journal, [_journal_file()]),
     "journal-records": Target(
-        _parse_sealed_records, [b"".join(journal.encode_entries(7, [(_ENTRY, crc32c(_ENTRY))] * 2))]
+        _parse_records_with_checksum, [b"".join(journal.encode_entries(7, [(_ENTRY, crc32c(_ENTRY))] * 2))]
     ),
     "entry-log-header": Target(entry_log.decode_header, [bytes(entry_log.HEADER_SIZE)]),
     "entry-log-records": Target(entry_log.decode_records, [_LOG_RECORD * 3]),

@@ -10,7 +10,7 @@ from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
 from tests.deadlines import STATE_S
 from tests.sessions import LONG_SESSION_S, kill9
 
-PATIENT = ClientSettings(add_timeout_s=LONG_SESSION_S, read_timeout_s=LONG_SESSION_S, close_timeout_s=STATE_S)
+LONG_TIMEOUTS = ClientSettings(add_timeout_s=LONG_SESSION_S, read_timeout_s=LONG_SESSION_S, close_timeout_s=STATE_S)
 """Timeouts with which a writer does not replace a stalled bookie, so that every bookie gets all entries."""
 
 
@@ -27,7 +27,7 @@ async def start_cluster(directory: Path, bookies: int, *, serves_metrics: bool =
 
 async def connected(cluster: EmbeddedCluster) -> ConnectedBookKeeper:
     """Return a client of the cluster, for use with ``async with``."""
-    return await connect(cluster.metadata_uri, PATIENT, session_timeout_s=LONG_SESSION_S)
+    return await connect(cluster.metadata_uri, LONG_TIMEOUTS, session_timeout_s=LONG_SESSION_S)
 
 
 async def kill_bookies(cluster: EmbeddedCluster, *bookies: EmbeddedBookie) -> None:

@@ -102,9 +102,9 @@ class EmbeddedWorld:
         for bookie in bookies:
             await bookie.wait_ready()
         for bookie in bookies:
-            await self._reach(bookie)
+            await self._reconnect(bookie)
 
-    async def _reach(self, bookie: EmbeddedBookie) -> None:
+    async def _reconnect(self, bookie: EmbeddedBookie) -> None:
         """Wait until the client is connected again to a restarted bookie."""
         async with asyncio.timeout(STATE_S):
             while not await self._answers(bookie):  # noqa: ASYNC110 (another process)

@@ -109,7 +109,7 @@ class Site:
         """Do the same as ``bkheal``, without a process for each command."""
         return answer(await self.command_process.run(self.cluster.metadata_uri, *arguments, "--output", "json"))
 
-    async def told(self, *arguments: str) -> None:
+    async def reported(self, *arguments: str) -> None:
         """Do the same as ``asked``, for a command that prints no document."""
         output(await self.command_process.run(self.cluster.metadata_uri, *arguments))
 

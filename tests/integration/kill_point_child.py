@@ -39,7 +39,7 @@ SETTINGS: Final = StorageSettings(
 """Small settings, so that flushes, new journal files, trims and compactions occur in a short life."""
 ENTRIES: Final = 10
 BATCHES: Final = 4
-LEDGERS_PER_LIFE: Final = 300
+LEDGERS_PER_RUN: Final = 300
 """The most ledgers of a life. A process that reaches its kill point never writes as many."""
 NOT_REACHED: Final = 3
 """The exit code of a process that did not reach its kill point."""
@@ -236,7 +236,7 @@ def say(*words: object) -> None:
     sys.stdout.flush()
 
 
-class Life:
+class ChildRun:
     """One life of the store: it writes ledgers, fences some of them, and deletes two of three."""
 
     def __init__(self, store: LedgerStorage, switch: KillSwitch) -> None:
@@ -244,7 +244,7 @@ class Life:
         self._switch = switch
 
     async def run(self, first: int) -> None:
-        for number in range(first, first + LEDGERS_PER_LIFE, 3):
+        for number in range(first, first + LEDGERS_PER_RUN, 3):
             await asyncio.gather(*(self._write(LedgerId(number + turn)) for turn in range(3)))
             for ledger_id in (number, number + 2):
                 await self.delete(LedgerId(ledger_id))
@@ -299,20 +299,20 @@ async def open_store(
 
 async def verify(store: LedgerStorage, acknowledged: Sequence[Sequence[str]]) -> None:
     """Check every acknowledgement of earlier lives, and that the store serves only sent entries."""
-    said: dict[str, set[tuple[int, ...]]] = {kind: set() for kind in ("added", "fenced", "deleting", "deleted")}
+    reported: dict[str, set[tuple[int, ...]]] = {kind: set() for kind in ("added", "fenced", "deleting", "deleted")}
     for kind, *numbers in acknowledged:
-        said[kind].add(tuple(map(int, numbers)))
-    for ledger_id, batch in said["added"]:
-        if (ledger_id,) not in said["deleting"]:
+        reported[kind].add(tuple(map(int, numbers)))
+    for ledger_id, batch in reported["added"]:
+        if (ledger_id,) not in reported["deleting"]:
             wanted = [EntryId(number) for number in range(batch * ENTRIES, (batch + 1) * ENTRIES)]
             reply = await store.read(LedgerId(ledger_id), wanted)
             assert [result.packet for result in reply.results] == [entry(ledger_id, n) for n in wanted], (
                 ledger_id,
                 reply,
             )
-    for (ledger_id,) in said["deleted"]:
-        assert not (await store.list_entries(LedgerId(ledger_id))).entries, f"{ledger_id} came back"
-    for (ledger_id,) in said["fenced"] | said["deleted"]:
+    for (ledger_id,) in reported["deleted"]:
+        assert not (await store.list_entries(LedgerId(ledger_id))).entries, f"{ledger_id} exists again"
+    for (ledger_id,) in reported["fenced"] | reported["deleted"]:
         reply_add = await store.add(AddBatch(LedgerId(ledger_id), key(ledger_id), [entry(ledger_id, 0)]))
         assert reply_add.status is Status.FENCED, (ledger_id, reply_add)
     await _verify_listed(store)
@@ -330,7 +330,7 @@ async def _verify_listed(store: LedgerStorage) -> None:
 
 async def end(store: LedgerStorage, switch: KillSwitch, root: Path) -> None:
     """Delete every ledger, compact, and print the remaining bytes of entry logs and of the journal."""
-    life = Life(store, switch)
+    life = ChildRun(store, switch)
     while page := await store.ledger_ids():
         for ledger_id in page:
             await life.delete(ledger_id)
@@ -354,7 +354,7 @@ async def main(root: Path, life: int, journals: int, ledger_dirs: int) -> int:
     await verify(store, acknowledged)
     say("verified")
     if name:
-        await Life(store, switch).run(life * 1000)
+        await ChildRun(store, switch).run(life * 1000)
     else:
         await end(store, switch, root)
     await store.close()

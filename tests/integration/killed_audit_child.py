@@ -11,7 +11,7 @@ from spark_jobs.audit import main
 from spark_jobs.runs.cluster_view import ClusterView
 from spark_jobs.runs.marking.publish import Marking
 
-STANDS_STILL = "half of the findings are marked"
+PAUSED_LINE = "half of the findings are marked"
 
 
 def _mark_half_of_it() -> None:
@@ -19,7 +19,7 @@ def _mark_half_of_it() -> None:
 
     def mark_half(self: ClusterView, batch: Sequence[Marking]) -> int | None:
         mark(self, batch[: len(batch) // 2])
-        sys.stdout.write(f"{STANDS_STILL}\n")
+        sys.stdout.write(f"{PAUSED_LINE}\n")
         sys.stdout.flush()
         threading.Event().wait()
         return None

@@ -123,12 +123,12 @@ class Prometheus:
         """Wait until all these alerts fire at the same time, and return them."""
         seen: dict[str, list[Any]] = {}
 
-        async def they_fire() -> bool:
+        async def are_firing() -> bool:
             seen.clear()
             seen.update(await self.firing() or {})
             return set(names) <= seen.keys()
 
-        await self.until(they_fire, f"firing {names}")
+        await self.until(are_firing, f"firing {names}")
         return {name: seen[name] for name in names}
 
     async def until_clear(self, *names: str) -> None:

@@ -27,7 +27,7 @@ from tests.deadlines import STATE_S
 from tests.integration.auditors import when
 from tests.integration.clusters import connected, start_cluster
 from tests.integration.served import Served
-from tests.integration.stopping_replicator_child import STANDS_STILL, Step
+from tests.integration.stopping_replicator_child import PAUSED_LINE, Step
 from tests.sessions import Killable, kill9
 from tests.worlds.entries import numbered_payload
 
@@ -127,7 +127,7 @@ class RepairWorld:
         words = [sys.executable, "-m", "replicator", "--metadata-uri", self.uri, "--poll-interval", "0.2", *options]
         return self._started(words)
 
-    def standing_still(self, step: Step, *options: str) -> tuple[ManagedProcess, Path]:
+    def paused_replicator(self, step: Step, *options: str) -> tuple[ManagedProcess, Path]:
         """Start a replicator that pauses at this step until the file exists."""
         gate = self.home / f"gate-{self._starts}"
         module = "tests.integration.stopping_replicator_child"
@@ -145,8 +145,8 @@ class RepairWorld:
         lost = [self.bookie(member) for member in before.fragments[0].members[:lost_count]]
         await self.kill9(*lost)
         await self.mark(ledger_id, *lost)
-        replicator, gate = self.standing_still(step, *options)
-        await replicator.wait_for_line(STANDS_STILL, STATE_S)
+        replicator, gate = self.paused_replicator(step, *options)
+        await replicator.wait_for_line(PAUSED_LINE, STATE_S)
         return Repair(ledger_id, before, lost[0], replicator, gate)
 
     async def held(self, bookie: EmbeddedBookie, ledger_id: LedgerId) -> int:

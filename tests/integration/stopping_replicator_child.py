@@ -21,7 +21,7 @@ from replicator.__main__ import main
 from replicator.copying.target import Target
 from replicator.repair.install import Installer
 
-STANDS_STILL = "stands still"
+PAUSED_LINE = "stands still"
 _POLL_S = 0.02
 
 
@@ -55,7 +55,7 @@ class _Gate:
     async def wait(self) -> None:
         if not self._has_said and not self._file.exists():
             self._has_said = True
-            sys.stdout.write(f"{STANDS_STILL}\n")
+            sys.stdout.write(f"{PAUSED_LINE}\n")
             sys.stdout.flush()
         while not self._file.exists():  # noqa: ASYNC110 (another process makes it)
             await asyncio.sleep(_POLL_S)
@@ -78,7 +78,7 @@ class _Gate:
         return waiting
 
 
-def _stand_still(step: Step, gate: _Gate) -> None:
+def _pause_at(step: Step, gate: _Gate) -> None:
     match step:
         case Step.LOCKED:
             _patch(TaskLocks, "lock", gate.after)
@@ -101,5 +101,5 @@ def _patch(owner: type, name: str, wrap: Callable[[_Method], _Method]) -> None:
 
 if __name__ == "__main__":
     prepare_grpc()
-    _stand_still(Step(sys.argv[1]), _Gate(Path(sys.argv[2])))
+    _pause_at(Step(sys.argv[1]), _Gate(Path(sys.argv[2])))
     sys.exit(main(sys.argv[3:]))

@@ -27,7 +27,7 @@ from tests.integration.commands import Ended, started, typed
 
 pytestmark = pytest.mark.integration
 
-NOBODY = "zk+hierarchical://127.0.0.1:1/ledgers"
+UNREACHABLE_URI = "zk+hierarchical://127.0.0.1:1/ledgers"
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def cluster(shared_cluster: EmbeddedCluster) -> EmbeddedCluster:
 
 
 @pytest.fixture
-def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands in this process wait 0.5 s for a missing ZooKeeper, not 15 s."""
     patient = ZooKeeperStore.connect
 
@@ -173,10 +173,10 @@ def test_recovery_is_switched_off_and_on(cluster: EmbeddedCluster) -> None:
     assert document("recovery", "status", uri=uri)["enabled"] is True
 
 
-@pytest.mark.usefixtures("soon_given_up")
+@pytest.mark.usefixtures("with_short_timeout")
 @pytest.mark.parametrize(
     ("uri", "exit_code", "says"),
-    [("http://nowhere", 78, "example: zk://"), (NOBODY, 3, "127.0.0.1:1"), (None, 78, "BKHEAL_METADATA_URI")],
+    [("http://nowhere", 78, "example: zk://"), (UNREACHABLE_URI, 3, "127.0.0.1:1"), (None, 78, "BKHEAL_METADATA_URI")],
 )
 def test_a_wrong_address_is_reported_in_one_clear_line(uri: str | None, exit_code: int, says: str) -> None:
     result = typed(uri, "status")
@@ -185,9 +185,9 @@ def test_a_wrong_address_is_reported_in_one_clear_line(uri: str | None, exit_cod
     assert b"Traceback" not in result.stderr
 
 
-@pytest.mark.usefixtures("soon_given_up")
+@pytest.mark.usefixtures("with_short_timeout")
 def test_a_missing_cluster_is_reported_in_one_line() -> None:
-    missing = typed(NOBODY, "ledger", "list")
+    missing = typed(UNREACHABLE_URI, "ledger", "list")
     assert missing.returncode == 3
     assert missing.stderr.count(b"\n") == 1
     assert b"check the addresses" in missing.stderr
@@ -227,7 +227,7 @@ def test_init_if_absent_still_fails_for_an_unusable_cluster(zookeeper: EmbeddedZ
     empty = typed(f"zk://{at}/available", "cluster", "init", "--if-absent")
     assert empty.returncode == 78
     assert b"no LAYOUT node" in empty.stderr
-    assert typed(NOBODY, "cluster", "init", "--if-absent").returncode == 3
+    assert typed(UNREACHABLE_URI, "cluster", "init", "--if-absent").returncode == 3
 
 
 @pytest.mark.parametrize(
@@ -303,9 +303,9 @@ def test_the_audit_runs_under_spark_submit(cluster: EmbeddedCluster, tmp_path: P
     assert next(tmp_path.glob("*/summary.json")).is_file()
 
 
-@pytest.mark.usefixtures("soon_given_up")
+@pytest.mark.usefixtures("with_short_timeout")
 def test_an_audit_without_a_cluster_marks_and_reports_nothing(tmp_path: Path) -> None:
-    result = typed(NOBODY, "audit", "--report-dir", str(tmp_path))
+    result = typed(UNREACHABLE_URI, "audit", "--report-dir", str(tmp_path))
     assert result.returncode == 3
     assert b"127.0.0.1:1" in result.stderr
     assert list(tmp_path.glob("*/summary.json")) == []

@@ -141,8 +141,8 @@ def test_a_damaged_copy_is_not_proof_of_absence_in_a_recovery(world: Damaged) ->
         metadata = world.do(world.client.ports.ledgers.read(world.unclosed)).metadata
     finally:
         world.do(world.start_again(third))
-    said = {bookie: status for bookie, status in refused.value.evidence.items() if bookie != third.bookie_id}
-    assert said == {first.bookie_id: Status.CORRUPT, second.bookie_id: Status.CORRUPT}
+    reported = {bookie: status for bookie, status in refused.value.evidence.items() if bookie != third.bookie_id}
+    assert reported == {first.bookie_id: Status.CORRUPT, second.bookie_id: Status.CORRUPT}
     assert metadata.state is LedgerState.IN_RECOVERY
     metadata = world.do(world.client.recover_ledger(world.unclosed))
     assert (metadata.state, metadata.last_entry_id) == (LedgerState.CLOSED, ENTRIES - 1)
@@ -223,8 +223,8 @@ def test_a_damaged_page_of_the_index_makes_no_entry_look_absent(spark: SparkSess
     flip(table, place)
     world.do(world.start_again(third))
     try:
-        said = {world.do(world.statuses(third, world.indexed, entry)) for entry in range(0, INDEXED, INDEXED_STEP)}
-        assert said == {(Status.OK, (Status.OK,)), (Status.IO_ERROR, ())}
+        reported = {world.do(world.statuses(third, world.indexed, entry)) for entry in range(0, INDEXED, INDEXED_STEP)}
+        assert reported == {(Status.OK, (Status.OK,)), (Status.IO_ERROR, ())}
         assert world.do(world.read(world.indexed)) == [payload(world.indexed, entry) for entry in range(INDEXED)]
         result = world.check(spark, world.indexed)
         assert (result.summary.is_complete, result.exit_code()) == (False, AuditExitCode.PARTIAL)

@@ -28,7 +28,7 @@ __all__ = ["browser"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("quick_spark")]
 
-TOLD_LINES_MAX = 60
+OUTPUT_LINES_MAX = 60
 
 
 @dataclass
@@ -87,7 +87,7 @@ def demo() -> Iterator[Demo]:
             line = process.stdout.readline()
             assert line, "".join(lines)
             lines.append(line)
-            assert len(lines) < TOLD_LINES_MAX
+            assert len(lines) < OUTPUT_LINES_MAX
         yield Demo(process, "".join(lines))
     finally:
         children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []

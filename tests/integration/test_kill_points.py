@@ -30,7 +30,7 @@ GATE_POINTS = (
     "entry_log.remove.before",
     "journal.trim.after",
 )
-LIVES = 7
+RUNS_OF_CHILD = 7
 """Number of processes for each point and layout in the long suite: more than 600 in total."""
 LAYOUTS = ((1, 1), (2, 1), (2, 2))
 """Each layout is the number of journals and the number of ledger directories."""
@@ -59,7 +59,7 @@ def life(root: Path, number: int, kill_at: str, layout: tuple[int, int]) -> tupl
     return done.returncode, [line for line in done.stdout.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def killed_lives(root: Path, kills: list[tuple[str, int]], layout: tuple[int, int]) -> None:
+def run_killed_children(root: Path, kills: list[tuple[str, int]], layout: tuple[int, int]) -> None:
     acknowledged = root / "acknowledged"
     acknowledged.write_text("")
     for number, (point, count) in enumerate(kills):
@@ -77,11 +77,11 @@ def killed_lives(root: Path, kills: list[tuple[str, int]], layout: tuple[int, in
 
 @pytest.mark.parametrize("layout", [(1, 1), pytest.param((2, 2), marks=pytest.mark.long)])
 def test_ten_kills_at_ten_different_steps_lose_nothing(tmp_path: Path, layout: tuple[int, int]) -> None:
-    killed_lives(tmp_path, [(point, 2 + number % 3) for number, point in enumerate(GATE_POINTS)], layout)
+    run_killed_children(tmp_path, [(point, 2 + number % 3) for number, point in enumerate(GATE_POINTS)], layout)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("point", child_module().POINTS)
 def test_kills_at_one_step_at_different_times_lose_nothing(tmp_path: Path, point: str, layout: tuple[int, int]) -> None:
-    killed_lives(tmp_path, [(point, 1 + number) for number in range(LIVES)], layout)
+    run_killed_children(tmp_path, [(point, 1 + number) for number in range(RUNS_OF_CHILD)], layout)

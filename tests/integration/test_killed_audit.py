@@ -32,7 +32,7 @@ from spark_jobs.settings import AuditSettings
 from tests.deadlines import PROGRAM_S
 from tests.integration.auditors import when
 from tests.integration.commands import command, environment
-from tests.integration.killed_audit_child import STANDS_STILL
+from tests.integration.killed_audit_child import PAUSED_LINE
 from tests.lent_session import lend_session
 from tests.sessions import kill9
 from tests.spark.audit_world import Place, closed, opened
@@ -79,7 +79,7 @@ def test_an_audit_after_one_killed_during_marking_adds_the_missing_marks(
     command = [sys.executable, "-m", "tests.integration.killed_audit_child", *words]
     killed = ManagedProcess.start("audit", command, log_path=tmp_path / "audit.log")
     try:
-        place.do(killed.wait_for_line(STANDS_STILL, PROGRAM_S))
+        place.do(killed.wait_for_line(PAUSED_LINE, PROGRAM_S))
         place.do(kill9(zookeeper, killed))
     finally:
         place.do(killed.stop())

@@ -35,7 +35,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[EmbeddedCluster]:
         yield cluster
 
 
-async def assert_all_is_there(cluster: EmbeddedCluster, acknowledged: Mapping[LedgerId, Sequence[EntryId]]) -> None:
+async def assert_all_readable(cluster: EmbeddedCluster, acknowledged: Mapping[LedgerId, Sequence[EntryId]]) -> None:
     """Restart every bookie, recover the ledgers, and read every acknowledged entry."""
     for bookie in cluster.bookies:
         bookie.launch()
@@ -62,7 +62,7 @@ async def test_every_acknowledged_entry_is_read_after_all_bookies_were_killed_at
     async with writer.process:
         await writer.process.wait_until(is_under_load, f"{ENOUGH} entries of each ledger", STATE_S)
         await kill9(cluster.zookeeper, *cluster.bookies)
-    await assert_all_is_there(cluster, writer.acknowledged())
+    await assert_all_readable(cluster, writer.acknowledged())
 
 
 async def test_entries_that_failing_disks_did_not_store_are_not_acknowledged(
@@ -82,4 +82,4 @@ async def test_entries_that_failing_disks_did_not_store_are_not_acknowledged(
         await cancel(one)
     for bookie in cluster.bookies:
         await bookie.stop()
-    await assert_all_is_there(cluster, acknowledged)
+    await assert_all_readable(cluster, acknowledged)

@@ -370,8 +370,8 @@ def interrupted_at_input(uri: str, *arguments: str, until: Callable[[], bool]) -
             assert time.monotonic() < deadline_s, "the command did not read the line"
             time.sleep(0.05)  # between two attempts
         running.send_signal(signal.SIGINT)
-        told = running.communicate(timeout=PROGRAM_S)[1]
-        return running.returncode, told
+        reported = running.communicate(timeout=PROGRAM_S)[1]
+        return running.returncode, reported
     finally:
         running.kill()
         running.wait()
@@ -388,10 +388,10 @@ def is_drained(pipe: int) -> bool:
 
 def test_ctrl_c_ends_a_command_that_waits_for_input(uri: str) -> None:
     before = ledger_ids(uri)
-    code, told = interrupted_at_input(uri, "ledger", "write", until=lambda: new_lines(uri, before) == "one\n")
+    code, reported = interrupted_at_input(uri, "ledger", "write", until=lambda: new_lines(uri, before) == "one\n")
     assert code == 130
-    assert b"bkheal ledger show" in told
-    assert b"Traceback" not in told
+    assert b"bkheal ledger show" in reported
+    assert b"Traceback" not in reported
     code, _ = interrupted_at_input(
         uri, "log", "append", "interrupted", "--create", until=lambda: log_lines(uri) == "one\n"
     )
@@ -459,9 +459,9 @@ def test_an_append_replaced_by_another_writer_fails_with_that_reason(uri: str) -
         while b"one\n" not in bkheal(uri, "log", "read", "contended").stdout:
             assert first.poll() is None
         output(uri, "log", "append", "contended", stdin=b"two\n")
-        told = first.communicate(b"three\n", timeout=PROGRAM_S)[1]
+        reported = first.communicate(b"three\n", timeout=PROGRAM_S)[1]
         assert first.returncode == 1
-        assert b"another writer has taken" in told
+        assert b"another writer has taken" in reported
     assert output(uri, "log", "read", "contended") == "one\ntwo\n"
     output(uri, "log", "delete", "contended", "--yes")
 

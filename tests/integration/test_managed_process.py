@@ -16,14 +16,14 @@ pytestmark = pytest.mark.integration
 
 SLEEP = ["sleep", "600"]
 # Prints a line after its handler is installed; on SIGTERM it ends with code 7.
-POLITE_PROGRAM = """
+ENDING_PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 print('ready on 127.0.0.1:4711', flush=True)
 signal.pause()
 """
-POLITE = [sys.executable, "-c", POLITE_PROGRAM]
-DEAF_PROGRAM = """
+POLITE = [sys.executable, "-c", ENDING_PROGRAM]
+IGNORING_PROGRAM = """
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print('deaf', flush=True)
@@ -100,7 +100,7 @@ async def test_stop_ends_a_paused_process_cleanly(tmp_path: Path) -> None:
 
 
 async def test_stop_kills_a_process_that_ignores_the_signal(tmp_path: Path) -> None:
-    process = ManagedProcess.start("deaf", [sys.executable, "-c", DEAF_PROGRAM], log_path=tmp_path / "log")
+    process = ManagedProcess.start("deaf", [sys.executable, "-c", IGNORING_PROGRAM], log_path=tmp_path / "log")
     await process.wait_for_line("deaf", STATE_S)
     assert await process.stop(grace_s=0.05) == -signal.SIGKILL
 

@@ -27,7 +27,7 @@ from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.telemetry.metrics import render
 from tests.deadlines import PROGRAM_S, STATE_S
-from tests.integration.clusters import PATIENT
+from tests.integration.clusters import LONG_TIMEOUTS
 from tests.integration.served import Served
 from tests.required import missing
 from tests.sessions import LONG_SESSION_S, kill9
@@ -85,7 +85,7 @@ async def test_a_repair_is_counted_by_the_processes_that_took_part(
     zookeeper: EmbeddedZooKeeper, machine: Machine
 ) -> None:
     bookies = {bookie: served for served, bookie in [await machine.bookie(f"bookie-{n}") for n in range(3)]}
-    async with await connect(machine.uri, PATIENT, session_timeout_s=LONG_SESSION_S) as client:
+    async with await connect(machine.uri, LONG_TIMEOUTS, session_timeout_s=LONG_SESSION_S) as client:
         async with await client.create_ledger(LedgerOptions(2, 2, 2)) as writer:
             for entry in range(ENTRIES):
                 await writer.submit(b"%d" % entry)

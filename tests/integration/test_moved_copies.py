@@ -49,7 +49,7 @@ async def added_entries(world: RepairWorld) -> dict[str, float]:
     return {bookie.name: await world.counted(bookie, metric) for bookie in world.cluster.bookies}
 
 
-async def outsider(world: RepairWorld, ledger_id: LedgerId) -> EmbeddedBookie:
+async def non_member(world: RepairWorld, ledger_id: LedgerId) -> EmbeddedBookie:
     members = (await world.metadata(ledger_id)).members()
     (other,) = [bookie for bookie in world.cluster.bookies if bookie.bookie_id not in members]
     return other
@@ -58,7 +58,7 @@ async def outsider(world: RepairWorld, ledger_id: LedgerId) -> EmbeddedBookie:
 async def test_a_misplaced_ledger_is_moved_by_copying_one_position_once(world: RepairWorld) -> None:
     ledger_id = await world.written(TWO_COPIES)
     before = await world.metadata(ledger_id)
-    apart = await outsider(world, ledger_id)
+    apart = await non_member(world, ledger_id)
     topology = topology_file(world, apart)
     added = await added_entries(world)
     await world.mark(ledger_id)
@@ -82,7 +82,7 @@ async def test_a_mark_without_a_topology_is_kept(world: RepairWorld) -> None:
     assert "no topology is configured" in replicator.log_tail()
     assert await world.metadata(ledger_id) == before
     assert await world.client.ports.tasks.read(ledger_id) is not None
-    await repair_once(world, topology_file(world, await outsider(world, ledger_id)))
+    await repair_once(world, topology_file(world, await non_member(world, ledger_id)))
     await world.settled()
 
 

@@ -13,7 +13,7 @@ from tests.integration.auditors import when
 from tests.integration.clusters import connected, start_cluster
 from tests.integration.link import LinkedBookie, linked_bookie
 from tests.integration.repair_world import Repair, RepairWorld
-from tests.integration.stopping_replicator_child import STANDS_STILL, Step
+from tests.integration.stopping_replicator_child import PAUSED_LINE, Step
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -49,8 +49,8 @@ async def begun(world: Linked) -> tuple[Repair, list[LinkedBookie], LinkedBookie
         await world.client.delete_ledger(ledger_id)
     await world.kill9(lost)
     await world.mark(ledger_id, lost)
-    replicator, gate = world.standing_still(Step.COPYING)
-    await replicator.wait_for_line(STANDS_STILL, STATE_S)
+    replicator, gate = world.paused_replicator(Step.COPYING)
+    await replicator.wait_for_line(PAUSED_LINE, STATE_S)
     reservation = await world.reservations.read(ledger_id)
     assert reservation is not None
     [target] = [bookie for bookie in world.linked if reservation.names(bookie.bookie_id)]

@@ -82,7 +82,7 @@ async def test_a_killed_bookie_is_detected_at_once_repaired_and_shown_in_reports
     assert (await site.bkheal("underreplicated", "list"))["items"] == []
     audits = (await site.bkheal("audit", "list"))["items"]
     assert [item["cause"] for item in audits[:2]] == ["bookie loss", "spark ui"]
-    await until_metrics_tell(site, victim, counted, len(lost))
+    await until_metrics_show(site, victim, counted, len(lost))
     await leader.served.until_value(detected_before + 1, "bkheal_time_to_detect_seconds_count")
     assert (await leader.served.values())["bkheal_time_to_detect_seconds_count",] == detected_before + 1
 
@@ -119,7 +119,7 @@ class Counted:
         )
 
 
-async def until_metrics_tell(site: Site, victim: BookieId, before: Counted, ledgers: int) -> None:
+async def until_metrics_show(site: Site, victim: BookieId, before: Counted, ledgers: int) -> None:
     """Wait for the expected metrics.
 
     Replicators count the copies stored by bookies, the leader reports one lost bookie and no mark, and all have a
@@ -151,7 +151,7 @@ async def until_metrics_tell(site: Site, victim: BookieId, before: Counted, ledg
 async def test_a_paused_run_does_not_delay_the_reaction_to_a_lost_bookie(site: Site) -> None:
     await site.whole(delay_s=SHORT_DELAY_S)
     leader, old = site.auditors[await site.leader()], await site.metadata()
-    await site.told("audit", "pause", "--kind", "bookies", "--for", "1h")
+    await site.reported("audit", "pause", "--kind", "bookies", "--for", "1h")
     run_id = (await leader.served.send("POST", "/api/v1/runs", {"kind": "bookies"}))["run"]["run_id"]
     await leader.served.send("PUT", f"/api/v1/runs/{run_id}/state/paused")  # at once, as a run takes less than 1 s
     before = await site.published()
@@ -163,7 +163,7 @@ async def test_a_paused_run_does_not_delay_the_reaction_to_a_lost_bookie(site: S
     assert_complete(run, Verdict.UNDER_REPLICATED)
     assert (await site.run(run_id)).state is RunState.CANCELLED
     await assert_repaired(site, victim, old)
-    await site.told("audit", "resume", "--kind", "bookies")
+    await site.reported("audit", "resume", "--kind", "bookies")
 
 
 async def test_a_maintenance_window_holds_marks_back_until_it_is_ended(site: Site) -> None:

@@ -16,7 +16,7 @@ from tests.integration.test_storage_kill9 import CHILD, Layout, check
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.needs("loop")]
 
-LIVES = 12
+RUNS_OF_CHILD = 12
 UNSYNCED = (
     "import os, runpy, sys; os.fsync = os.fdatasync = lambda descriptor: None; "
     "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -24,7 +24,7 @@ UNSYNCED = (
 """Runs a program whose file syncs have no effect."""
 
 
-def life_until_power_loss(
+def run_until_power_loss(
     disk: FragileDisk, command: list[str], life: int, count: int, layout: Layout = (1, 1)
 ) -> list[list[str]]:
     """Start the child, cut the power after ``count`` acknowledgements, and return these acknowledgements.
@@ -55,15 +55,15 @@ def life_until_power_loss(
 def test_nothing_acknowledged_is_lost_with_the_page_cache(tmp_path: Path, layout: Layout) -> None:
     rng, acknowledged = random.Random(3), list[list[str]]()
     with fragile_disk(tmp_path) as disk:
-        for life in range(LIVES):
-            found = life_until_power_loss(disk, [sys.executable], life, rng.randint(1, 1500), layout)
+        for life in range(RUNS_OF_CHILD):
+            found = run_until_power_loss(disk, [sys.executable], life, rng.randint(1, 1500), layout)
             acknowledged += found
-            asyncio.run(check(disk.root, acknowledged if life == LIVES - 1 else found, layout))
+            asyncio.run(check(disk.root, acknowledged if life == RUNS_OF_CHILD - 1 else found, layout))
     assert {words[0] for words in acknowledged} == {"added", "fenced"}
 
 
 def test_the_loss_of_the_page_cache_shows_a_store_that_does_not_sync(tmp_path: Path) -> None:
     with fragile_disk(tmp_path) as disk:
-        acknowledged = life_until_power_loss(disk, [sys.executable, "-c", UNSYNCED], 0, 300)
+        acknowledged = run_until_power_loss(disk, [sys.executable, "-c", UNSYNCED], 0, 300)
         with pytest.raises((AssertionError, FatalError)):
             asyncio.run(check(disk.root, acknowledged, (1, 1)))

@@ -99,7 +99,7 @@ async def test_alerts_fire_when_a_bookie_is_killed_and_clear_when_all_is_repaire
             ready = await auditor.wait_for_line(r"^auditor ready on (http://\S+) and grpc \S+$", STATE_S)
             prometheus.scrape("auditor", ready[1])
 
-            async def all_is_well() -> bool:
+            async def is_healthy() -> bool:
                 count = await prometheus.value("cluster:bkheal_underreplicated_ledgers:sum")
                 writable = await prometheus.value('cluster_state:bkheal_bookies:max{state="writable"}')
                 scraped = await prometheus.value("count(bkheal_build_info)")
@@ -111,7 +111,7 @@ async def test_alerts_fire_when_a_bookie_is_killed_and_clear_when_all_is_repaire
                 asked = [query for board in BOARDS for query in queries(board) if not MAY_BE_EMPTY.search(query)]
                 return all([await prometheus.has_values(query) for query in asked])
 
-            await prometheus.until(all_is_well, "a healthy cluster without alerts")
+            await prometheus.until(is_healthy, "a healthy cluster without alerts")
 
             victim = next(bookie for bookie in cluster.bookies if bookie.bookie_id == members[0])
             await kill_bookies(cluster, victim)
@@ -136,7 +136,7 @@ async def test_alerts_fire_when_a_bookie_is_killed_and_clear_when_all_is_repaire
 
                 await victim.start()
                 prometheus.scrape(victim.name, victim.metrics_url)
-                await prometheus.until(all_is_well, "all alerts clear")
+                await prometheus.until(is_healthy, "all alerts clear")
                 copied = await prometheus.value("sum(bkheal_replicator_copied_entries_total)")
                 assert copied is not None
                 assert copied > 0

@@ -41,8 +41,8 @@ def test_a_lost_bookie_is_replaced_in_a_cluster_with_a_secured_zookeeper(
             ledger_id = await write_ledger(uri)
             lost = (await members(uri, ledger_id))[0]
             await next(each for each in cluster.bookies if each.bookie_id == lost).stop()  # a stop also unregisters it
-            said = await asyncio.to_thread(bkheal, uri, "audit", "run", "--report-dir", str(tmp_path / "reports"))
-            said += await asyncio.to_thread(bkheal, uri, "replicator", "--once")
+            reported = await asyncio.to_thread(bkheal, uri, "audit", "run", "--report-dir", str(tmp_path / "reports"))
+            reported += await asyncio.to_thread(bkheal, uri, "replicator", "--once")
             assert lost not in await members(uri, ledger_id)
             login = Secured(cluster.zookeeper, tmp_path / "certificates").sasl
             owners = await asyncio.to_thread(owners_below, cluster.zookeeper.connect_string, login, "/")
@@ -55,7 +55,7 @@ def test_a_lost_bookie_is_replaced_in_a_cluster_with_a_secured_zookeeper(
         recorded = [path.read_text(errors="replace") for path in events.rglob("*") if path.is_file()]
         assert recorded
         assert "LedgerTasks" in "".join(recorded)
-        for text in (said, *logs, *recorded):
+        for text in (reported, *logs, *recorded):
             assert PASSWORD not in text
 
     set_access(monkeypatch, replace(full_access(tmp_path / "certificates"), state_root=STATE_ROOT))

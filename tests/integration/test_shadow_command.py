@@ -71,8 +71,8 @@ def test_wrong_usage_is_reported_in_one_line_and_starts_nothing(place: Place) ->
 
 def test_the_help_describes_the_output_and_the_exit_codes() -> None:
     command = [sys.executable, "-m", "auditor.cli.main", "audit", "shadow", "--help"]
-    said = subprocess.run(
+    reported = subprocess.run(
         command, capture_output=True, text=True, timeout=PROGRAM_S, env={**os.environ, "COLUMNS": "200"}
     )
     for text in ("only here", "only there", "docs/migration.md", "Exit codes", "shadow.parquet"):
-        assert text in said.stdout
+        assert text in reported.stdout

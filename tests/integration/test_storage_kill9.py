@@ -18,7 +18,7 @@ from bookie.wire.port import AddBatch, Status
 pytestmark = pytest.mark.integration
 
 CHILD = Path(__file__).with_name("storage_kill9_child.py")
-LIVES = 3
+RUNS_OF_CHILD = 3
 Layout = tuple[int, int]
 """The number of journals and the number of ledger directories."""
 LAYOUTS = [(1, 1), pytest.param((2, 1), marks=pytest.mark.long), (2, 2)]
@@ -35,7 +35,7 @@ def child_module() -> ModuleType:
     return module
 
 
-def killed_life(root: Path, life: int, layout: Layout) -> list[list[str]]:
+def run_killed_child(root: Path, life: int, layout: Layout) -> list[list[str]]:
     """Start the child, kill it after a number of acknowledgements, and return its whole output."""
     command = [sys.executable, str(CHILD), str(root), *map(str, (life, *layout))]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -57,7 +57,7 @@ def killed_life(root: Path, life: int, layout: Layout) -> list[list[str]]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_acknowledged_add_and_fence_survives_kill_9(tmp_path: Path, layout: Layout) -> None:
-    acknowledged = [words for life in range(LIVES) for words in killed_life(tmp_path, life, layout)]
+    acknowledged = [words for life in range(RUNS_OF_CHILD) for words in run_killed_child(tmp_path, life, layout)]
     assert {words[0] for words in acknowledged} == {"added", "fenced"}
     journals, ledger_dirs = layout
     assert len(list(tmp_path.glob("journal*/journal"))) == journals

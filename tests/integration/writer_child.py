@@ -34,12 +34,12 @@ class WriterProcess:
 
     def acknowledged(self) -> dict[LedgerId, list[EntryId]]:
         """The ids of the acknowledged entries of each ledger, in the order of the acknowledgements."""
-        said: dict[LedgerId, list[EntryId]] = {}
+        reported: dict[LedgerId, list[EntryId]] = {}
         for line in self._log.read_text().splitlines(keepends=True):
             word, *numbers = line.split()
             if word == "added" and line.endswith("\n"):
-                said.setdefault(LedgerId(int(numbers[0])), []).append(EntryId(int(numbers[1])))
-        return said
+                reported.setdefault(LedgerId(int(numbers[0])), []).append(EntryId(int(numbers[1])))
+        return reported
 
     def ended(self) -> dict[LedgerId, str]:
         """The name of the error that ended the writes to each ledger."""

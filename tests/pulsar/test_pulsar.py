@@ -105,13 +105,15 @@ async def test_a_bookie_killed_under_load_is_healed_and_every_message_is_read(
             subscription.acknowledge(subscription.receive(timeout_millis=round(1000 * PROGRAM_S)))
         compaction = f"persistent/{NAMESPACE}/keyed/compaction"
         await here.admin("PUT", compaction)
-        await until(lambda: here.admin("GET", compaction), lambda said: b"SUCCESS" in said, "compacted", PROGRAM_S)
+        await until(
+            lambda: here.admin("GET", compaction), lambda reported: b"SUCCESS" in reported, "compacted", PROGRAM_S
+        )
         victim = cluster.bookies[1]
         with load(topics):
             before = {topic.name: len(topic.sent) for topic in topics}
             await kill9(cluster.zookeeper, victim)
             await gone(client, victim.bookie_id)
-            await until(_sent_since(topics, before), bool, "producers go on", PROGRAM_S)
+            await until(_sent_since(topics, before), bool, "producers continue", PROGRAM_S)
         assert any(victim.bookie_id in named for named in (await members(client)).values())
         await audit(uri, tmp_path)
         await repaired(uri, tmp_path / "replicator")
@@ -143,8 +145,8 @@ async def test_a_broker_whose_bookies_use_bookkeepers_driver_loses_no_messages(
             await repaired(uri, tmp_path / "replicator")
             assert (await audit(uri, tmp_path))["verdict"] == "clean"
             assert not any(victim.bookie_id in named for named in (await members(ours)).values())
-            said = (await audit(uri, tmp_path, RunKind.REFERENCES, reference_grace_s=0))["references"]
-            assert (said["lost"], said["unreferenced"], said["referenced"] > 0) == (0, 0, True)
+            reported = (await audit(uri, tmp_path, RunKind.REFERENCES, reference_grace_s=0))["references"]
+            assert (reported["lost"], reported["unreferenced"], reported["referenced"] > 0) == (0, 0, True)
             await asyncio.to_thread(topic.send, 3)
             assert await asyncio.to_thread(topic.read, messages) == topic.sent
 
@@ -179,10 +181,10 @@ async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_unreferenced_le
     assert {f"persistent://{NAMESPACE}/named", f"persistent://{NAMESPACE}/odd name+%"} <= names
 
     report = await audit(uri, tmp_path, RunKind.REFERENCES, reference_grace_s=0)
-    said = report["references"]
-    assert (report["complete"], said["lost"], said["unreferenced"]) == (True, 0, 0), said
-    assert said["referenced"] + sum(said["not_judged"].values()) == report["counts"]["ledgers"], said
-    assert said["referenced"] > len(topics)
+    reported = report["references"]
+    assert (report["complete"], reported["lost"], reported["unreferenced"]) == (True, 0, 0), reported
+    assert reported["referenced"] + sum(reported["not_judged"].values()) == report["counts"]["ledgers"], reported
+    assert reported["referenced"] > len(topics)
 
     gone_topic = f"persistent://{NAMESPACE}/named"
 
@@ -204,8 +206,8 @@ async def test_the_nodes_and_ledgers_of_a_broker_are_decoded_and_unreferenced_le
     ids = map(int, file.read_text().split())
     orphans = {one for one, owner in left.items() if of_gone(owner)}
     assert set(ids) == orphans != set()
-    said = after["references"]
-    assert (said["lost"], [each["namespace"] for each in said["namespaces"]]) == (0, [NAMESPACE])
+    reported = after["references"]
+    assert (reported["lost"], [each["namespace"] for each in reported["namespaces"]]) == (0, [NAMESPACE])
 
 
 async def test_trimmed_ledgers_in_the_nodes_of_shadow_topics_are_not_lost(
@@ -247,10 +249,10 @@ async def test_trimmed_ledgers_in_the_nodes_of_shadow_topics_are_not_lost(
         file = tmp_path / "ids.txt"
         report = await audit(uri, tmp_path, RunKind.REFERENCES, reference_grace_s=0, export=file)
         assert all(await outdated())
-    said = report["references"]
-    assert (said["lost"], said["undecodable"]) == (0, 0), said
-    judged = said["referenced"] + said["unreferenced"] + sum(said["not_judged"].values())
-    assert judged == report["counts"]["ledgers"], said
+    reported = report["references"]
+    assert (reported["lost"], reported["undecodable"]) == (0, 0), reported
+    judged = reported["referenced"] + reported["unreferenced"] + sum(reported["not_judged"].values())
+    assert judged == report["counts"]["ledgers"], reported
     unreferenced = [owned[LedgerId(int(one))] for one in file.read_text().split()]
     named = {owner.topic.managed_ledger.rpartition("/")[2] for owner in unreferenced if owner.topic}
     assert named.isdisjoint({*shadows, *shadows.values()}), unreferenced
@@ -287,11 +289,13 @@ async def test_one_auditor_leads_ours_or_pulsars_whichever_came_first(
     theirs = await cluster.start_auto_recovery()
     await until(leader, lambda name: name == theirs.address, "Pulsar's auditor leads")
     async with await connect(uri) as second, standing(second, "ours") as election:
-        await until(_of(lambda: election.state.leader), lambda name: name == theirs.address, "ours follows")
+        await until(
+            _of(lambda: election.state.leader), lambda name: name == theirs.address, "our auditor is a candidate"
+        )
         assert not election.is_leader()
         assert (await bkheal("status", "--output", "json", uri=uri)).document["auditor"] == theirs.address
         await kill9(cluster.zookeeper, theirs)
-        await until(_of(election.is_leader), bool, "ours leads after it")
+        await until(_of(election.is_leader), bool, "our auditor leads after it")
         again = await cluster.start_auto_recovery()
         node = await client.store.get(leader_path(root))
         victim = cluster.bookies[2]
@@ -303,7 +307,7 @@ async def test_one_auditor_leads_ours_or_pulsars_whichever_came_first(
         await victim.start()
         assert (await client.store.get(leader_path(root))).stat.czxid == node.stat.czxid
         assert election.is_leader()
-    await until(leader, lambda name: name == again.address, "Pulsar's auditor leads after ours resigned")
+    await until(leader, lambda name: name == again.address, "Pulsar's auditor leads after our auditor has resigned")
     await kill9(cluster.zookeeper, again)
 
 
@@ -369,7 +373,7 @@ async def test_an_outage_of_all_bookies_longer_than_their_sessions_does_not_make
         await until(
             lambda: client.store.stat(registered),
             lambda found: found is None,
-            "ZooKeeper has removed the empty container, for which it looks once a minute",
+            "ZooKeeper has removed the empty container (it checks once a minute)",
             PROGRAM_S,
         )
         listed = await bkheal("bookies", "--output", "json", uri=uri)

@@ -113,7 +113,7 @@ async def recover(world: SimWorld, client: SimClient, ledger_id: LedgerId) -> No
     elif stored is not None and stored.last_entry_id != closed.metadata.last_entry_id:
         world.truth.fail(
             "T2",
-            f"{client.process.name} believes {ledger_id} ends at {closed.metadata.last_entry_id}, "
+            f"{client.process.name} returned that {ledger_id} ends at {closed.metadata.last_entry_id}, "
             f"stored is {stored.last_entry_id}",
         )
 
@@ -129,7 +129,7 @@ async def read_along(world: SimWorld, client: SimClient, ledger_id: LedgerId, ro
         try:
             last = await _look(client, reader)
             if last < seen and not world.truth.of(ledger_id).is_cut:
-                world.truth.fail("I5", f"{client.process.name} saw {ledger_id} end at {seen}, then at {last}")
+                world.truth.fail("I5", f"{client.process.name} read that {ledger_id} ends at {seen}, then at {last}")
             seen = max(seen, last)
             world.truth.may_be_read(client.process.name, ledger_id, last)
             if last >= 0:
@@ -156,7 +156,7 @@ async def tail(world: SimWorld, client: SimClient, ledger_id: LedgerId, seconds:
             reader = await client.client.open_ledger(ledger_id, password=b"pw")
             async for entry in getattr(reader, "tail", lambda first: reader.read_all())(EntryId(0)):
                 if entry.entry_id != expected:
-                    world.truth.fail("I5", f"{client.process.name} was given {entry.entry_id} after {expected - 1}")
+                    world.truth.fail("I5", f"{client.process.name} received {entry.entry_id} after {expected - 1}")
                 expected = entry.entry_id + 1
                 world.truth.was_read(client.process.name, ledger_id, entry.entry_id, entry.payload)
     except (BkhealError, TimeoutError) as error:

@@ -71,7 +71,7 @@ async def _judge_space_of(world: SimWorld, node: SimBookie) -> None:
         await node.collect()
         await node.storage.compact()
     except BkhealError as error:
-        world.truth.fail("SPACE", f"{node.bookie} cannot collect in the end: {error}")
+        world.truth.fail("SPACE", f"{node.bookie} cannot collect at the end: {error}")
         return
     live = await _live_bytes(world, node)
     logs = [

@@ -103,11 +103,13 @@ def outdated(names: Sequence[str], jobs: int, records: Path = FOUND) -> dict[str
         near.update(_in_parallel(behind, jobs))
     for one in drifted:
         now, other = again[one.name], near[one.name]
-        said = f"recorded is that {one}, and it {'breaks none' if now is None else f'breaks {now.rule}'}"
+        reported = f"recorded is that {one}, and it {'breaks none' if now is None else f'breaks {now.rule}'}"
         if other is None:
-            wrong[one.name] = f"{said}; {NEIGHBOURS} histories with the seeds after it do not show the defect either"
+            wrong[one.name] = (
+                f"{reported}; {NEIGHBOURS} histories with the seeds after it do not show the defect either"
+            )
         else:
-            wrong[one.name] = f"{said}; {other}: the histories have shifted"
+            wrong[one.name] = f"{reported}; {other}: the histories have shifted"
     return wrong
 
 

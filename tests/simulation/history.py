@@ -43,11 +43,11 @@ from tests.simulation.variation import Variation, vary
 from tests.simulation.world import SimWorld
 
 COLLECT_EVERY: Final = 32
-STUBBORN_S: Final = 900.0
+REFUSAL_S: Final = 900.0
 """How long a bookie may continue to refuse copies: so long that a task fails until it is parked."""
 SLOW_BYTES_PER_S: Final = 400
 """A rate of copies at which repairs take half a minute, so that the ledgers of a history wait for each other."""
-HEAL_S: Final = 600.0
+REPAIR_S: Final = 600.0
 """The longest time for healing, in virtual seconds (I19)."""
 
 
@@ -127,7 +127,7 @@ def run_history(
     finally:
         logging.disable(logging.NOTSET)
         turns = loop.turns
-        _bury(loop)
+        _cancel_rest(loop)
         asyncio.set_event_loop(None)
         if was_collecting:
             gc.enable()
@@ -231,7 +231,7 @@ class History:
         await asyncio.wait(works, timeout=profile.trouble_s * self._scale)
         world.is_healing = True
         trouble.cancel()
-        await self._heal()
+        await self._end_faults()
 
     def _build_racks(self, names: Sequence[str], rng: random.Random) -> None:
         """Put bookies into a large and a small rack, or into three. Only some auditors check placement."""
@@ -322,7 +322,7 @@ class History:
         world = self.world
         for number in range(self._variation.auditors):
             auditor = world.client(f"auditor{number}")
-            auditor.process.run("audit", services.audit_for_ever(world, auditor))
+            auditor.process.run("audit", services.audit_repeatedly(world, auditor))
         for number in range(2):
             self._start_worker(f"worker{number}")
 
@@ -332,32 +332,32 @@ class History:
 
     # Healing
 
-    async def _heal(self) -> None:
+    async def _end_faults(self) -> None:
         world, loop = self.world, self._loop
         world.trace.event("WORLD", "heals")
-        deadline_s = loop.time() + HEAL_S * (3 if self._variation.is_default else 1) + STUBBORN_S
+        deadline_s = loop.time() + REPAIR_S * (3 if self._variation.is_default else 1) + REFUSAL_S
         if world.topology.locations:  # the next search for debts includes ledgers closed after the last one
             deadline_s += ROUND_S
         was_forgotten = any(node.is_apache and node.was_wiped for node in world.bookies.values())
         recovers_from_s = loop.time() + (60.0 * self._scale if was_forgotten else 0.0)
         for client in world.clients:
-            client.be_well()
+            client.end_faults()
         world.network.heal()
         for node in world.bookies.values():
-            node.be_well()
+            node.end_faults()
             if node.process.is_alive and (node.missing_directory or node.is_directory_out_of_use):
                 node.crash(is_power_lost=False)  # an operator has repaired the disk, and restarts the bookie
             node.missing_directory = 0
             if not node.process.is_alive and not node.is_retired:
                 node.begin()
                 world.note_return()
-        stubborn, stubborn_until_s = self._stubborn_bookie(), loop.time() + STUBBORN_S
+        stubborn, stubborn_until_s = self._refusing_bookie(), loop.time() + REFUSAL_S
         doctor = world.client("doctor")
         await self._switch_on(doctor)
         marked: set[BookieId] = set()
         while True:
             if loop.time() > deadline_s:
-                await self._say_what_is_left(doctor)
+                await self._report_rest(doctor)
                 return
             await asyncio.sleep(0.5 * self._scale)
             if stubborn is not None and await self._is_settled_without(doctor):
@@ -379,7 +379,7 @@ class History:
                 continue
             if loop.time() > recovers_from_s:
                 await self._recover_all(doctor)
-            if await self._is_healed(doctor):
+            if await self._is_repaired(doctor):
                 break
         if self._profile.has_directories:  # such a profile damages no entries, and all directories are back or replaced
             world.truth.rotten.clear()
@@ -388,7 +388,7 @@ class History:
         world.repairs.judge_effort(self._effort_window())
         await judge_space(world)
 
-    def _stubborn_bookie(self) -> SimBookie | None:
+    def _refusing_bookie(self) -> SimBookie | None:
         """Choose a bookie that refuses copies long after the end of all other faults, or none. Tasks must be parked."""
         if not self._profile.is_stubborn or self._rng.random() < 0.6:
             return None
@@ -399,7 +399,7 @@ class History:
         others = [other for other in world.bookies.values() if other is not node and other.process.is_alive]
         for other in self._rng.sample(others, min(1, len(others))):
             other.crash(is_power_lost=False)
-            world.start_later(other, STUBBORN_S)
+            world.start_later(other, REFUSAL_S)
         return node
 
     def _effort_window(self) -> Callable[[int, int], int] | None:
@@ -462,7 +462,7 @@ class History:
                 except (BkhealError, TimeoutError) as error:
                     self.world.trace.event("doctor", f"cannot recover {ledger_id}: {error}")
 
-    async def _is_healed(self, doctor: SimClient) -> bool:
+    async def _is_repaired(self, doctor: SimClient) -> bool:
         """Whether every ledger is closed, and an audit with every bookie registered leaves no mark."""
         world = self.world
         metadata = world.truth.metadata
@@ -506,13 +506,13 @@ class History:
             return False
         return True
 
-    async def _say_what_is_left(self, doctor: SimClient) -> None:
+    async def _report_rest(self, doctor: SimClient) -> None:
         world = self.world
         tasks = await doctor.ports.tasks.list()
         parked = await ParkedTasks(doctor.store, world.cluster.root).list()
         ledgers = {key: describe(value) for key, value in world.truth.metadata.items()}
         detail = f"tasks {tasks}, parked {[(p.ledger_id, p.reason.name, p.detail) for p in parked]}, {ledgers}"
-        world.truth.fail("I19", f"not healed after {HEAL_S:g} s: {detail}")
+        world.truth.fail("I19", f"not repaired after {REPAIR_S:g} s: {detail}")
 
     async def _judge(self, doctor: SimClient) -> None:
         for ledger_id, metadata in sorted(self.world.truth.metadata.items()):
@@ -561,7 +561,7 @@ class History:
             return
         except BkhealError as error:
             if not ledger.is_loss_expected:
-                truth.fail("I19", f"{ledger_id} cannot be read in the end: {error}")
+                truth.fail("I19", f"{ledger_id} cannot be read at the end: {error}")
             elif str(ledger_id) not in str(error) or ledger_id not in await self._parked(doctor):
                 truth.fail("LOSS", f"{ledger_id} lost entries, and no report names it: {error}")
 
@@ -583,7 +583,7 @@ def _collect_garbage() -> None:
         gc.collect()
 
 
-def _bury(loop: SimLoop) -> None:
+def _cancel_rest(loop: SimLoop) -> None:
     """End the remaining tasks of a history, without calling its oracles."""
     loop.set_exception_handler(lambda _, context: None)
     for _ in range(20):

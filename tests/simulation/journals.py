@@ -31,13 +31,13 @@ async def damage(node: SimBookie, rng: random.Random) -> tuple[MemoryDisk, ...] 
         paths = [path for number in await file_numbers(damaged) if damaged.content(path := file_path(number))]
         if not paths:
             return None
-        _harm(damaged, rng.choice(paths), rng)
+        _damage(damaged, rng.choice(paths), rng)
         if await salvaging.damage_of([disk.restarted() for disk in disks], node.index.restarted()) is not None:
             return disks
     return None
 
 
-def _harm(disk: MemoryDisk, path: str, rng: random.Random) -> None:
+def _damage(disk: MemoryDisk, path: str, rng: random.Random) -> None:
     size = len(disk.content(path))
     match rng.randrange(4):
         case 0:

@@ -74,10 +74,10 @@ class Limits:
             cost_s = size_bytes * WORKERS / limits.critical_bytes_per_second
             is_open = pace._is_open.is_set()
             is_judged = is_open and self.are_applied and self._paid_s.get(client.process.name, 0.0) <= since_s
-            self._pay(client.process.name, cost_s)
+            self._charge(client.process.name, cost_s)
             await before(bookie, size_bytes, rank)
             if not is_open:  # it was counted before it was sent
-                self._pay(client.process.name, cost_s)
+                self._charge(client.process.name, cost_s)
             waited_s = loop.time() - since_s
             is_held = client.process.held_until_s > since_s
             if is_judged and waited_s > AT_ONCE_S and not is_held and self._world.limits is limits:
@@ -87,5 +87,5 @@ class Limits:
 
         return timed
 
-    def _pay(self, who: str, cost_s: float) -> None:
+    def _charge(self, who: str, cost_s: float) -> None:
         self._paid_s[who] = max(self._paid_s.get(who, 0.0), self._world.loop.time()) + cost_s

@@ -187,7 +187,7 @@ class SimLoop(base_events.BaseEventLoop):
                 if scheduled:
                     self._now_s = max(self._now_s, scheduled[0][0])
                 elif not self._stopping:
-                    raise StuckError("nothing can ever happen again")
+                    raise StuckError("no event is scheduled any more")
             now_s = self._now_s
             while scheduled and scheduled[0][0] <= now_s:
                 ready.append(pop(scheduled)[2])

@@ -86,12 +86,12 @@ class Nemesis:
             "delete lock": self._delete_lock,
             "stall disk": self._stall_disk,
             "fill disk": self._fill_disk,
-            "rot": self._rot,
+            "rot": self._flip_bit,
             "rot and recover": self._rot_and_recover,
             "jump clock": self._jump_clock,
             "wipe one and lose another": self._wipe_one_and_lose_another,
             "wipe another": self._wipe_another,
-            "lose for good": self._lose_for_good,
+            "lose for good": self._stop_until_repair,
             "kill rack": self._kill_rack,
             "join": self._join,
             "interrupt collector": self._interrupt_collector,
@@ -112,23 +112,23 @@ class Nemesis:
         while not self._world.is_healing:
             await asyncio.sleep(self._rng.expovariate(rate))
             if not self._world.is_healing:
-                self.strike(self._rng.choices(names, weights)[0])
+                self.inject(self._rng.choices(names, weights)[0])
 
     def on_event(self, kind: str, ledger_id: LedgerId | None, where: str) -> None:
         """Handle an event, at which a fault may strike; ``where`` names the bookie of the event, if any."""
         for name, chance in self._profile.triggers.get(kind, ()):
             if self._rng.random() < chance:
-                self.strike(name, ledger_id, where)
+                self.inject(name, ledger_id, where)
 
-    def strike(self, name: str, ledger_id: LedgerId | None = None, where: str = "") -> None:
+    def inject(self, name: str, ledger_id: LedgerId | None = None, where: str = "") -> None:
         """Inject one fault, if it has a target."""
         world = self._world
         self._target_ledger, self._where = ledger_id, where
-        is_done = self._meddle(name, ledger_id) if name in ("recover", "delete") else self._faults[name]()
+        is_done = self._interfere(name, ledger_id) if name in ("recover", "delete") else self._faults[name]()
         if is_done:
             world.note_fault(name)
 
-    def _meddle(self, name: str, ledger_id: LedgerId | None) -> bool:
+    def _interfere(self, name: str, ledger_id: LedgerId | None) -> bool:
         world = self._world
         if not world.open_ledgers or self._recoverers >= 6:
             return False
@@ -156,13 +156,13 @@ class Nemesis:
         if not node.process.is_alive or len(world.living_bookies()) <= len(world.bookies) - DOWN_MAX:
             return False
 
-        def strike() -> None:
+        def inject() -> None:
             if node.process.is_alive:
                 node.crash(is_power_lost=True)
                 world.start_later(node, self._down_s())
 
         node.process.held_until_s = max(node.process.held_until_s, world.loop.time() + 0.002)
-        world.loop.call_later(0.001, strike)
+        world.loop.call_later(0.001, inject)
         return True
 
     def _power_loss_of_all(self) -> bool:
@@ -304,7 +304,7 @@ class Nemesis:
         if self._wipes >= self._profile.wipes_max:
             return False
         self._world.loop.call_later(
-            0.6 * self._rng.random() * self._scale, self.strike, "wipe bookie", self._target_ledger, self._where
+            0.6 * self._rng.random() * self._scale, self.inject, "wipe bookie", self._target_ledger, self._where
         )
         return True
 
@@ -372,7 +372,7 @@ class Nemesis:
                 world.loop.call_later(LONGEST_S, setattr, link, "extra_delay_s", 0.0)
         world.lose_kind(members[0], "fence", 3.0 * scale)
         self._note(f"{members[:2]} hear writers late, {members[0]} no fences")
-        world.loop.call_later(0.02 + 0.4 * self._rng.random(), self._meddle, "recover", self._target_ledger)
+        world.loop.call_later(0.02 + 0.4 * self._rng.random(), self._interfere, "recover", self._target_ledger)
         return True
 
     def _freeze(self, client: SimClient) -> bool:
@@ -430,10 +430,10 @@ class Nemesis:
         faults.lose_share, faults.slow_share, faults.lag_s = lose_share, slow_share, lag_s
         faults.fail_share = lose_share / 2
 
-        def undo() -> None:
+        def end_faults() -> None:
             faults.lose_share = faults.slow_share = faults.lag_s = faults.fail_share = 0.0
 
-        self._undo(undo)
+        self._undo(end_faults)
         return True
 
     def _slow_workers(self) -> bool:
@@ -482,10 +482,10 @@ class Nemesis:
         disk.capacity_bytes = disk.used_bytes() + self._rng.randrange(3000)
         node.was_full = True
         self._note(f"{node.process.name} has a full disk")
-        self._undo(lambda: node.unfill())
+        self._undo(lambda: node.free_space())
         return True
 
-    def _rot(self) -> bool:
+    def _flip_bit(self) -> bool:
         """Change a bit of an entry log. All damage of a history is on one bookie."""
         world = self._world
         name = next(iter(sorted(world.truth.rotten)), None)
@@ -529,7 +529,7 @@ class Nemesis:
                 disk.flip_bit(path, at * 8 + self._rng.randrange(len(packet) * 8))
                 world.truth.rotten.add(node.bookie)
                 self._note(f"an entry of {ledger_id} rots on {node.process.name}")
-                self._meddle("recover", ledger_id)
+                self._interfere("recover", ledger_id)
                 return
 
     def _jump_clock(self) -> bool:
@@ -585,7 +585,7 @@ class Nemesis:
         metadata = None if self._target_ledger is None else self._world.truth.metadata.get(self._target_ledger)
         return None if metadata is None or metadata.is_closed else metadata
 
-    def _lose_for_good(self) -> bool:
+    def _stop_until_repair(self) -> bool:
         """Stop a bookie until the cluster heals."""
         world = self._world
         living = world.living_bookies()
@@ -698,8 +698,8 @@ class Nemesis:
     def _down_s(self) -> float:
         return (0.2 + self._rng.random() ** 2 * LONGEST_S) * self._scale
 
-    def _undo(self, undo: Callable[[], object]) -> None:
-        self._world.loop.call_later(self._down_s(), undo)
+    def _undo(self, end_faults: Callable[[], object]) -> None:
+        self._world.loop.call_later(self._down_s(), end_faults)
 
     def _note(self, text: str) -> None:
         self._world.trace.event("NEMESIS", text)

@@ -53,7 +53,7 @@ _KINDS: Final[Mapping[type[Request[Any]], str]] = {
 """The kinds of requests without a fence key. The faults of a link are set per kind."""
 
 
-class Fate(enum.Enum):
+class Delivery(enum.Enum):
     """The fate of a message."""
 
     ARRIVES = enum.auto()
@@ -290,12 +290,12 @@ class SimTransport(Transport):
             network.trace.event(host, f"answer to {self._process.name}'s {message.kind} lost")
             return
         at_s = self._loop.time() + network.delay_s(link)
-        self._loop.call_at(max(at_s, self._process.held_until_s), self._hear, message, task.result())
+        self._loop.call_at(max(at_s, self._process.held_until_s), self._deliver_reply, message, task.result())
 
-    def _hear(self, message: _Message, reply: Any) -> None:
+    def _deliver_reply(self, message: _Message, reply: Any) -> None:
         held_s = self._process.held_until_s - self._loop.time()
         if held_s > 0:
-            self._loop.call_later(held_s, self._hear, message, reply)
+            self._loop.call_later(held_s, self._deliver_reply, message, reply)
         elif not message.answer.done() and message.generation == self._process.generation:
             self._network.trace.event(self._process.name, f"hears {message.kind} {_shown(reply)}")
             message.answer.set_result(reply)

@@ -346,19 +346,19 @@ class SimBookie:
             self.store.resume()
             self.world.truth.roles[self.store.session.session_id] = self.process.name
 
-    def be_well(self) -> None:
+    def end_faults(self) -> None:
         """End all faults of this bookie."""
         self.process.held_until_s = 0.0
         self.faults.end_hang()
         self.faults = DiskFaults()
-        self.unfill()
+        self.free_space()
         if self.process.is_alive and hasattr(self, "store"):
             faults = self.store.faults
             faults.lose_share = faults.slow_share = faults.lag_s = faults.fail_share = 0.0
             if self.interrupted_until_s <= self.world.loop.time():
                 self.resume_session()
 
-    def unfill(self) -> None:
+    def free_space(self) -> None:
         """Free space on the disks again."""
         for disk in self._journals:
             disk.capacity_bytes = _CAPACITY_BYTES
@@ -521,11 +521,11 @@ class SimClient:
         self.ports = replace(self.ports, placement=placement)
         self.client = BookKeeper(self.ports)
 
-    def be_well(self) -> None:
+    def end_faults(self) -> None:
         """End all faults of this process."""
         self.process.held_until_s = 0.0
         self.faults.lose_share = self.faults.slow_share = self.faults.lag_s = self.faults.fail_share = 0.0
-        self._come_back()
+        self._resume()
 
     def kill(self) -> None:
         """End the process. The store ends its session later."""
@@ -547,16 +547,16 @@ class SimClient:
         if self.process.is_alive:
             self.world.trace.event(self.process.name, "loses its session")
             self.store.expire()
-            self.world.loop.call_later(back_after_s, self._come_back)
+            self.world.loop.call_later(back_after_s, self._resume)
 
     def interrupt_session(self, seconds: float) -> None:
         """Interrupt the connection to the store for a while. The session survives."""
         if self.process.is_alive:
             self.world.trace.event(self.process.name, f"has no connection to the store for {seconds:.3f} s")
             self.store.suspend()
-            self.world.loop.call_later(seconds, self._come_back)
+            self.world.loop.call_later(seconds, self._resume)
 
-    def _come_back(self) -> None:
+    def _resume(self) -> None:
         if self.process.is_alive:
             self.store.resume()
             self.world.truth.roles[self.store.session.session_id] = self.process.name

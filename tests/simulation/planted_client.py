@@ -33,14 +33,14 @@ plants = CLIENT_DEFECTS.add
 @plants("acks-during-change", "#1591, #1592", "entries are acknowledged before the ensemble change is stored")
 def _(stack: ExitStack) -> None:
     def make(confirm: Any) -> Any:
-        def careless(self: WriterState[Any]) -> Any:
+        def without_check(self: WriterState[Any]) -> Any:
             was_changing, self.is_changing = self.is_changing, False
             try:
                 return confirm(self)
             finally:
                 self.is_changing = was_changing
 
-        return careless
+        return without_check
 
     swap(stack, WriterState, "confirm", make)
 
@@ -78,7 +78,7 @@ def _(stack: ExitStack) -> None:
 
 @plants("acks-out-of-order", "reliability T5", "an entry is acknowledged although the one before it is not")
 def _(stack: ExitStack) -> None:
-    def careless(self: WriterState[Any]) -> list[Any]:
+    def without_check(self: WriterState[Any]) -> list[Any]:
         if self.is_changing:
             return []
         ready = [p for p in self._unconfirmed if p.acked.bit_count() >= self._ack_quorum]
@@ -89,10 +89,10 @@ def _(stack: ExitStack) -> None:
             self.confirmed_length = pending.length
         return ready
 
-    swap(stack, WriterState, "confirm", lambda _: careless)
+    swap(stack, WriterState, "confirm", lambda _: without_check)
 
 
-@plants("silence-is-an-ack", "I1", "an add without an answer counts as stored")
+@plants("timeout-is-ack", "I1", "an add without an answer counts as stored")
 def _(stack: ExitStack) -> None:
     def make(offer: Any) -> Any:
         async def hopeful(self: Pipeline, lane: Any, batch: Any) -> AddReply:
@@ -122,23 +122,23 @@ def _(stack: ExitStack) -> None:
 
 @plants("change-ignores-state", "HandleFailuresTest, rows 7 and 8", "a writer changes the ensemble of a closed ledger")
 def _(stack: ExitStack) -> None:
-    def careless(metadata: LedgerMetadata, ledger_id: Any, before: Any, wanted: Any, sent: Any) -> Any:
+    def without_check(metadata: LedgerMetadata, ledger_id: Any, before: Any, wanted: Any, sent: Any) -> Any:
         return (
             None
             if metadata.last_fragment in sent
             else metadata.with_last_fragment(wanted.first_entry_id, wanted.members)
         )
 
-    swap(stack, ensemble_change, "with_new_ensemble", lambda _: careless)
+    swap(stack, ensemble_change, "with_new_ensemble", lambda _: without_check)
 
 
 @plants("close-over-close", "BK-584, LedgerClose2Test", "a writer closes a ledger again that another client closed")
 def _(stack: ExitStack) -> None:
-    def careless(self: LedgerWriter, metadata: LedgerMetadata) -> LedgerMetadata:
+    def without_check(self: LedgerWriter, metadata: LedgerMetadata) -> LedgerMetadata:
         state = self._pipeline.state
         return metadata.closed(state.last_add_confirmed, state.confirmed_length)
 
-    swap(stack, LedgerWriter, "_closed_metadata", lambda _: careless)
+    swap(stack, LedgerWriter, "_closed_metadata", lambda _: without_check)
 
 
 @plants("metadata-overwritten", "BK-584", "metadata is written without comparing its version")
@@ -166,7 +166,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, LedgerStore, "write", make)
 
 
-@plants("early-lac", "T9", "readers learn of entries before they are confirmed")
+@plants("unconfirmed-entries-readable", "T9", "readers learn of entries before they are confirmed")
 def _(stack: ExitStack) -> None:
     def make(admit: Any) -> Any:
         def early(self: Pipeline, packet: bytes, payload_bytes: int, waiter: Any) -> None:
@@ -174,11 +174,11 @@ def _(stack: ExitStack) -> None:
 
         return early
 
-    def careless(digest: Any, ledger_id: Any, last_add_confirmed: int) -> bytes:
+    def without_check(digest: Any, ledger_id: Any, last_add_confirmed: int) -> bytes:
         return pack_lac(digest, ledger_id, last_add_confirmed + 1)
 
     swap(stack, Pipeline, "admit", make)
-    swap(stack, explicit_lac, "pack_lac", lambda _: careless)
+    swap(stack, explicit_lac, "pack_lac", lambda _: without_check)
 
 
 @plants("recovery-does-not-fence-reads", "#2614", "recovery fences only with its first request to a bookie")
@@ -193,7 +193,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, RecoveryReader, "__init__", make)
 
 
-@plants("no-floor", "#2615", "recovery starts at entry 0 if its bookies have no entry")
+@plants("recovery-starts-at-zero", "#2615", "recovery starts at entry 0 if its bookies have no entry")
 def _(stack: ExitStack) -> None:
     swap(stack, recovery_fence, "_fenced", lambda fenced: lambda first, entries: fenced(EntryId(0), entries))
 
@@ -209,15 +209,15 @@ def _(stack: ExitStack) -> None:
 
 def _taken_for_denial(stack: ExitStack, *statuses: Status) -> None:
     def make(answer: Any) -> Any:
-        def careless(self: Votes, position: int, outcome: Any) -> None:
+        def without_check(self: Votes, position: int, outcome: Any) -> None:
             answer(self, position, Status.NO_ENTRY if outcome in statuses else outcome)
 
-        return careless
+        return without_check
 
     swap(stack, Votes, "answer", make)
 
 
-@plants("silence-is-denial", "BK-365, #1067", 'recovery treats a timeout as "no such entry"')
+@plants("timeout-is-denial", "BK-365, #1067", 'recovery treats a timeout as "no such entry"')
 def _(stack: ExitStack) -> None:
     _taken_for_denial(stack, Status.TIMEOUT, Status.UNREACHABLE, Status.UNRESOLVED)
 
@@ -237,7 +237,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, RecoveryWriter, "_check", lambda _: lambda self, block, parts: None)
 
 
-@plants("recovery-names-early", "BK-581", "recovery stores its replacement bookies before it closes")
+@plants("replacements-stored-early", "BK-581", "recovery stores its replacement bookies before it closes")
 def _(stack: ExitStack) -> None:
     def make(replace_some: Any) -> Any:
         async def early(self: RecoveryWriter, block: Any, parts: Any) -> bool:
@@ -260,9 +260,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, LedgerTail, "closed", lambda _: anyway)
 
 
-@plants(
-    "recovered-lac-not-frozen", "R26, TLA+ 5d69fdd", "recovery builds entries again, with its own last add confirmed"
-)
+@plants("recovered-lac-changed", "R26, TLA+ 5d69fdd", "recovery builds entries again, with its own last add confirmed")
 def _(stack: ExitStack) -> None:
     def make(store: Any) -> Any:
         async def repacked(self: RecoveryWriter, block: Sequence[FoundEntry]) -> None:
@@ -284,13 +282,13 @@ def _(stack: ExitStack) -> None:
 def _(stack: ExitStack) -> None:
     from bookie.client.reader import last_add_confirmed as lac
 
-    def make(told: Any) -> Any:
-        def careless(reply: Any, digest: Any, ledger_id: Any) -> Any:
-            status, confirmed = told(reply, digest, ledger_id)
+    def make(reported: Any) -> Any:
+        def without_check(reply: Any, digest: Any, ledger_id: Any) -> Any:
+            status, confirmed = reported(reply, digest, ledger_id)
             if reply.last_entry is not None and reply.last_entry.status is Status.OK:
                 confirmed = max(confirmed, reply.last_entry.entry_id)
             return status, confirmed
 
-        return careless
+        return without_check
 
     swap(stack, lac, "verified_lac", make)

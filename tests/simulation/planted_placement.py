@@ -56,7 +56,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, copying, "verified", lambda _: believed)
 
 
-@plants("pull-goes-on-behind", "R44", "a pull that was cut short continues one entry too late")
+@plants("pull-skips-entry", "R44", "a pull that was cut short continues one entry too late")
 def _(stack: ExitStack) -> None:
     def make(bring: Any) -> Any:
         async def behind(self: Pull, *arguments: Any) -> Pulled:
@@ -66,7 +66,7 @@ def _(stack: ExitStack) -> None:
 
         return behind
 
-    swap(stack, Pull, "bring", make)
+    swap(stack, Pull, "pull_entries", make)
 
 
 @plants("moved-before-copied", "S11", "a move replaces the old copy in the metadata before the new one is complete")
@@ -108,7 +108,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, install, "note_debts", lambda _: nothing)
 
 
-@plants("debt-never-paid", "R57", "a ledger with a debt is not marked when a better place appears")
+@plants("debt-not-searched", "R57", "a ledger with a debt is not marked when a better place appears")
 def _(stack: ExitStack) -> None:
     async def nothing(self: Repayment) -> int:
         return 0

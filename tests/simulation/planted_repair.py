@@ -53,7 +53,7 @@ def _(stack: ExitStack) -> None:
 
 
 @plants(
-    "copies-packed-anew", "R26", "a worker builds copied entries again, with the ledger's end as last add confirmed"
+    "copies-packed-again", "R26", "a worker builds copied entries again, with the ledger's end as last add confirmed"
 )
 def _(stack: ExitStack) -> None:
     def make(init: Any) -> Any:
@@ -88,11 +88,11 @@ def _(stack: ExitStack) -> None:
 )
 def _(stack: ExitStack) -> None:
     def make(last_of: Any) -> Any:
-        def careless(metadata: Any, index: int, *, is_tail_written: bool = False) -> Any:
+        def without_check(metadata: Any, index: int, *, is_tail_written: bool = False) -> Any:
             last = last_of(metadata, index, is_tail_written=is_tail_written)
             return EntryId(metadata.fragments[index].first_entry_id - 1) if last is None else last
 
-        return careless
+        return without_check
 
     swap(stack, LedgerMetadata, "final_last_entry_id", make)
 
@@ -114,16 +114,16 @@ def _(stack: ExitStack) -> None:
 
 @plants("first-and-last-probe", "R24", "a bookie with the first and the last entry of a fragment counts as complete")
 def _(stack: ExitStack) -> None:
-    def careless(stripe: Stripe, position: int, listed: Any, first: int, last: int) -> bool:
+    def without_check(stripe: Stripe, position: int, listed: Any, first: int, last: int) -> bool:
         ends = (stripe.first_entry(position, first, last), stripe.last_entry(position, first, last))
         return any(end is not None and end not in listed for end in ends)
 
-    swap(stack, holdings, "_lacks", lambda _: careless)
+    swap(stack, holdings, "_lacks", lambda _: without_check)
 
 
 @plants("member-twice", "R10", "a bookie that is already a member takes another position of the fragment")
 def _(stack: ExitStack) -> None:
-    def careless(self: Any) -> Any:
+    def without_check(self: Any) -> Any:
         return sorted(self.bookies.writable - self.knowledge.failed_targets)
 
     def choose(*arguments: Any) -> Any:
@@ -134,7 +134,7 @@ def _(stack: ExitStack) -> None:
             metadata = metadata.with_member(step.fragment_index, step.position, step.target)
         return metadata
 
-    swap(stack, plan._FragmentPlan, "_candidates", lambda _: careless)
+    swap(stack, plan._FragmentPlan, "_candidates", lambda _: without_check)
     swap(stack, repair, "target_chooser", lambda _: choose)
     swap(stack, install, "with_steps", lambda _: with_steps)
 

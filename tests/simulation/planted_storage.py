@@ -68,7 +68,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, reading.EntryReader, "unreachable", lambda _: none)
 
 
-@plants("log-id-used-again", "R114", "if a ledger directory fails to create a log, the next log gets the same id")
+@plants("log-id-reused", "R114", "if a ledger directory fails to create a log, the next log gets the same id")
 def _(stack: ExitStack) -> None:
     def make(create: Any) -> Any:
         async def again(self: EntryLogs, log_id: int) -> EntryLogWriter:
@@ -132,7 +132,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, reading, "_verified", make)
 
 
-@plants("checksum-not-looked-at", "ALICE, NATS bit flips", "stored bytes are served without verifying them")
+@plants("checksum-ignored", "ALICE, NATS bit flips", "stored bytes are served without verifying them")
 def _(stack: ExitStack) -> None:
     swap(stack, reading, "is_entry", lambda _: lambda location, data, ledger_id, entry_id: True)
 
@@ -219,22 +219,22 @@ def _(stack: ExitStack) -> None:
     "a ledger is collected as soon as no fragment names the bookie, even if it is not closed",
 )
 def _(stack: ExitStack) -> None:
-    def careless(metadata: Any, bookie: Any) -> Verdict:
+    def without_check(metadata: Any, bookie: Any) -> Verdict:
         if metadata is None:
             return Verdict.DELETED
         return Verdict.KEEP if bookie in metadata.members() else Verdict.SURPLUS
 
-    swap(stack, collector, "verdict", lambda _: careless)
+    swap(stack, collector, "verdict", lambda _: without_check)
 
 
 @plants("only-last-fragment-kept", "I16", "a bookie deletes a ledger in which only older fragments name it")
 def _(stack: ExitStack) -> None:
     def make(verdict: Any) -> Any:
-        def careless(metadata: Any, bookie: Any) -> Any:
+        def without_check(metadata: Any, bookie: Any) -> Any:
             if metadata is not None and metadata.is_closed and bookie not in metadata.last_fragment.members:
                 return Verdict.SURPLUS
             return verdict(metadata, bookie)
 
-        return careless
+        return without_check
 
     swap(stack, collector, "verdict", make)

@@ -42,7 +42,9 @@ TURN_DEFECTS = Registry()
 plants = TURN_DEFECTS.add
 
 
-@plants("loss-forgotten", "S6", "a worker forgets after its turn which members lost entries, and believes them later")
+@plants(
+    "loss-not-recorded", "S6", "a worker forgets after its turn which members lost entries, and believes them later"
+)
 def _(stack: ExitStack) -> None:
     async def in_memory(self: UnclosedLedgerRepair, members: Any) -> None:
         self._doubted.update(members)
@@ -57,7 +59,9 @@ def _(stack: ExitStack) -> None:
     swap(stack, UnclosedLedgerRepair, "_trust", lambda _: of_this_turn)
 
 
-@plants("denials-always-count", "R91", "a recovery believes a bookie that registered after the members were judged")
+@plants(
+    "denial-after-judgement-counts", "R91", "a recovery believes a bookie that registered after the members were judged"
+)
 def _(stack: ExitStack) -> None:
     async def always(self: DoubtingTransport, bookie: BookieId) -> bool:
         return bookie not in self._trust.doubted
@@ -73,7 +77,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, UnclosedLedgerRepair, "_joined_later", lambda _: none)
 
 
-@plants("named-last-is-last", "R137", "the last entry that a bookie names counts as the end of an open ledger")
+@plants("named-last-is-end", "R137", "the last entry that a bookie names counts as the end of an open ledger")
 def _(stack: ExitStack) -> None:
     async def nothing_after(self: Any, ledger: Any, members: Any, named: EntryId) -> tuple[EntryId, list[Answer]]:
         return named, []
@@ -105,7 +109,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, checkpoint, "superseded", lambda _: none)
 
 
-@plants("lock-left-behind", "S14", "a collector treats its own lock as that of another process, and does not delete it")
+@plants("own-lock-kept", "S14", "a collector treats its own lock as that of another process, and does not delete it")
 def _(stack: ExitStack) -> None:
     async def discard(self: Collector) -> None:
         for ledger_id in sorted(self._unsettled):
@@ -132,7 +136,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, Absences, "lost", lambda _: all_of_them)
 
 
-@plants("copies-start-again", "R44", "the recorded progress of a copy is ignored: after a fault it starts at zero")
+@plants("copy-progress-ignored", "R44", "the recorded progress of a copy is ignored: after a fault it starts at zero")
 def _(stack: ExitStack) -> None:
     swap(stack, ReservationHolder, "end_entry_id", lambda _: lambda self, ledger, step, incarnation: EntryId(0))
 
@@ -160,7 +164,9 @@ def _(stack: ExitStack) -> None:
 
 
 @plants(
-    "critical-waits", "limits on copying", "copies of ledgers with one copy left wait for the limits like all others"
+    "critical-not-preferred",
+    "limits on copying",
+    "copies of ledgers with one copy left wait for the limits like all others",
 )
 def _(stack: ExitStack) -> None:
     def make(pass_limits: Any) -> Any:
@@ -172,7 +178,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, Pace, "_pass_limits", make)
 
 
-@plants("memory-by-guess", "R43", "copies reserve memory for entries of mean size, whatever size the entries have")
+@plants("memory-by-mean-size", "R43", "copies reserve memory for entries of mean size, whatever size the entries have")
 def _(stack: ExitStack) -> None:
     swap(stack, EntrySource, "answer_bytes_max", lambda _: lambda self, entry_count: entry_count * 64)
 
@@ -226,7 +232,7 @@ def _(stack: ExitStack) -> None:
 
 
 @plants(
-    "collected-at-first-look", "S13", "entries are deleted as soon as one ZooKeeper server does not have their ledger"
+    "collected-at-first-check", "S13", "entries are deleted as soon as one ZooKeeper server does not have their ledger"
 )
 def _(stack: ExitStack) -> None:
     async def at_once(self: Collector, ledger_ids: Sequence[LedgerId], report: CollectorReport) -> None:
@@ -236,7 +242,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, Collector, "_collect_deleted", lambda _: at_once)
 
 
-@plants("session-outlived", "S14", "a worker continues its turn in a new session")
+@plants("turn-outlives-session", "S14", "a worker continues its turn in a new session")
 def _(stack: ExitStack) -> None:
     async def nothing(self: Lease) -> None:
         return None

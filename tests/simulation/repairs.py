@@ -310,7 +310,7 @@ class Repairs:
             truth.fail("S8", f"{who} named {target} in {ledger_id}, which is read-only")
         is_there = now_s - world.registered_since_s(gone) > settled_s and gone not in world.drained
         if is_there and not is_moved and gone not in truth.rotten and not truth.is_short(gone, ledger_id, metadata):
-            truth.fail("S8", f"{who} replaced {gone} in {ledger_id}, which is registered and has everything")
+            truth.fail("S8", f"{who} replaced {gone} in {ledger_id}, which is registered and has every entry")
 
     # Workers
 
@@ -372,10 +372,10 @@ class _Watched:
             self._failures[ledger_id] += 1
             pause_s = min(5.0 * 2 ** (self._failures[ledger_id] - 1), 300.0) * 1.25
             self._due_s[ledger_id] = self._repairs.now_s() + pause_s
-            if self._has_trouble() or self._gave_up_early():
+            if self._has_store_fault() or self._gave_up_early():
                 self._failures[ledger_id] = min(self._failures[ledger_id], 1)
             elif self._failures[ledger_id] > FAILURES_MAX:
-                self._truth.fail("I19", f"{self._name} failed {ledger_id} again and again: {result.detail[:200]}")
+                self._truth.fail("I19", f"{self._name} failed {ledger_id} too often: {result.detail[:200]}")
         else:
             self._failures.pop(ledger_id, None)
             is_over = ending in _COMPLETED or ending in (Ending.MARKED_AGAIN, Ending.BUSY, Ending.STOPPED)
@@ -387,7 +387,7 @@ class _Watched:
     def copy_corrupt(self, ledger_id: LedgerId, copy: Any) -> None:
         self._inner_events.copy_corrupt(ledger_id, copy)
 
-    def _has_trouble(self) -> bool:
+    def _has_store_fault(self) -> bool:
         """Whether the store answers this worker late, with errors, or not at all."""
         faults, process = self._client.faults, self._client.process
         is_slow = faults.lose_share or faults.slow_share or faults.lag_s or faults.fail_share
@@ -418,7 +418,7 @@ class _Watched:
         """Check the mean number of requests per finished task, if nothing disturbed this worker."""
         if self._world.has_fault_points or self._is_disturbed or self._finished < TASKS_COUNTED_MIN:
             return
-        self._is_disturbed = self._has_trouble() or self._client.store.session.epoch > 1
+        self._is_disturbed = self._has_store_fault() or self._client.store.session.epoch > 1
         mean = self._requests / self._finished
         if (
             not self._is_disturbed
@@ -452,7 +452,7 @@ class _Watched:
 
     async def _watched_refresh(self) -> None:
         started_s = self._repairs.now_s()
-        is_clear = not self._has_trouble()
+        is_clear = not self._has_store_fault()
         before, requests = self._copies_left(), self._client.store.requests
         changes, turns = self._truth.registration_changes(), self._turn_requests()
         await self._refresh()
@@ -460,7 +460,7 @@ class _Watched:
         self._taken.clear()
         after = self._copies_left()
         # After two changes, the worker may have seen a state between them.
-        is_clear = is_clear and not self._has_trouble() and self._truth.registration_changes() <= changes + 1
+        is_clear = is_clear and not self._has_store_fault() and self._truth.registration_changes() <= changes + 1
         both = {key: _range(before[key], after[key]) for key in before.keys() & after.keys()} if is_clear else {}
         self._listed = _Listed(started_s, both, cost)
         for ledger_id in after:

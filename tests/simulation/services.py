@@ -40,7 +40,7 @@ from tests.simulation.world import SimWorld
 AUDIT_S: Final = 2.0
 
 
-async def audit_for_ever(world: SimWorld, client: SimClient) -> None:
+async def audit_repeatedly(world: SimWorld, client: SimClient) -> None:
     """Audit repeatedly until the end of the history."""
     while True:
         try:

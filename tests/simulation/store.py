@@ -119,10 +119,10 @@ class SimCell(MemoryCell):
         self._in_multi = []
         try:
             super().multi(session_id, operations)
-            told, self._in_multi = self._in_multi, None
+            reported, self._in_multi = self._in_multi, None
         finally:
             self._in_multi = None
-        for path, before, version in told:
+        for path, before, version in reported:
             self._notify(session_id, path, before, version)
 
     def remove_if_there(self, path: str) -> None:

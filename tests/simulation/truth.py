@@ -157,7 +157,7 @@ class Truth:
         truth = self.of(ledger_id)
         self.trace.event(who, f"acked {ledger_id}/{entry_id}")
         if entry_id and EntryId(entry_id - 1) not in truth.acked:
-            self.fail("I1", f"{who}: entry {ledger_id}/{entry_id} was acknowledged before the one in front of it")
+            self.fail("I1", f"{who}: entry {ledger_id}/{entry_id} was acknowledged before the preceding one")
         truth.acked.add(entry_id)
         metadata = self.metadata.get(ledger_id)
         if metadata is None:
@@ -166,7 +166,7 @@ class Truth:
             if truth.is_forgotten:
                 truth.is_cut = True
                 return
-            self.fail("I2", f"{who}: {ledger_id}/{entry_id} acknowledged, sealed at {metadata.last_entry_id}")
+            self.fail("I2", f"{who}: {ledger_id}/{entry_id} acknowledged, closed at {metadata.last_entry_id}")
             return
         copies = self._copies(metadata, ledger_id, entry_id)
         if copies < metadata.ack_quorum and not truth.is_loss_expected:
@@ -188,9 +188,9 @@ class Truth:
         truth = self.of(ledger_id)
         if metadata.last_entry_id is not None:
             if last > metadata.last_entry_id and not truth.is_cut:
-                self.fail("I5", f"{who}: {ledger_id} readable to {last}, sealed at {metadata.last_entry_id}")
+                self.fail("I5", f"{who}: {ledger_id} readable to {last}, closed at {metadata.last_entry_id}")
         elif len(truth.holders[EntryId(last)]) < metadata.ack_quorum and EntryId(last) not in truth.acked:
-            self.fail("I5", f"{who}: confirmed {ledger_id}/{last}, on {sorted(truth.holders[EntryId(last)])} alone")
+            self.fail("I5", f"{who}: confirmed {ledger_id}/{last}, only on {sorted(truth.holders[EntryId(last)])}")
 
     # Bookies
 
@@ -221,16 +221,16 @@ class Truth:
         ledger_id = batch.ledger_id
         truth = self.of(ledger_id)
         if not batch.is_recovery and was_fenced:
-            self.fail("I11", f"{bookie} took an add to {ledger_id} after it had answered a fence")
+            self.fail("I11", f"{bookie} accepted an add to {ledger_id} after it had answered a fence")
         held = self.held[bookie][ledger_id]
         self._gone.discard((bookie, ledger_id))
         for packet in batch.entries:
             entry_id = packet_ids(packet)[1]
             if not batch.is_recovery and (bookie, ledger_id, entry_id) in self._denied:
-                self.fail("I12", f"{bookie} took {ledger_id}/{entry_id} after it had denied it to a recovery")
+                self.fail("I12", f"{bookie} accepted {ledger_id}/{entry_id} after it had denied it to a recovery")
             first = truth.packets.setdefault(entry_id, packet)
             if first != packet:
-                self.fail("I14", f"{bookie} was given other bytes for {ledger_id}/{entry_id} than others before")
+                self.fail("I14", f"{bookie} received other bytes for {ledger_id}/{entry_id} than earlier bookies")
             held[entry_id] = packet
             truth.holders[entry_id].add(bookie)
 
@@ -262,7 +262,10 @@ class Truth:
                 self._served[bookie, ledger_id].discard(result.entry_id)
                 is_kept = (bookie, ledger_id) not in self._gone
                 if is_kept and (result.entry_id in held_before or self._lost(bookie, ledger_id, result.entry_id)):
-                    self.fail("I13", f"{bookie} says {result.status.name} of {ledger_id}/{result.entry_id}, once held")
+                    self.fail(
+                        "I13",
+                        f"{bookie} answered {result.status.name} for {ledger_id}/{result.entry_id}, stored before",
+                    )
                 if is_fencing:
                     self._denied.add((bookie, ledger_id, result.entry_id))
 
@@ -418,7 +421,7 @@ class Truth:
         try:
             new = decode(after)
         except BkhealError as error:
-            self.fail("I7", f"{who} wrote nonsense for {ledger_id}: {error}")
+            self.fail("I7", f"{who} wrote invalid metadata for {ledger_id}: {error}")
             return
         self.trace.event(who, f"ledger {ledger_id} is {describe(new)}")
         old = self.metadata.get(ledger_id)
@@ -450,13 +453,13 @@ class Truth:
             if beyond and truth.is_forgotten and not (who.startswith("worker") and self._shows_loss(ledger_id, old)):
                 truth.is_cut = True
             elif beyond:
-                self.fail("I3", f"{who} sealed {ledger_id} at {new.last_entry_id}, {max(beyond)} was acknowledged")
+                self.fail("I3", f"{who} closed {ledger_id} at {new.last_entry_id}, {max(beyond)} was acknowledged")
             if not truth.is_cut:
                 self._check_length(who, ledger_id, new)
             for number in range(new.last_entry_id + 1):
                 copies = self._copies(new, ledger_id, EntryId(number))
                 if copies < new.ack_quorum and not truth.is_loss_expected:
-                    self.fail("T4", f"{who} sealed {ledger_id} at {new.last_entry_id}, {number} has {copies} copies")
+                    self.fail("T4", f"{who} closed {ledger_id} at {new.last_entry_id}, {number} has {copies} copies")
                     break
         self._check_owner(who, ledger_id, old, new)
 
@@ -497,7 +500,7 @@ class Truth:
             return
         length = sum(len(truth.payloads.get(EntryId(number), b"")) for number in range(new.last_entry_id + 1))
         if length != new.length:
-            self.fail("I3", f"{who} sealed {ledger_id} with length {new.length}, its entries have {length}")
+            self.fail("I3", f"{who} closed {ledger_id} with length {new.length}, its entries have {length}")
 
     def _check_owner(self, who: str, ledger_id: LedgerId, old: LedgerMetadata, new: LedgerMetadata) -> None:
         """Check I8 and I17: closed fragments only replace members, new members have every entry, ids and order stay."""
@@ -552,7 +555,7 @@ class Truth:
         for bookie in sorted(named - self.rotten):
             missing = self.lacks(bookie, ledger_id, self._once_acknowledged(metadata, ledger_id, bookie, len(settled)))
             if missing:
-                self.fail("I18", f"{who} completed open {ledger_id}, {bookie} has not got back {sorted(missing)}")
+                self.fail("I18", f"{who} completed open {ledger_id}, {bookie} still lacks {sorted(missing)}")
 
     def _once_acknowledged(
         self, metadata: LedgerMetadata, ledger_id: LedgerId, bookie: BookieId, first_index: int

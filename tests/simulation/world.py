@@ -236,7 +236,7 @@ class SimWorld:
         """Check I24: nothing is published while more bookies are missing than a cluster loses at once."""
         missing = known - registered
         if 2 * len(missing) > len(known):
-            self.truth.fail("I24", f"{who} marks ledgers while {len(missing)} of {len(known)} bookies are gone")
+            self.truth.fail("I24", f"{who} marks ledgers while {len(missing)} of {len(known)} bookies are missing")
 
     def remove(self, path: str) -> None:
         """Delete a node if it exists, as an operator may."""

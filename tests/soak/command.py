@@ -25,7 +25,7 @@ from tests.deadlines import STATE_S
 from tests.integration.clusters import connected, kill_bookies, start_cluster
 from tests.integration.served import Served
 from tests.sessions import LONG_SESSION_S
-from tests.soak.judgement import HEADER, Life, Sample, Waiting, lives, problem_of, row
+from tests.soak.judgement import HEADER, BookieRun, Sample, Waiting, lives, problem_of, row
 from tests.soak.workload import WRITERS, Workload, WrongBytesError
 
 MINUTES: Final = 30.0
@@ -85,9 +85,9 @@ class Soak:
         if not self.samples[-1].is_warm:
             self.say("The time was shorter than the warm-up: growth of memory and file handles was not judged.")
 
-    async def _live(self, client: BookKeeper, life: Life) -> None:
+    async def _live(self, client: BookKeeper, life: BookieRun) -> None:
         """Run the work of clients from the start of the bookie to its end."""
-        self.waiting.life_began(self._now_s())
+        self.waiting.bookie_started(self._now_s())
         await self.workload.recover(client)
         work = [self.workload.read(client), self.workload.delete(client)]
         work += [self.workload.write(client) for _ in range(WRITERS)]
@@ -103,7 +103,7 @@ class Soak:
             if not isinstance(error, BkhealError | asyncio.CancelledError):
                 raise error or SoakError("a client ended its work")
 
-    async def _watch(self, tasks: Sequence[asyncio.Task[None]], life: Life) -> None:
+    async def _watch(self, tasks: Sequence[asyncio.Task[None]], life: BookieRun) -> None:
         """Take samples of the bookie repeatedly, until this life or the soak has lasted long enough."""
         collections, since_s, end_s = 0, self._now_s(), self.seconds
         if not life.collections:
@@ -152,7 +152,7 @@ class Soak:
             raise SoakError(problem)
         return has_ended
 
-    async def _end(self, life: Life) -> None:
+    async def _end(self, life: BookieRun) -> None:
         if life.is_killed:
             await kill_bookies(self.cluster, self.bookie)
             self.say("          killed with SIGKILL")

@@ -97,7 +97,7 @@ class Waiting:
         """Record that a client deleted a ledger of ``size`` bytes."""
         self._deleted.append((at_s, size))
 
-    def life_began(self, at_s: float) -> None:
+    def bookie_started(self, at_s: float) -> None:
         """Record that the bookie was started, so that its counter of collected ledgers is 0."""
         self._found_before_s = self._looked_at_s = at_s
         self._collected = 0
@@ -116,7 +116,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class BookieRun:
     """When one life of the bookie ends, and by which signal."""
 
     collections: int
@@ -127,10 +127,10 @@ class Life:
     """Whether SIGKILL ends it; else SIGTERM stops it."""
 
 
-def lives(rng: random.Random) -> Iterator[Life]:
+def lives(rng: random.Random) -> Iterator[BookieRun]:
     """Yield long and short lives, without end. The number of lengths is odd, so each is combined with both signals."""
     for number, collections in enumerate(itertools.cycle((1, 0, 0, 3, 0, 0, 6))):
-        yield Life(collections, rng.uniform(2.0, 12.0), is_killed=number % 2 == 0)
+        yield BookieRun(collections, rng.uniform(2.0, 12.0), is_killed=number % 2 == 0)
 
 
 HEADER: Final = "    time  life  ledgers  written MB  RSS MB  handles  disk MB  live MB  deleted MB  disk max MB"

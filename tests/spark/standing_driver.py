@@ -14,11 +14,11 @@ from bookie.metadata.bookies.registration import Bookies
 from spark_jobs.audit import main
 from spark_jobs.runs.cluster_view import ClusterView
 
-STANDS_STILL = "the bookies are listed"
+PAUSED_LINE = "the bookies are listed"
 _POLL_S = 0.05
 
 
-def _stand_still(count: int, go: Path) -> None:
+def _pause_at(count: int, go: Path) -> None:
     listed = ClusterView.bookies
     listings = 0
 
@@ -27,7 +27,7 @@ def _stand_still(count: int, go: Path) -> None:
         found = listed(self)
         listings += 1
         if listings == count:
-            sys.stdout.write(f"{STANDS_STILL}, code of {Path(spark_jobs.__file__).parent}\n")
+            sys.stdout.write(f"{PAUSED_LINE}, code of {Path(spark_jobs.__file__).parent}\n")
             sys.stdout.flush()
             while not go.exists():
                 time.sleep(_POLL_S)
@@ -37,5 +37,5 @@ def _stand_still(count: int, go: Path) -> None:
 
 
 if __name__ == "__main__":
-    _stand_still(int(sys.argv[1]), Path(sys.argv[2]))
+    _pause_at(int(sys.argv[1]), Path(sys.argv[2]))
     sys.exit(main(sys.argv[3:]))

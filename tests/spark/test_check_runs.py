@@ -55,7 +55,7 @@ LEDGERS = {
     10_001: closed("b:1", "a:1"),
 }
 
-NOBODY = encode_service_info(ServiceInfo((Endpoint("bookie", "127.0.0.1", 1, PROTOCOL_APACHE),)))
+UNREACHABLE_BOOKIE = encode_service_info(ServiceInfo((Endpoint("bookie", "127.0.0.1", 1, PROTOCOL_APACHE),)))
 
 
 class Later(SystemClock):
@@ -72,7 +72,7 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
         place.register(*TOPOLOGY)
         for bookie in TOPOLOGY:  # addresses without a process, so that no names are looked up
             path = bookie_path(place.cluster.root, BookieId(bookie), is_read_only=False)
-            place.do(place.store.set(path, NOBODY, ANY_VERSION))
+            place.do(place.store.set(path, UNREACHABLE_BOOKIE, ANY_VERSION))
         place.create(LEDGERS)
         yield place
 

@@ -126,9 +126,9 @@ def test_a_bucket_that_refuses_the_findings_prevents_no_marks(place: Place, endp
     ended = audit(place, "--findings-dir", "s3a://no-such-bucket/findings")
     assert ended.returncode == ExitCode.CONFIGURATION
     assert place.marked() == {number: ["x:1"] for number in LOST}
-    told = ended.stderr.decode()
-    assert "cannot write the findings to s3a://no-such-bucket/findings" in told
-    assert SECRET not in told + ended.stdout.decode()
+    reported = ended.stderr.decode()
+    assert "cannot write the findings to s3a://no-such-bucket/findings" in reported
+    assert SECRET not in reported + ended.stdout.decode()
 
 
 def test_executors_write_findings_and_image_to_s3_and_only_the_driver_has_the_report_directory(

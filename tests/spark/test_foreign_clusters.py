@@ -35,19 +35,19 @@ def test_a_cluster_of_pulsars_driver_is_audited_and_read_and_gets_no_layout(fore
     foreign.client.delete(f"{foreign.root}/available/readonly")  # a container, absent if no bookie is read-only
     before = foreign.tree()
     uri = foreign.uri.replace("zk://", "zk+hierarchical://")
-    code, said = bkheal("shadow", uri, foreign.directory)
-    assert (code, "no auditor leads" in said) == (0, True), said
+    code, reported = bkheal("shadow", uri, foreign.directory)
+    assert (code, "no auditor leads" in reported) == (0, True), reported
     assert foreign.tree() == before
     tasks = f"{foreign.root}/underreplication"
     foreign.client.ensure_path(tasks)
     foreign.client.create(f"{tasks}/leader", b'"pulsar-1:3181"', ephemeral=True)
     led = foreign.tree()
-    code, said = bkheal("shadow", uri, foreign.directory)
-    assert (code, "pulsar-1:3181" in said) == (1, True), said
+    code, reported = bkheal("shadow", uri, foreign.directory)
+    assert (code, "pulsar-1:3181" in reported) == (1, True), reported
     assert foreign.tree() == led
     foreign.client.delete(tasks, recursive=True)
-    code, said = bkheal("audit", uri, foreign.directory)
-    assert code == 0, said
+    code, reported = bkheal("audit", uri, foreign.directory)
+    assert code == 0, reported
     after = foreign.tree()
     assert {path for path in after if path not in before} == {path for path in after if path.startswith(tasks)}
     assert any(path.endswith("/urL0000000001") for path in after)
@@ -56,9 +56,9 @@ def test_a_cluster_of_pulsars_driver_is_audited_and_read_and_gets_no_layout(fore
 def test_a_ledger_without_read_permission_is_only_a_finding_of_an_audit(foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.set_acls(ledger_path(LayoutKind.HIERARCHICAL, foreign.root, 1), owners_alone())
     before = foreign.tree()
-    code, said = bkheal("audit", foreign.uri, foreign.directory)
-    assert code == 0, said
-    assert "unreadable  1" in said
+    code, reported = bkheal("audit", foreign.uri, foreign.directory)
+    assert code == 0, reported
+    assert "unreadable  1" in reported
     assert foreign.tree() == before
 
 
@@ -66,10 +66,10 @@ def test_an_audit_without_permission_to_mark_reports_it_and_changes_nothing(fore
     foreign.client.create(f"{foreign.root}/underreplication")
     foreign.lock("underreplication", others_read())
     before = foreign.tree()
-    code, said = bkheal("audit", foreign.uri, foreign.directory)
-    assert code == 78, said
+    code, reported = bkheal("audit", foreign.uri, foreign.directory)
+    assert code == 78, reported
     for text in (f"create {foreign.root}/underreplication", "world:anyone"):
-        assert text in said
+        assert text in reported
     assert foreign.tree() == before
 
 
@@ -78,16 +78,16 @@ def test_shadow_mode_needs_only_read_permission(foreign: Foreign, bkheal: Bkheal
     for name in ("underreplication/ledgers", "underreplication", "available/readonly", "available", "00", "LAYOUT", ""):
         foreign.lock(name, others_read())
     before = foreign.tree()
-    code, said = bkheal("shadow", foreign.uri, foreign.directory)
-    assert code == 0, said
-    assert "no auditor leads" in said
+    code, reported = bkheal("shadow", foreign.uri, foreign.directory)
+    assert code == 0, reported
+    assert "no auditor leads" in reported
     assert foreign.tree() == before
 
 
 def test_shadow_mode_without_permission_to_read_the_tasks_reports_it(foreign: Foreign, bkheal: Bkheal) -> None:
     foreign.client.ensure_path(f"{foreign.root}/underreplication/ledgers")
     foreign.lock("underreplication/ledgers", owners_alone())
-    code, said = bkheal("shadow", foreign.uri, foreign.directory)
-    assert code == 78, said
+    code, reported = bkheal("shadow", foreign.uri, foreign.directory)
+    assert code == 78, reported
     for text in (f"{foreign.root}/underreplication/ledgers", "world:anyone"):
-        assert text in said
+        assert text in reported

@@ -127,10 +127,10 @@ def test_a_bucket_that_denies_access_prevents_no_finding_and_no_mark(
     assert set(place.marked()) == {5, 10_005}
     assert (denied.summary.is_complete, found(denied)) == (True, {5, 10_005})
     assert IMAGE in denied.summary.image.write_problem
-    told = caplog.text + "".join(str(vars(record)) for record in caplog.records)
-    assert IMAGE in told
-    assert SECRET not in told + repr(denied) + denied.summary_path.read_text()
-    assert KEY_ID not in told + repr(denied) + denied.summary_path.read_text()
+    reported = caplog.text + "".join(str(vars(record)) for record in caplog.records)
+    assert IMAGE in reported
+    assert SECRET not in reported + repr(denied) + denied.summary_path.read_text()
+    assert KEY_ID not in reported + repr(denied) + denied.summary_path.read_text()
 
 
 def test_a_loss_is_marked_from_an_image_in_a_store(

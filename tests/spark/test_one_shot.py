@@ -87,8 +87,8 @@ def test_a_run_of_a_kind_in_progress_is_busy_and_names_the_holder(
 ) -> None:
     lease = place.do(runs_of(place).acquire(RunLane(RunKind.BOOKIES), "the-other-run", "elsewhere:1"))
     assert audit_module.main(arguments(place)) == ExitCode.BUSY
-    said = capsys.readouterr().err
-    assert "the-other-run in elsewhere:1" in said
+    reported = capsys.readouterr().err
+    assert "the-other-run in elsewhere:1" in reported
     assert audit_module.main(arguments(place, "--wait", "0.3")) == ExitCode.BUSY
     assert place.marked() == {}
     result = CliRunner().invoke(audit_cli.app, ["run", *arguments(place)])

@@ -34,7 +34,7 @@ TOPOLOGY = parse_topology(
 UP = Bookies(frozenset({BookieId("c"), BookieId("e")}), frozenset())
 NAMES = ["a", "b", "c", "d", "e", "o\\f", "unknown"]
 RULES = PlacementRules.of(PlacementPolicy(min_racks=2), TOPOLOGY, map(BookieId, NAMES), UP)
-WISHES = [
+GROUPS_OF_LEDGERS = [
     None,
     groups_text(Isolation(frozenset({"red"}))),
     groups_text(Isolation(frozenset({"red"}), frozenset({"blue"}))),
@@ -97,8 +97,8 @@ def test_each_kind_of_fragment_gets_its_finding(spark: SparkSession) -> None:
             row(6, [(0, -1, "ab")]),
             row(7, [(0, 9, "ab")], write_quorum=1),
             (8, *[None] * 10, "cut short", *NO_OWNER, None),
-            row(9, [(0, 9, "ad")], wish=WISHES[1]),
-            row(10, [(0, 9, "ad")], wish=WISHES[3]),
+            row(9, [(0, 9, "ad")], wish=GROUPS_OF_LEDGERS[1]),
+            row(10, [(0, 9, "ad")], wish=GROUPS_OF_LEDGERS[3]),
         ],
     )
     assert [(each["ledger_id"], each["fragment_index"], each["kind"], each["is_fixable"]) for each in found] == [
@@ -126,7 +126,9 @@ def test_the_verdict_in_spark_is_that_of_the_pure_function(spark: SparkSession) 
     rows = []
     for ledger_id in range(300):
         size = rng.randint(1, 5)
-        rows.append(row(ledger_id, [(0, 9, rng.sample(NAMES, size))], rng.randint(1, size), wish=rng.choice(WISHES)))
+        rows.append(
+            row(ledger_id, [(0, 9, rng.sample(NAMES, size))], rng.randint(1, size), wish=rng.choice(GROUPS_OF_LEDGERS))
+        )
     found, verdicts = judged(spark, rows)
     expected = {}
     for ledger_id, each in enumerate(rows):
@@ -185,6 +187,8 @@ def test_the_columns_are_those_of_every_check(spark: SparkSession) -> None:
 
 
 def test_without_groups_in_the_topology_the_groups_of_a_ledger_are_ignored(spark: SparkSession) -> None:
-    rows = table(spark, [row(1, [(0, 9, "ac")], wish=WISHES[3]), row(2, [(0, 9, "ac")], wish=WISHES[1])])
+    rows = table(
+        spark, [row(1, [(0, 9, "ac")], wish=GROUPS_OF_LEDGERS[3]), row(2, [(0, 9, "ac")], wish=GROUPS_OF_LEDGERS[1])]
+    )
     verdicts = ensemble_verdicts(placed_fragments(rows, has_groups=False), RULES).collect()
     assert [(each["groups_text"], each["fragments"], each["spread"]) for each in verdicts] == [("", 2, "met")]

@@ -29,7 +29,7 @@ from tests.spark.standalone import (
     started_cluster,
     submitted,
 )
-from tests.spark.standing_driver import STANDS_STILL
+from tests.spark.standing_driver import PAUSED_LINE
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]
 
@@ -153,11 +153,11 @@ def test_results_read_twice_by_speculative_tasks_are_not_mixed(
         eventLog_dir=f"file://{events}",
     )
     started.append(process)
-    until(lambda: len(readers(cluster, zookeeper.port)) == 2, "two tasks that read")
+    until(lambda: len(readers(cluster, zookeeper.port)) == 2, "two reading tasks")
     slow = readers(cluster, zookeeper.port).pop()
     slow.suspend()
     try:
-        place.do(process.wait_for_line(STANDS_STILL, PROGRAM_S))
+        place.do(process.wait_for_line(PAUSED_LINE, PROGRAM_S))
         move(place)
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):  # Spark ends unnecessary processes
@@ -190,7 +190,7 @@ def test_metadata_lost_with_executors_removed_by_dynamic_allocation_is_read_agai
         executor_cores="1",
     )
     started.append(process)
-    place.do(process.wait_for_line(STANDS_STILL, PROGRAM_S))
+    place.do(process.wait_for_line(PAUSED_LINE, PROGRAM_S))
     until(lambda: not cluster.executors(), "only executors that have ended")
     move(place)
     go.touch()

@@ -27,7 +27,7 @@ from tests.spark.standalone import (
     started_cluster,
     submitted,
 )
-from tests.spark.standing_driver import STANDS_STILL
+from tests.spark.standing_driver import PAUSED_LINE
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.long]
 
@@ -82,7 +82,7 @@ class StandingRun:
             environment=driver_environment(python),
             directory=folder,
         )
-        found = place.do(self.process.wait_for_line(rf"{STANDS_STILL}, code of (\S+)", PROGRAM_S))
+        found = place.do(self.process.wait_for_line(rf"{PAUSED_LINE}, code of (\S+)", PROGRAM_S))
         assert Path(found[1]).is_relative_to(python.parent.parent), "the code is not that of the wheel"
 
     def resume(self) -> int:

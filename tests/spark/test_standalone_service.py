@@ -65,7 +65,7 @@ class Leader:
         workers: list[dict[str, Any]] = (await self.cluster.state())["workers"]
         return sum(worker["coresused"] for worker in workers)
 
-    async def until_given_back(self) -> None:
+    async def until_released(self) -> None:
         """Wait until the master lists no application of it, and every core is free."""
 
         async def is_given_back() -> bool:
@@ -95,7 +95,7 @@ def leader(
 def test_an_auditor_whose_spark_hangs_exits_and_releases_its_executors(leader: Leader) -> None:
     leader.java().suspend()
     assert leader.place.do(leader.auditor.process.wait(PROGRAM_S)) == ExitCode.INTERNAL
-    leader.place.do(leader.until_given_back())
+    leader.place.do(leader.until_released())
 
 
 def test_an_auditor_that_lost_its_leadership_releases_its_executors(leader: Leader, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_an_auditor_that_lost_its_leadership_releases_its_executors(leader: Lead
             await successor.process.wait_until(successor.leads, "another leader", PROGRAM_S)
             assert await leader.cores_used() == 2
             stopped.resume()
-            await leader.until_given_back()
+            await leader.until_released()
             assert not await leader.auditor.leads()
 
     try:

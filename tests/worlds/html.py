@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from typing import Final
 
-VOID: Final = {"meta", "input"}
+VOID_ELEMENTS: Final = {"meta", "input"}
 
 
 class Reader(HTMLParser):
@@ -19,7 +19,7 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
+        if tag not in VOID_ELEMENTS:
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:

@@ -125,7 +125,7 @@ def write_findings(directory: Path, rows: Sequence[Row], *, parts: int = 2) -> N
         pq.write_table(part, table / f"part-{number:05}-4f.snappy.parquet")
 
 
-STORY: Final[tuple[tuple[RunSummary, tuple[Row, ...]], ...]] = tuple(
+HISTORY: Final[tuple[tuple[RunSummary, tuple[Row, ...]], ...]] = tuple(
     (run(day, rows, lost=lost), rows)
     for day, lost, rows in (
         (0, (), ()),
@@ -156,7 +156,7 @@ STORY: Final[tuple[tuple[RunSummary, tuple[Row, ...]], ...]] = tuple(
 """Three days: no finding; a lost bookie; ledger 2 repaired, another bookie lost, and damaged metadata."""
 
 
-def write_story(report_dir: Path) -> None:
-    """Write the reports of ``STORY``."""
-    for summary, rows in STORY:
+def write_history(report_dir: Path) -> None:
+    """Write the reports of ``HISTORY``."""
+    for summary, rows in HISTORY:
         write(report_dir, summary, rows)

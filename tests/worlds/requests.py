@@ -35,7 +35,7 @@ class WithoutAdds(Transport):
 
     @override
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
-        raise AssertionError("nothing is added here")
+        raise AssertionError("this transport accepts no adds")
 
     @override
     async def close(self) -> None:

@@ -47,7 +47,7 @@ class Pace(TypedDict):
     backlog_interval_s: float
 
 
-UNHURRIED: Pace = {"session_timeout_s": 40.0, "backlog_interval_s": 3600.0}
+LONG_TIMES: Pace = {"session_timeout_s": 40.0, "backlog_interval_s": 3600.0}
 """Settings for tests of many hours: a leader confirms its vote and counts the backlog less often."""
 
 P = ParamSpec("P")

@@ -47,7 +47,7 @@ class ScriptedBookie:
     stored: dict[tuple[LedgerId, EntryId], bytes] = field(default_factory=dict)
     batches: list[AddBatch] = field(default_factory=list)
     """Every received batch."""
-    told: list[bytes] = field(default_factory=list)
+    reported: list[bytes] = field(default_factory=list)
     """Every received explicit LAC."""
 
     async def add(self, batch: AddBatch) -> AddReply:
@@ -88,7 +88,7 @@ class ScriptedTransport(Transport):
         assert isinstance(request, WriteLac)
         target = self._bookies[bookie]
         if target.refusal is None:
-            target.told.append(request.explicit)
+            target.reported.append(request.explicit)
         return cast(ReplyT, AddReply(target.refusal or Status.OK))
 
     @override

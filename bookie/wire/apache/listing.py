@@ -1,9 +1,9 @@
 """Lists of entries from Apache's bookies, which are requested only if an operator permits it.
 
 A list costs such a bookie memory until it restarts. With ``SortedLedgerStorage``, Apache's default, each index page
-read for a list stays in use (docs/decisions/0068-apaches-bookies-are-read.md). After all pages of its cache are in use,
-the bookie waits forever for a free one, in adds as well. So everything except a replicas check with ``--apache-lists``
-reads entries to find out which ones such a bookie holds.
+read for a list stays in use (docs/decisions/0068-apaches-bookies-are-not-asked-for-lists.md). After all pages of its
+cache are in use, the bookie waits forever for a free one, in adds as well. So everything except a replicas check with
+``--apache-lists`` reads entries to find out which ones such a bookie holds.
 
 With ``DbLedgerStorage``, Pulsar's default, a request for the list of a stored ledger calls a method missing from the
 storage (4.17): no answer comes, not even a refusal. A second request on the same connection, a read of the last entry,

@@ -157,7 +157,7 @@ class WriterMachine(RuleBasedStateMachine):
         self.is_due = False
 
     @invariant()
-    def agrees_with_the_twin(self) -> None:
+    def equals_the_model(self) -> None:
         if not hasattr(self, "members"):
             return
         state = self.state
@@ -196,7 +196,7 @@ class WriterMachine(RuleBasedStateMachine):
         assert self.state.is_drained is (unsettled == 0 and self.confirmed == self.admitted)
 
     @invariant()
-    def whoever_answers_everything_drains_the_writer(self) -> None:
+    def answering_everything_completes_the_writer(self) -> None:
         """Every copy still expected is queued or in flight exactly once, on the lane of the current member."""
         if not hasattr(self, "members"):
             return

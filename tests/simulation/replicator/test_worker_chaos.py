@@ -39,7 +39,7 @@ class Chaos:
         return self.rng.choices((None, Fault.FAIL_BEFORE, Fault.LOSE_ANSWER), (97, 1, 2))[0]
 
     async def disturb(self) -> None:
-        await self.rng.choice((self.end_session, self.blink, self.take_lock, self.flap, self.cut))()
+        await self.rng.choice((self.end_session, self.suspend_briefly, self.take_lock, self.flap, self.cut))()
 
     async def end_session(self) -> None:
         store = self.rng.choice(self.workers).store
@@ -47,7 +47,7 @@ class Chaos:
         await asyncio.sleep(self.rng.random() * 3)
         store.resume()
 
-    async def blink(self) -> None:
+    async def suspend_briefly(self) -> None:
         store = self.rng.choice(self.workers).store
         store.suspend()
         await asyncio.sleep(self.rng.random())

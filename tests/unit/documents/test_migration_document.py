@@ -56,8 +56,8 @@ def test_every_option_exists() -> None:
 @pytest.mark.parametrize("reason", Reason)
 def test_every_reason_is_in_the_table_as_explained_or_not(reason: Reason) -> None:
     rows = [line for line in TEXT.splitlines() if line.startswith("|") and reason.word in line.replace("**", "")]
-    told = "yes" if reason.is_explained else "no"
-    assert any(f"| {told} |" in row.replace("**", "") for row in rows)
+    reported = "yes" if reason.is_explained else "no"
+    assert any(f"| {reported} |" in row.replace("**", "") for row in rows)
 
 
 def test_every_outcome_is_in_the_document() -> None:

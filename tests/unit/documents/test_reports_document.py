@@ -13,7 +13,7 @@ from bookie.model.severity import Severity
 from spark_jobs.report.tables.schemas import SCHEMA_VERSION, TABLES, TableSchema
 from spark_jobs.report.tables.sql import ask
 from tests.worlds import report as world
-from tests.worlds.report_tables import dangling, finding, run, write, write_story
+from tests.worlds.report_tables import dangling, finding, run, write, write_history
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENT = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
@@ -23,7 +23,7 @@ EXAMPLES = re.findall(r"^### ([^\n]+)\n\n```sql\n(.*?)```", DOCUMENT, re.MULTILI
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("reports")
-    write_story(directory)
+    write_history(directory)
     return directory
 
 

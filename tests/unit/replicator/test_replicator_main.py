@@ -61,10 +61,10 @@ def test_options_that_are_not_reloaded_from_a_file_are_logged(
 
     monkeypatch.setattr(replicator.__main__, "run_replicator", ends)
     path = tmp_path / "bkheal.toml"
-    for text, told in (("", 0), ("[replicator]\nledgers_in_flight = 2\n", 1)):
+    for text, reported in (("", 0), ("[replicator]\nledgers_in_flight = 2\n", 1)):
         path.write_text(f'metadata_uri = "zk://h:1/ledgers"\n{text}')
         assert main(["--config", str(path)]) == 0
-        assert [getattr(record, "path", "") for record in caplog.records] == [str(path)] * told
+        assert [getattr(record, "path", "") for record in caplog.records] == [str(path)] * reported
 
 
 def test_a_replicator_process_loads_no_spark_and_no_command_line_framework() -> None:

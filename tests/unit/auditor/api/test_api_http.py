@@ -229,10 +229,10 @@ async def test_failed_request_can_be_repeated_with_the_same_key(world: ApiWorld)
         (b"[" * 10_000, "not JSON"),
     ],
 )
-async def test_invalid_body_is_refused_with_the_reason(world: ApiWorld, body: bytes, told: str) -> None:
+async def test_invalid_body_is_refused_with_the_reason(world: ApiWorld, body: bytes, reported: str) -> None:
     reply = await world.operate("POST", "/api/v1/runs", data=body, headers={"Content-Type": "application/json"})
     assert (reply.status, reply.problem) == (400, "invalid-request")
-    assert told in reply.json["detail"]
+    assert reported in reply.json["detail"]
     assert world.control.started == 0
 
 

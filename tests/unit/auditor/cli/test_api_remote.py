@@ -196,11 +196,11 @@ def served(handler: type[Listener]) -> Iterator[str]:
 
 @pytest.mark.parametrize("body", [b"<html>hello", b"[1]", b"{}", b'{"run": 1}', b'{"items": [{"run_id": "r"}]}'])
 def test_a_server_that_is_not_an_auditor_is_refused(body: bytes) -> None:
-    class Stranger(Listener):
+    class WrongService(Listener):
         def reply(self) -> None:
             self.answer(200, body)
 
-    with served(Stranger) as url:
+    with served(WrongService) as url:
         with pytest.raises(RemoteRefusedError, match="is it an auditor"):
             Remote(RemoteSettings(url)).run("r1")
         with pytest.raises(RemoteRefusedError, match="is it an auditor"):
@@ -221,7 +221,7 @@ def test_a_server_without_the_auditors_paths_is_refused() -> None:
 def test_a_redirect_is_not_followed() -> None:
     """Another host would receive the token."""
 
-    class Elsewhere(Listener):
+    class OtherApi(Listener):
         pass
 
     class Moved(Listener):
@@ -229,12 +229,12 @@ def test_a_redirect_is_not_followed() -> None:
             self.answer(307, b"moved", Location=elsewhere)
 
     with (
-        served(Elsewhere) as elsewhere,
+        served(OtherApi) as elsewhere,
         served(Moved) as url,
         pytest.raises(RemoteRefusedError, match="answered 307") as refused,
     ):
         Remote(RemoteSettings(url, "t0ken")).status()
-    assert (refused.value.status, len(Moved.asked), Elsewhere.asked) == (307, 1, [])
+    assert (refused.value.status, len(Moved.asked), OtherApi.asked) == (307, 1, [])
 
 
 def test_a_truncated_response_is_unavailable() -> None:

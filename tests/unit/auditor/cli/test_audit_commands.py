@@ -122,7 +122,7 @@ def test_an_option_that_a_service_does_not_support_is_refused_and_nothing_starts
     assert arguments[-2 if arguments[-1][0] != "-" else -1] in result.stderr
 
 
-def said(result: Any) -> str:
+def reported(result: Any) -> str:
     """Return the message of a refusal, which Typer prints in a frame."""
     return " ".join(result.stderr.replace("│", " ").split())
 
@@ -142,12 +142,12 @@ def test_an_unsupported_setting_is_refused_with_its_origin(
     at, flag = ("--at", "http://one:1", "--wait"), f"--{name.replace('_', '-')}"
     result = invoke("run", *at, **{f"BKHEAL_RUN_{name.upper()}": value})
     assert (result.exit_code, services.started) == (2, [])
-    assert f"{flag} (from $BKHEAL_RUN_{name.upper()}) cannot be sent with --at" in said(result)
+    assert f"{flag} (from $BKHEAL_RUN_{name.upper()}) cannot be sent with --at" in reported(result)
     file = tmp_path / "bkheal.toml"
     file.write_text(f'[run]\n{name} = "{value}"\n')
     result = invoke("run", *at, "--config", str(file))
     assert (result.exit_code, services.started) == (2, [])
-    assert f"{flag} (from {name} in the config file) cannot be sent with --at" in said(result)
+    assert f"{flag} (from {name} in the config file) cannot be sent with --at" in reported(result)
 
 
 def test_a_flag_with_the_default_overrides_an_unsupported_setting(services: Services) -> None:

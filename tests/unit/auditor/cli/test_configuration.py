@@ -193,7 +193,7 @@ def test_validate_lists_each_problem_separately_in_json(tmp_path: Path, text: st
     assert (document["kind"], document["file"]) == ("ConfigurationVerdict", str(path))
     assert (document["valid"], result.exit_code) == ((True, 0) if not problems else (False, 78))
     assert len(document["problems"]) == len(problems)
-    assert all(any(part in told for told in document["problems"]) for part in problems), document["problems"]
+    assert all(any(part in reported for reported in document["problems"]) for part in problems), document["problems"]
 
 
 def test_validate_reports_a_missing_file_in_json(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_an_unreadable_ledger_is_not_ok_and_has_its_own_exit_code(cluster: Comma
     code, document = asked("c")
     assert (code, document["ok"], document["unreadable_ledgers"]) == (ExitCode.PARTIAL, False, 1)
     asyncio.run(put(cluster, 10, "c d"))
-    assert asked("c", "d")[0] == ExitCode.FAILED, "a definite no has precedence"
+    assert asked("c", "d")[0] == ExitCode.FAILED, "a certain refusal has precedence"
 
 
 def test_returned_bookies_may_hold_the_only_copies_of_marked_ledgers(cluster: CommandCluster) -> None:
@@ -85,7 +85,7 @@ def test_returned_bookies_may_hold_the_only_copies_of_marked_ledgers(cluster: Co
         assert (code, document["ledgers_at_risk"], document["worst"][0]["copies_left"]) == (ExitCode.FAILED, 3, 0)
     asyncio.run(put(cluster, 10, "c d", missing="d"))
     assert asked("d")[0] == ExitCode.OK, "the other copy certainly exists"
-    assert asked("c")[0] == ExitCode.FAILED, "and no other copy certainly does"
+    assert asked("c")[0] == ExitCode.FAILED, "no other copy certainly exists"
 
 
 def test_an_unreadable_mark_may_name_any_bookie_of_its_ledger(cluster: CommandCluster) -> None:

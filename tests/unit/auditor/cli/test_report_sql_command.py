@@ -12,7 +12,7 @@ from auditor.cli.main import app
 from bookie.model.exit_codes import ExitCode
 from spark_jobs.report.tables.files import table_files
 from spark_jobs.report.tables.schemas import SCHEMA_VERSION, TABLES
-from tests.worlds.report_tables import STORY, write_story
+from tests.worlds.report_tables import HISTORY, write_history
 
 WORST = "SELECT ledger_id, missing, severity FROM findings WHERE severity = 'no_live_copy'"
 
@@ -20,7 +20,7 @@ WORST = "SELECT ledger_id, missing, severity FROM findings WHERE severity = 'no_
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("reports")
-    write_story(directory)
+    write_history(directory)
     return directory
 
 
@@ -58,7 +58,7 @@ def test_without_a_query_the_tables_are_listed(reports: Path) -> None:
 
 
 def test_a_truncated_result_and_a_damaged_file_are_noted(tmp_path: Path) -> None:
-    write_story(tmp_path)
+    write_history(tmp_path)
     path = table_files(tmp_path, "bookies").partitioned[0]
     path.write_bytes(b"torn")
     result = bkheal("sql", "SELECT bookie_id FROM bookies", "--limit", "2", reports=tmp_path)
@@ -77,7 +77,7 @@ def test_an_invalid_query_is_a_usage_error_without_a_traceback(reports: Path) ->
 def test_findings_since_a_time_contain_their_run(reports: Path) -> None:
     result = bkheal("findings", "--since", "2026-01-04", "--limit", "2", "-o", "jsonl", reports=reports)
     rows = [json.loads(line)["finding"] for line in result.stdout.splitlines()]
-    run_id = STORY[-1][0].run_id
+    run_id = HISTORY[-1][0].run_id
     assert [(row["run_id"], row["kind"], row["ledger_id"]) for row in rows] == [
         (run_id, "missing_bookie", 1),
         (run_id, "missing_bookie", 3),

@@ -86,9 +86,9 @@ def test_if_a_ledger_cannot_be_deleted_the_command_is_printed_and_the_first_erro
             assert world.clock.monotonic_s() - began_s < 15
             [left] = await ledgers(world)
             command = f"bkheal ledger delete {left} --yes --metadata-uri '{URI}'"
-            told = capsys.readouterr().err
-            assert f"ledger {left} may remain" in told
-            assert command in told
+            reported = capsys.readouterr().err
+            assert f"ledger {left} may remain" in reported
+            assert command in reported
 
     story()
 

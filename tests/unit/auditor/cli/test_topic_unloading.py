@@ -143,9 +143,9 @@ async def test_a_wait_ends_after_error_responses_with_topic_and_address(
     assert TOPIC in text
     assert f"{api.url}{PATH} answered {status}" in text
     assert exit_code_of(error) == exit_code
-    for said in (text, *waiting.notes):
-        assert TOKEN not in said
-        assert "\x1b" not in said
+    for reported in (text, *waiting.notes):
+        assert TOKEN not in reported
+        assert "\x1b" not in reported
 
 
 async def test_one_refused_topic_does_not_prevent_the_unloading_of_others() -> None:

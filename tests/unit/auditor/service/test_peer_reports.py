@@ -22,7 +22,7 @@ RUN = "20261120T101500Z-0a1b2c"
 PAGE = "<!doctype html><p>a report"
 OWN = "127.0.0.9"
 """The name of the requesting auditor; it does not listen there."""
-NOBODY = "127.0.0.8"
+UNUSED_ADDRESS = "127.0.0.8"
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ async def second(tmp_path: Path, peers: PeerReports, **changes: Any) -> AsyncIte
 
 
 async def test_an_auditor_serves_the_reports_of_another_one(first: ApiWorld, tmp_path: Path) -> None:
-    async with second(tmp_path, others(first, OWN, NOBODY, "127.0.0.1")) as world:
+    async with second(tmp_path, others(first, OWN, UNUSED_ADDRESS, "127.0.0.1")) as world:
         for path in (f"/reports/{RUN}/", f"/reports/{RUN}/report.html"):
             page = await world.ask("GET", path)
             assert (page.status, page.body.decode()) == (200, PAGE)
@@ -104,11 +104,11 @@ async def test_a_request_from_another_auditor_is_not_forwarded(first: ApiWorld, 
 
 @pytest.mark.parametrize("location", ["https://evil.example/", "//evil.example/", "../../api/v1/status", f"../{RUN}"])
 async def test_a_redirect_from_another_auditor_leads_to_a_report_or_nowhere(tmp_path: Path, location: str) -> None:
-    class Liar(PeerReports):
+    class WrongPeer(PeerReports):
         async def get(self, path: str, authorization: str | None) -> PeerAnswer | None:
             return PeerAnswer(location=location)
 
-    async with second(tmp_path, Liar()) as world:
+    async with second(tmp_path, WrongPeer()) as world:
         reply = await world.ask("GET", "/reports/latest/")
         assert reply.headers.get("Location", f"../{RUN}/") == f"../{RUN}/"
         assert (await world.ask("GET", f"/reports/{RUN}/")).problem == "not-found"

@@ -6,7 +6,7 @@ import asyncio
 
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from tests.worlds.cluster import ROOT
-from tests.worlds.service import BOOKIES, SESSION_TIMEOUT_S, UNHURRIED, ServiceWorld, in_service_world
+from tests.worlds.service import BOOKIES, LONG_TIMES, SESSION_TIMEOUT_S, ServiceWorld, in_service_world
 from tests.worlds.virtual_time import when
 
 A, B, C, *_ = BOOKIES
@@ -15,7 +15,7 @@ A, B, C, *_ = BOOKIES
 @in_service_world
 async def test_critical_ledgers_are_audited_once_after_their_own_delay(world: ServiceWorld) -> None:
     await world.set_delay(3600)
-    auditor = await world.leader(**UNHURRIED)
+    auditor = await world.leader(**LONG_TIMES)
     start_s = world.clock.monotonic_s()
     await world.down(A)
     await asyncio.sleep(200)
@@ -37,7 +37,7 @@ async def test_critical_ledgers_are_audited_once_after_their_own_delay(world: Se
 async def test_each_loss_has_its_own_critical_audit(world: ServiceWorld) -> None:
     """The ledgers of two lost bookies become critical with the second one."""
     await world.set_delay(3600)
-    await world.leader(**UNHURRIED)
+    await world.leader(**LONG_TIMES)
     await world.down(A)
     await asyncio.sleep(1000)
     start_s = world.clock.monotonic_s()
@@ -50,7 +50,7 @@ async def test_each_loss_has_its_own_critical_audit(world: ServiceWorld) -> None
 @in_service_world
 async def test_a_return_ends_the_critical_delay_as_well(world: ServiceWorld) -> None:
     await world.set_delay(3600)
-    auditor = await world.leader(**UNHURRIED)
+    auditor = await world.leader(**LONG_TIMES)
     await world.down(A)
     await asyncio.sleep(250)
     await world.up(A)
@@ -76,7 +76,7 @@ async def test_the_critical_audit_survives_a_change_of_leader(world: ServiceWorl
 @in_service_world
 async def test_the_brake_holds_back_critical_ledgers_too(world: ServiceWorld) -> None:
     await world.set_delay(3600)
-    auditor = await world.leader(**UNHURRIED)
+    auditor = await world.leader(**LONG_TIMES)
     for bookie in BOOKIES[:3]:
         await world.down(bookie)
     await asyncio.sleep(3000)
@@ -87,7 +87,7 @@ async def test_the_brake_holds_back_critical_ledgers_too(world: ServiceWorld) ->
 @in_service_world
 async def test_no_critical_audit_begins_while_the_brake_holds(world: ServiceWorld) -> None:
     await world.set_delay(3600)
-    auditor = await world.leader(**UNHURRIED)
+    auditor = await world.leader(**LONG_TIMES)
     for bookie in (A, B, C):
         await world.down(bookie)
     await asyncio.sleep(1000)

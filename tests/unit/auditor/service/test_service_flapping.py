@@ -7,7 +7,7 @@ import asyncio
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.returned import FLAPPING_WINDOW_S
 from tests.worlds.cluster import ROOT
-from tests.worlds.service import BOOKIES, UNHURRIED, ServiceWorld, in_service_world
+from tests.worlds.service import BOOKIES, LONG_TIMES, ServiceWorld, in_service_world
 from tests.worlds.virtual_time import when
 
 A, B, *_ = BOOKIES
@@ -23,7 +23,7 @@ async def leave_and_return(world: ServiceWorld, *, away_s: float = 120, times: i
 
 @in_service_world
 async def test_the_third_absence_is_held_back_and_then_marked(world: ServiceWorld) -> None:
-    auditor = await world.leader(**UNHURRIED)
+    auditor = await world.leader(**LONG_TIMES)
     await leave_and_return(world, times=5)
     assert world.marked_bookies == [{A}, {A}], "only the first two absences were marked"
     start_s = world.clock.monotonic_s()
@@ -39,7 +39,7 @@ async def test_the_third_absence_is_held_back_and_then_marked(world: ServiceWorl
 
 @in_service_world
 async def test_critical_ledgers_of_a_flapping_bookie_have_their_own_delay(world: ServiceWorld) -> None:
-    await world.leader(**UNHURRIED)
+    await world.leader(**LONG_TIMES)
     await leave_and_return(world, times=2)
     start_s = world.clock.monotonic_s()
     await world.down(A)
@@ -51,7 +51,7 @@ async def test_critical_ledgers_of_a_flapping_bookie_have_their_own_delay(world:
 @in_service_world
 async def test_absences_within_the_delay_are_not_counted(world: ServiceWorld) -> None:
     await world.set_delay(200)
-    await world.leader(**UNHURRIED)
+    await world.leader(**LONG_TIMES)
     await leave_and_return(world, times=5)
     start_s = world.clock.monotonic_s()
     await world.down(A)
@@ -61,7 +61,7 @@ async def test_absences_within_the_delay_are_not_counted(world: ServiceWorld) ->
 
 @in_service_world
 async def test_after_hours_without_absences_a_loss_counts_at_once_again(world: ServiceWorld) -> None:
-    await world.leader(**UNHURRIED)
+    await world.leader(**LONG_TIMES)
     await leave_and_return(world, times=2)
     await asyncio.sleep(FLAPPING_WINDOW_S + 60)
     await world.down(A)

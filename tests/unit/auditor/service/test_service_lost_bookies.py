@@ -21,7 +21,7 @@ from bookie.metadata.runs.records import RunLane, Runs
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import ROOT
-from tests.worlds.service import BOOKIES, SESSION_TIMEOUT_S, UNHURRIED, ServiceWorld, in_service_world
+from tests.worlds.service import BOOKIES, LONG_TIMES, SESSION_TIMEOUT_S, ServiceWorld, in_service_world
 from tests.worlds.virtual_time import when
 
 A, B, C, D, _ = BOOKIES
@@ -30,7 +30,7 @@ DAY_MS = 86_400_000
 
 @in_service_world
 async def test_without_a_delay_a_loss_is_audited_at_once(world: ServiceWorld) -> None:
-    auditor = await world.leader(**UNHURRIED)
+    auditor = await world.leader(**LONG_TIMES)
     lost_s = world.clock.monotonic_s()
     await world.down(A)
     await when(lambda: bool(world.marked))
@@ -60,7 +60,7 @@ async def test_a_bookie_in_neither_list_while_it_registers_differently_is_not_lo
 @in_service_world
 async def test_each_bookie_has_its_own_delay_and_its_return_ends_it(world: ServiceWorld) -> None:
     await world.set_delay(300)
-    auditor = await world.leader(**UNHURRIED)
+    auditor = await world.leader(**LONG_TIMES)
     await world.down(A)
     start_s = world.clock.monotonic_s()
     await asyncio.sleep(100)
@@ -349,7 +349,7 @@ async def test_a_bookie_that_stops_after_its_cookie_was_deleted_is_audited_once(
     world: ServiceWorld, delay_s: int
 ) -> None:
     await world.set_delay(delay_s)
-    auditor = await world.leader(**UNHURRIED)
+    auditor = await world.leader(**LONG_TIMES)
     await world.store.delete(cookie_path(ROOT, A))
     await asyncio.sleep(60)
     start_s = world.clock.monotonic_s()
@@ -370,8 +370,8 @@ async def test_a_bookie_whose_cookie_is_deleted_during_the_delay_is_audited_once
     world: ServiceWorld,
 ) -> None:
     await world.set_delay(100)
-    first = await world.leader("a", **UNHURRIED)
-    follower = await world.auditor("b", **UNHURRIED)
+    first = await world.leader("a", **LONG_TIMES)
+    follower = await world.auditor("b", **LONG_TIMES)
     start_s = world.clock.monotonic_s()
     await world.down(A)
     await asyncio.sleep(10)
@@ -459,7 +459,7 @@ async def test_a_very_short_disconnection_does_not_delay_the_audit(world: Servic
 
 @in_service_world
 async def test_a_lost_bookie_that_was_back_without_a_leader_is_audited_again(world: ServiceWorld) -> None:
-    first = await world.leader("a", **UNHURRIED)
+    first = await world.leader("a", **LONG_TIMES)
     await world.down(A)
     await when(lambda: bool(world.marked))
     await asyncio.sleep(5)
@@ -467,7 +467,7 @@ async def test_a_lost_bookie_that_was_back_without_a_leader_is_audited_again(wor
     await world.up(A)
     await asyncio.sleep(60)
     await world.down(A)
-    second = await world.leader("b", **UNHURRIED)
+    second = await world.leader("b", **LONG_TIMES)
     await when(lambda: len(world.marked) == 2, 60)
     await asyncio.sleep(3600)
     assert world.marked_bookies == [{A}, {A}]

@@ -11,7 +11,7 @@ from bookie.metadata.own_state import own_path
 from bookie.model.ids import BookieId
 from bookie.model.records import encode_record
 from tests.worlds.cluster import ROOT
-from tests.worlds.service import BOOKIES, UNHURRIED, ServiceWorld, in_service_world
+from tests.worlds.service import BOOKIES, LONG_TIMES, ServiceWorld, in_service_world
 from tests.worlds.virtual_time import when
 
 A, B, *_ = BOOKIES
@@ -29,7 +29,7 @@ def window(world: ServiceWorld, bookie: BookieId, length_s: int, *, holds_critic
 
 @in_service_world
 async def test_a_loss_is_audited_when_the_window_ends(world: ServiceWorld) -> None:
-    auditor = await world.leader(critical_delay_s=0.0, **UNHURRIED)
+    auditor = await world.leader(critical_delay_s=0.0, **LONG_TIMES)
     opened = window(world, A, HOUR_S)
     await windows(world).start(opened)
     start_s = world.clock.monotonic_s()
@@ -53,7 +53,7 @@ async def test_a_loss_is_audited_when_the_window_ends(world: ServiceWorld) -> No
 
 @in_service_world
 async def test_a_window_may_hold_back_critical_ledgers(world: ServiceWorld) -> None:
-    auditor = await world.leader(critical_delay_s=0.0, **UNHURRIED)
+    auditor = await world.leader(critical_delay_s=0.0, **LONG_TIMES)
     await windows(world).start(window(world, A, HOUR_S, holds_critical=True))
     await world.down(A)
     await asyncio.sleep(HOUR_S - 30)
@@ -74,7 +74,7 @@ async def test_a_bookie_outside_the_window_is_audited_at_once(world: ServiceWorl
 
 @in_service_world
 async def test_a_bookie_that_returns_during_the_window_causes_no_run(world: ServiceWorld) -> None:
-    auditor = await world.leader(**UNHURRIED)
+    auditor = await world.leader(**LONG_TIMES)
     await windows(world).start(window(world, A, HOUR_S, holds_critical=True))
     await world.down(A)
     await asyncio.sleep(HOUR_S / 2)

@@ -9,7 +9,7 @@ from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.cluster import open_cluster
 from tests.worlds.cluster import ROOT
-from tests.worlds.service import BOOKIES, UNHURRIED, ServiceWorld, in_service_world
+from tests.worlds.service import BOOKIES, LONG_TIMES, ServiceWorld, in_service_world
 from tests.worlds.virtual_time import when
 
 A, B, C, D, E = BOOKIES
@@ -32,7 +32,7 @@ async def lose_rack(world: ServiceWorld) -> None:
 async def test_bookies_of_a_failed_rack_are_held_back_until_they_return(world: ServiceWorld) -> None:
     await place(world)
     await world.set_delay(60)
-    auditor = await world.leader(critical_delay_s=30.0, **UNHURRIED)
+    auditor = await world.leader(critical_delay_s=30.0, **LONG_TIMES)
     start_s = world.clock.monotonic_s()
     await lose_rack(world)
     await asyncio.sleep(3000)

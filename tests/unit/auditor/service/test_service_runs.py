@@ -27,7 +27,7 @@ from spark_jobs.runs.life_cycle import RunOutcome
 from spark_jobs.runs.port import ProgressEvent, RunStoppedError
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import ROOT
-from tests.worlds.service import BOOKIES, SESSION_TIMEOUT_S, UNHURRIED, ServiceWorld, in_service_world
+from tests.worlds.service import BOOKIES, LONG_TIMES, SESSION_TIMEOUT_S, ServiceWorld, in_service_world
 from tests.worlds.virtual_time import in_virtual_time, when
 
 
@@ -310,26 +310,26 @@ async def test_runs_of_a_killed_leader_are_marked_abandoned_by_the_next(world: S
 
 @in_service_world
 async def test_a_schedule_continues_across_restarts_without_skipped_or_repeated_runs(world: ServiceWorld) -> None:
-    first = await world.leader("a", bookies_schedule="1h", **UNHURRIED)
+    first = await world.leader("a", bookies_schedule="1h", **LONG_TIMES)
     began_s = world.clock.monotonic_s()
     await when(lambda: len(first.counted.ended) == 1, 30)
     assert first.runner.requests[0].cause is RunCause.SCHEDULE
     await asyncio.sleep(1800)
     await first.stop()
     await asyncio.sleep(600)
-    second = await world.leader("b", bookies_schedule="1h", **UNHURRIED)
+    second = await world.leader("b", bookies_schedule="1h", **LONG_TIMES)
     await when(lambda: len(second.counted.ended) == 1, 3600)
     assert 3600 <= world.clock.monotonic_s() - began_s <= 3610
     await second.stop()
     await asyncio.sleep(20_000)
-    third = await world.leader("c", bookies_schedule="1h", **UNHURRIED)
+    third = await world.leader("c", bookies_schedule="1h", **LONG_TIMES)
     await when(lambda: len(third.counted.ended) == 1, 30)
     assert third.service.status().period_s == {RunKind.BOOKIES: 3600.0}
 
 
 @in_service_world
 async def test_a_schedule_follows_a_jump_of_the_clock(world: ServiceWorld, caplog: pytest.LogCaptureFixture) -> None:
-    clock, auditor = world.clock, await world.leader(bookies_schedule="2h", **UNHURRIED)
+    clock, auditor = world.clock, await world.leader(bookies_schedule="2h", **LONG_TIMES)
     assert isinstance(clock, VirtualClock)
     ended = auditor.counted.ended
     await when(lambda: len(ended) == 1, 30)
@@ -349,7 +349,7 @@ async def test_a_schedule_follows_a_jump_of_the_clock(world: ServiceWorld, caplo
 @in_service_world
 async def test_a_pause_ends_by_itself_and_another_pause_extends_it(world: ServiceWorld) -> None:
     world.check_s = 100
-    auditor = await world.leader(**UNHURRIED)
+    auditor = await world.leader(**LONG_TIMES)
     run = await start(auditor.service)
     paused = await auditor.service.pause_run(run.run_id, owner="me", via="http")
     assert paused.pause_ends_ms == world.clock.epoch_ms() + PAUSE_S * 1000
@@ -383,7 +383,7 @@ async def test_the_length_of_a_pause_is_an_option(world: ServiceWorld) -> None:
 @in_service_world
 async def test_a_schedule_that_is_due_during_another_run_fires_once_after_it(world: ServiceWorld) -> None:
     """The run is not skipped for a whole period, which is a week for a weekly check."""
-    auditor = await world.leader(bookies_schedule="1h", **UNHURRIED)
+    auditor = await world.leader(bookies_schedule="1h", **LONG_TIMES)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await asyncio.sleep(3000)
     world.check_s = 1200
@@ -398,7 +398,7 @@ async def test_a_schedule_that_is_due_during_another_run_fires_once_after_it(wor
 
 @in_service_world
 async def test_a_schedule_does_not_wait_for_a_dry_run(world: ServiceWorld) -> None:
-    auditor = await world.leader(bookies_schedule="1h", **UNHURRIED)
+    auditor = await world.leader(bookies_schedule="1h", **LONG_TIMES)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     world.check_s = 50_000
     await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me", is_dry_run=True)
@@ -421,7 +421,7 @@ async def test_a_follower_has_the_schedules_without_their_times(world: ServiceWo
 
 @in_service_world
 async def test_a_paused_kind_is_not_scheduled_but_can_be_started(world: ServiceWorld) -> None:
-    auditor = await world.leader(bookies_schedule="1h", **UNHURRIED)
+    auditor = await world.leader(bookies_schedule="1h", **LONG_TIMES)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await auditor.service.pause_kind(RunKind.BOOKIES, owner="me", via="http")
     for _ in range(3):  # each pause extends the previous one; two runs become due
@@ -442,7 +442,7 @@ async def test_a_paused_kind_is_not_scheduled_but_can_be_started(world: ServiceW
 
 @in_service_world
 async def test_the_pause_of_a_kind_ends_by_itself_and_its_due_run_starts(world: ServiceWorld) -> None:
-    auditor = await world.leader(bookies_schedule="2h", **UNHURRIED)
+    auditor = await world.leader(bookies_schedule="2h", **LONG_TIMES)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     await asyncio.sleep(2 * 3600 - 100)
     await auditor.service.pause_kind(RunKind.BOOKIES, owner="me", via="http")
@@ -454,7 +454,7 @@ async def test_the_pause_of_a_kind_ends_by_itself_and_its_due_run_starts(world: 
 
 @in_service_world
 async def test_a_run_of_everything_includes_its_checks_and_waits_for_their_pauses(world: ServiceWorld) -> None:
-    auditor = await world.leader(bookies_schedule="off", everything_schedule="1h", **UNHURRIED)
+    auditor = await world.leader(bookies_schedule="off", everything_schedule="1h", **LONG_TIMES)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
     status = auditor.service.status()
     assert status.last_success_ms.keys() == {RunKind.EVERYTHING, RunKind.BOOKIES, RunKind.PLACEMENT}

@@ -24,7 +24,7 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import cancel, guarded
 from tests.worlds.cluster import ROOT
-from tests.worlds.service import UNHURRIED, ServiceWorld, in_service_world
+from tests.worlds.service import LONG_TIMES, ServiceWorld, in_service_world
 from tests.worlds.virtual_time import in_virtual_time, when
 
 
@@ -36,7 +36,7 @@ async def test_a_record_that_cannot_be_removed_does_not_prevent_the_schedule(wor
         await runs.write(record)
     stranger = f"{own_path('runs', ROOT)}/records/{old.run_id}/note"
     await world.session().create(stranger)
-    auditor = await world.leader(bookies_schedule="1h", runs_kept=1, **UNHURRIED)
+    auditor = await world.leader(bookies_schedule="1h", runs_kept=1, **LONG_TIMES)
     await asyncio.sleep(2 * 3600)
     assert auditor.runner.requests
     assert await runs.get("20200102T000000Z-000000") is None, "the others are still removed"
@@ -71,7 +71,7 @@ async def test_a_leader_keeps_the_delay_that_was_set(world: ServiceWorld) -> Non
 @in_service_world
 async def test_a_leader_with_an_unknown_layout_of_tasks_keeps_its_schedule(world: ServiceWorld) -> None:
     await world.store.set(f"{ROOT}/underreplication/LAYOUT", b"newer", ANY_VERSION)
-    auditor = await world.leader(bookies_schedule="1h", **UNHURRIED)
+    auditor = await world.leader(bookies_schedule="1h", **LONG_TIMES)
     await asyncio.sleep(2 * 3600)
     assert auditor.runner.requests
 
@@ -334,7 +334,7 @@ async def test_no_run_begins_while_the_service_stops(world: ServiceWorld) -> Non
 @in_service_world
 async def test_a_failed_scheduled_run_is_retried_long_before_the_next_one(world: ServiceWorld) -> None:
     world.failures = [StoreUnavailableError("away"), RuntimeError("Java gateway process exited")]
-    auditor = await world.leader(bookies_schedule="6h", misfire_grace_s=3600, **UNHURRIED)
+    auditor = await world.leader(bookies_schedule="6h", misfire_grace_s=3600, **LONG_TIMES)
     await asyncio.sleep(1800)
     assert [record.state for record in auditor.counted.ended] == [RunState.FAILED, RunState.FAILED, RunState.DONE]
     await asyncio.sleep(3 * 3600)
@@ -349,7 +349,7 @@ async def test_a_scheduled_run_with_a_configuration_error_is_not_retried_before_
     world: ServiceWorld,
 ) -> None:
     world.failures = [UnknownOptionError("no such option")] * 9
-    auditor = await world.leader(bookies_schedule="24h", misfire_grace_s=3600, **UNHURRIED)
+    auditor = await world.leader(bookies_schedule="24h", misfire_grace_s=3600, **LONG_TIMES)
     await asyncio.sleep(3600)
     assert [record.exit_code for record in auditor.counted.ended] == [78]
 

@@ -43,8 +43,8 @@ async def failure_of_a_read(world: RecoveryWorld, *replies: ReadReply) -> str:
 async def test_a_reason_that_several_bookies_give_is_reported_once() -> None:
     async with a_world("a b") as world:
         reply = ReadReply(Status.UNREACHABLE, detail=REFUSED)
-        told = await failure_of_a_read(world, reply, reply)
-        assert told.endswith(f"from any replica (a: UNREACHABLE, b: UNREACHABLE); {REFUSED}")
+        reported = await failure_of_a_read(world, reply, reply)
+        assert reported.endswith(f"from any replica (a: UNREACHABLE, b: UNREACHABLE); {REFUSED}")
 
 
 @in_virtual_time

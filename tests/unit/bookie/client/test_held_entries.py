@@ -62,7 +62,7 @@ class Bookie(WithoutAdds):
         packet = self.packets[entry_id] if status is Status.OK else b""
         return EntryResult(entry_id, status, packet, self.reasons.get(entry_id, ""))
 
-    async def says(self, wanted: Sequence[int] = range(COUNT), attempts_max: int = 1) -> ListReply:
+    async def result_of(self, wanted: Sequence[int] = range(COUNT), attempts_max: int = 1) -> ListReply:
         asking = HeldEntriesReader(self, VirtualClock(), 1.0, attempts_max)
         return await asking.held(BOOKIE, LEDGER, map(EntryId, wanted))
 
@@ -74,7 +74,7 @@ class Bookie(WithoutAdds):
 async def test_entries_of_a_bookie_with_lists_are_not_read() -> None:
     bookie = Bookie()
     bookie.listing = ListReply(Status.OK, EntryRuns(((0, 9),)))
-    assert await bookie.says() == bookie.listing
+    assert await bookie.result_of() == bookie.listing
     assert bookie.asked == []
 
 
@@ -83,7 +83,7 @@ async def test_entries_of_a_bookie_with_lists_are_not_read() -> None:
 async def test_any_error_but_unsupported_lists_is_the_result(status: Status) -> None:
     bookie = Bookie()
     bookie.listing = ListReply(status)
-    assert (await bookie.says()).status is status
+    assert (await bookie.result_of()).status is status
     assert bookie.asked == []
 
 
@@ -93,7 +93,7 @@ async def test_exactly_the_wanted_entries_are_read_once_in_bounded_requests(pref
     bookie = Bookie(range(100, 300))
     bookie.prefix = prefix
     wanted = [entry for entry in range(COUNT) if entry % 3]
-    reply = await bookie.says(wanted)
+    reply = await bookie.result_of(wanted)
     assert (reply.status, list(reply.entries)) == (Status.OK, [entry for entry in wanted if 100 <= entry < 300])
     answered = [entry for asked in bookie.asked for entry in asked[:prefix]]
     assert sorted(answered) == wanted
@@ -121,7 +121,7 @@ async def test_wanted_ids_are_consumed_only_as_they_are_read() -> None:
 async def test_entries_in_limbo_do_not_make_others_unknown() -> None:
     bookie = Bookie()
     bookie.statuses = {3: Status.LIMBO, 400: Status.LIMBO, 5: Status.NO_ENTRY}
-    reply = await bookie.says()
+    reply = await bookie.result_of()
     assert reply.status is Status.LIMBO
     assert set(range(COUNT)) - set(reply.entries) == {3, 5, 400}
 
@@ -132,7 +132,7 @@ async def test_a_bookie_in_limbo_that_lists_nothing_is_read_and_stays_in_limbo(i
     bookie = Bookie()
     bookie.listing = ListReply(Status.LIMBO)
     bookie.statuses = {} if is_serving_all else {5: Status.LIMBO}
-    reply = await bookie.says()
+    reply = await bookie.result_of()
     assert (reply.status, len(reply.entries)) == (Status.LIMBO, COUNT - (not is_serving_all))
 
 
@@ -141,7 +141,7 @@ async def test_a_bookie_in_limbo_that_lists_nothing_is_read_and_stays_in_limbo(i
 async def test_an_unknown_entry_makes_the_whole_result_unknown(status: Status) -> None:
     bookie = Bookie()
     bookie.statuses = {4: Status.LIMBO, 20: status}
-    reply = await bookie.says()
+    reply = await bookie.result_of()
     assert reply.status is status
     assert "entry 20" in reply.detail
     assert 3 in reply.entries
@@ -153,9 +153,9 @@ async def test_another_entry_than_the_requested_one_is_damage() -> None:
     real = dict(PACKETS)
     try:
         PACKETS[EntryId(9)] = real[EntryId(8)]
-        assert (await bookie.says()).status is Status.CORRUPT
+        assert (await bookie.result_of()).status is Status.CORRUPT
         PACKETS[EntryId(9)] = b"short"
-        assert (await bookie.says()).status is Status.CORRUPT
+        assert (await bookie.result_of()).status is Status.CORRUPT
     finally:
         PACKETS.update(real)
 
@@ -164,23 +164,23 @@ async def test_another_entry_than_the_requested_one_is_damage() -> None:
 async def test_a_timeout_is_retried_and_is_then_the_result() -> None:
     bookie = Bookie()
     bookie.refusals = [Status.TIMEOUT, Status.TOO_MANY_REQUESTS, Status.UNREACHABLE]
-    reply = await bookie.says(attempts_max=4)
+    reply = await bookie.result_of(attempts_max=4)
     assert (reply.status, len(reply.entries)) == (Status.OK, COUNT)
     bookie.refusals = [Status.TIMEOUT] * 1000
-    assert (await bookie.says(attempts_max=4)).status is Status.TIMEOUT
+    assert (await bookie.result_of(attempts_max=4)).status is Status.TIMEOUT
 
 
 @in_virtual_time
 async def test_an_answer_without_entries_is_an_error() -> None:
     bookie = Bookie()
     bookie.prefix = 0
-    assert (await bookie.says()).status is Status.IO_ERROR
+    assert (await bookie.result_of()).status is Status.IO_ERROR
 
 
 @in_virtual_time
 async def test_without_wanted_entries_nothing_is_read() -> None:
     bookie = Bookie()
-    assert await bookie.says([]) == ListReply(Status.OK)
+    assert await bookie.result_of([]) == ListReply(Status.OK)
     assert bookie.asked == []
 
 

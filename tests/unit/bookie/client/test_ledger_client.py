@@ -700,14 +700,14 @@ def test_a_call_during_the_close_ends_as_well() -> None:
     async def short() -> None:
         await asyncio.sleep(0)
 
-    def call_for_ever(loop: LoopThread) -> None:
+    def call_repeatedly(loop: LoopThread) -> None:
         while True:
             loop.run(short())
 
     for _ in range(50):
         loop = LoopThread()
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            calling = pool.submit(call_for_ever, loop)
+            calling = pool.submit(call_repeatedly, loop)
             loop.run(short())
             loop.stop()
             with pytest.raises((concurrent.futures.CancelledError, RuntimeError)):

@@ -155,7 +155,7 @@ async def _reserve(world: MetadataWorld) -> None:
     assert world.data(reserved.path) is not None
 
 
-async def _reserve_anew(world: MetadataWorld) -> None:
+async def _reserve_again(world: MetadataWorld) -> None:
     await world.reservations.reserve(LEDGER, "another", [RESERVATION])
 
 
@@ -361,8 +361,8 @@ SCENARIOS = {
     ),
     "reserve anew": Scenario(
         _with_reservation,
-        _reserve_anew,
-        _reserve_anew,
+        _reserve_again,
+        _reserve_again,
         lambda w: b"another" in (w.data(w.reservations.path(LEDGER)) or b""),
     ),
     "release reservation": Scenario(
@@ -560,16 +560,16 @@ async def test_a_registration_that_remains_is_not_reported_as_deleted(losses: in
     world = MetadataWorld(store)
     await _registered(world)
 
-    async def try_until_done(change: Step) -> None:
+    async def repeat_until_done(change: Step) -> None:
         store.losses = losses
         if losses == WRITE_ATTEMPTS_MAX:
             with pytest.raises(WriteOutcomeUnknownError):
                 await change(world)
         await change(world)
 
-    await try_until_done(_turn_read_only)
+    await repeat_until_done(_turn_read_only)
     assert _is_registered(world, is_read_only=True)
-    await try_until_done(lambda w: w.registrations.unregister(BK1))
+    await repeat_until_done(lambda w: w.registrations.unregister(BK1))
     assert (await world.registrations.list()).registered == frozenset()
 
 

@@ -28,7 +28,7 @@ class KazooThread:
             self.now_s += 2
 
     @property
-    def told(self) -> list[tuple[str, float]]:
+    def reported(self) -> list[tuple[str, float]]:
         return [(record.message, getattr(record, "away_s", -1.0)) for record in self._caplog.records]
 
 
@@ -39,7 +39,7 @@ def world(caplog: pytest.LogCaptureFixture) -> KazooThread:
 
 def test_a_day_without_zookeeper_is_logged_at_growing_intervals(world: KazooThread) -> None:
     world.fails(times=43_200)
-    times = [away_s for _, away_s in world.told]
+    times = [away_s for _, away_s in world.reported]
     assert times[:6] == [0, 16, 46, 106, 226, 466]
     assert len(times) < 86_400 / INTERVAL_S_MAX + 10
     assert max(late - early for early, late in itertools.pairwise(times)) <= INTERVAL_S_MAX + 2
@@ -63,12 +63,12 @@ def test_the_next_outage_is_logged_at_once_again(world: KazooThread) -> None:
     for _ in range(2):
         world.fails(times=5)
         world.log.connected()
-    assert [message for message, _ in world.told] == [
+    assert [message for message, _ in world.reported] == [
         "ZooKeeper unreachable, retrying",
         "ZooKeeper reachable again",
     ] * 2
     world.log.connected()
-    assert len(world.told) == 4, "a connection is not logged if there was no outage"
+    assert len(world.reported) == 4, "a connection is not logged if there was no outage"
 
 
 def test_a_new_reason_is_logged_at_once_and_their_number_is_bounded(world: KazooThread) -> None:
@@ -76,7 +76,7 @@ def test_a_new_reason_is_logged_at_once_and_their_number_is_bounded(world: Kazoo
     world.log.warning("Cannot resolve %s: %s", "zk1", "no such name")
     world.log.warning("Connection time-out: %s", "late")
     world.fails()
-    assert len(world.told) == 3
+    assert len(world.reported) == 3
     outage = Outage()
     assert sum(outage.failed(str(number), 0.0) is not None for number in range(100)) == REASONS_MAX
 

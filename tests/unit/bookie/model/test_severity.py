@@ -95,17 +95,17 @@ def _rank(severity: Severity | None) -> int:
 @pytest.mark.parametrize(
     ("is_live", "write_quorum", "ack_quorum", "first", "last", "severity", "copies_min"),
     [
-        pytest.param((True,), 1, 1, 0, 9, None, 1, id="a healthy ledger of one copy is fine"),
-        pytest.param((False,), 1, 1, 0, 9, Severity.NO_LIVE_COPY, 0, id="its only bookie is gone"),
+        pytest.param((True,), 1, 1, 0, 9, None, 1, id="a healthy ledger with one copy"),
+        pytest.param((False,), 1, 1, 0, 9, Severity.NO_LIVE_COPY, 0, id="its only bookie is lost"),
         pytest.param((False, True), 2, 2, 0, 9, Severity.CRITICAL, 1, id="one copy left of two"),
         pytest.param((False, True, True), 3, 3, 0, 9, Severity.BELOW_ACK_QUORUM, 2, id="two left, three acknowledge"),
         pytest.param((False, True, True), 3, 2, 0, 9, Severity.BELOW_WRITE_QUORUM, 2, id="two left, two acknowledge"),
         pytest.param((False, True, True), 2, 2, 1, 1, Severity.METADATA_ONLY, 2, id="the lost bookie stores nothing"),
         pytest.param((False, False), 2, 2, 5, 4, Severity.METADATA_ONLY, 2, id="an empty fragment names lost bookies"),
         pytest.param((False, True, True), 2, 2, 1, None, Severity.CRITICAL, 1, id="an open end may reach any bookie"),
-        pytest.param((False, True, True, False), 2, 1, 0, 3, Severity.NO_LIVE_COPY, 0, id="two neighbours are gone"),
+        pytest.param((False, True, True, False), 2, 1, 0, 3, Severity.NO_LIVE_COPY, 0, id="two neighbours are lost"),
         pytest.param(
-            (False, True, False, True), 2, 1, 0, 3, Severity.CRITICAL, 1, id="two that share no entry are gone"
+            (False, True, False, True), 2, 1, 0, 3, Severity.CRITICAL, 1, id="two that share no entry are lost"
         ),
     ],
 )

@@ -68,8 +68,8 @@ async def test_a_changed_value_is_applied_and_logged_with_its_old_one(
     await process.reads('{"rate": 5}')
     assert process.rates == [5]
     (record,) = caplog.records
-    told = {name: getattr(record, name) for name in ("option", "old", "new", "path")}
-    assert told == {"option": "rate", "old": 1, "new": 5, "path": str(process.path)}
+    reported = {name: getattr(record, name) for name in ("option", "old", "new", "path")}
+    assert reported == {"option": "rate", "old": 1, "new": 5, "path": str(process.path)}
     await process.reads("{}")  # a removed key means the default
     assert process.rates == [5, 1]
 

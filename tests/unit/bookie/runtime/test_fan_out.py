@@ -40,23 +40,23 @@ async def test_the_first_error_is_raised_alone_and_ends_the_others(at_once: Begi
 async def test_an_empty_list_of_work_ends_at_once(at_once: Begin) -> None:
     before = asyncio.all_tasks()
     for _ in at_once(iter([])).__await__():
-        pytest.fail("it waits")
+        pytest.fail("the call did not return at once")
     assert asyncio.all_tasks() == before
 
 
 async def test_each_task_has_begun_before_the_next_is_created() -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     async def work(number: int) -> None:
-        told.append(f"begun {number}")
+        reported.append(f"begun {number}")
 
     def works() -> Iterator[Coroutine[Any, Any, None]]:
         for number in range(3):
-            told.append(f"made {number}")
+            reported.append(f"made {number}")
             yield work(number)
 
     await all_started_in_order(works())
-    assert told == ["made 0", "begun 0", "made 1", "begun 1", "made 2", "begun 2"]
+    assert reported == ["made 0", "begun 0", "made 1", "begun 1", "made 2", "begun 2"]
 
 
 async def test_begun_tasks_end_if_creating_the_next_fails_or_the_caller_is_cancelled() -> None:
@@ -185,7 +185,7 @@ async def test_a_thread_keeps_its_slot_until_it_ends_even_if_its_caller_has_left
     for _ in range(5):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await in_bounded_thread(places, lambda: pytest.fail("there is no place"))
+                await in_bounded_thread(places, lambda: pytest.fail("the call had no place"))
     go_on.set()
     async with asyncio.timeout(STATE_S):
         assert await in_bounded_thread(places, lambda: "done") == "done"

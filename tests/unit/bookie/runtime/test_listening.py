@@ -96,9 +96,9 @@ async def test_a_port_in_use_has_the_same_error_everywhere(
 ) -> None:
     with pytest.raises(AddressInUseError) as caught:
         await listen(HERE, taken, tmp_path)
-    told = WHY.fullmatch(str(caught.value))
-    assert told is not None, str(caught.value)
-    assert told.groups() == (f"{HERE}:{taken}", what, "Address already in use", port_option, host_option)
+    reported = WHY.fullmatch(str(caught.value))
+    assert reported is not None, str(caught.value)
+    assert reported.groups() == (f"{HERE}:{taken}", what, "Address already in use", port_option, host_option)
     assert int(command_exit_code_of(caught.value)) == int(bookie_exit_code(caught.value)) == 78
 
 
@@ -106,9 +106,9 @@ async def test_a_port_in_use_has_the_same_error_everywhere(
 async def test_an_address_of_another_machine_has_the_same_error_everywhere(listen: Listen, tmp_path: Path) -> None:
     with pytest.raises(AddressInUseError) as caught:
         await listen(NOT_HERE, 31_999, tmp_path)
-    told = WHY.fullmatch(str(caught.value))
-    assert told is not None, str(caught.value)
-    assert (told[1], told[3]) == (f"{NOT_HERE}:31999", "Cannot assign requested address")
+    reported = WHY.fullmatch(str(caught.value))
+    assert reported is not None, str(caught.value)
+    assert (reported[1], reported[3]) == (f"{NOT_HERE}:31999", "Cannot assign requested address")
 
 
 async def test_a_replicator_exits_with_the_same_code_and_text(taken: int, caplog: pytest.LogCaptureFixture) -> None:

@@ -258,7 +258,7 @@ def wait_for_a_place(server: StatusServer) -> None:
             client.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
             if client.recv(1000).startswith(b"HTTP/1.0 200"):
                 return
-    raise AssertionError("places were not given back")
+    raise AssertionError("places were not released")
 
 
 def test_invalid_settings_are_reported() -> None:

@@ -928,7 +928,7 @@ async def test_a_lock_outlives_an_outage_of_the_store_by_less_than_a_minute(is_l
     async with asyncio.timeout(2 * CollectorSettings().interval_s):
         while not began_s or clock.monotonic_s() < began_s[0] + outage_s - 1:  # noqa: ASYNC110 (virtual time)
             await asyncio.sleep(0.5)
-    assert await world.tasks.locks.locked() == {L5}, "the lock is left behind by the outage"
+    assert await world.tasks.locks.locked() == {L5}, "the lock remains after the outage"
     async with asyncio.timeout(60):
         while await world.tasks.locks.locked():  # noqa: ASYNC110 (virtual time)
             await asyncio.sleep(1)

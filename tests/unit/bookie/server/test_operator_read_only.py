@@ -16,15 +16,15 @@ from bookie.server.upkeep.operator_read_only import (
 from bookie.storage.disks.memory import MemoryDisk, Operation, yield_control
 from bookie.storage.port import DiskError
 
-WISH = ReadOnlyRequest("ops", 1)
+REQUEST = ReadOnlyRequest("ops", 1)
 
 
 @pytest.mark.parametrize("seed", range(10))
 async def test_a_request_and_its_end_survive_a_power_loss(seed: int) -> None:
     disk, rng = MemoryDisk(), random.Random(seed)
-    await write_recorded_request(disk, WISH)
+    await write_recorded_request(disk, REQUEST)
     disk = disk.crash(rng)
-    assert await read_recorded_request(disk) == WISH
+    assert await read_recorded_request(disk) == REQUEST
     await write_recorded_request(disk, None)
     assert await read_recorded_request(disk.crash(rng)) is None
 
@@ -37,7 +37,7 @@ async def test_a_damaged_record_counts_as_a_request_until_it_is_withdrawn() -> N
     assert await read_recorded_request(disk) is None
 
 
-@pytest.mark.parametrize(("before", "after"), [(None, WISH), (WISH, None)])
+@pytest.mark.parametrize(("before", "after"), [(None, REQUEST), (REQUEST, None)])
 async def test_a_request_that_cannot_be_recorded_changes_nothing(
     before: ReadOnlyRequest | None, after: ReadOnlyRequest | None
 ) -> None:

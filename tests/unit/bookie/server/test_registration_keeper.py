@@ -25,7 +25,7 @@ from tests.worlds.cluster import MemoryCluster, open_bookie
 
 BOOKIE = BookieId("bookie-1")
 INFO = service_info("host", 3181, "uuid")
-NOBODY = Bookies(frozenset(), frozenset())
+NO_BOOKIES = Bookies(frozenset(), frozenset())
 WRITABLE = Bookies(frozenset({BOOKIE}), frozenset())
 READ_ONLY = Bookies(frozenset(), frozenset({BOOKIE}))
 
@@ -73,7 +73,7 @@ async def test_a_new_session_registers_again(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=False)
     for _ in range(3):
         world.store.expire()
-        await world.until(NOBODY)
+        await world.until(NO_BOOKIES)
         world.store.resume()
         await world.until(WRITABLE)
 
@@ -167,7 +167,7 @@ async def test_an_id_in_use_by_another_process_is_refused_at_the_start(world: Ke
 async def test_stopping_unregisters_and_never_fails(world: KeeperWorld) -> None:
     await world.keeper.start(is_read_only=True)
     await world.keeper.stop(STATE_S)
-    assert await world.watcher.list() == NOBODY
+    assert await world.watcher.list() == NO_BOOKIES
     world.store.expire()
     await world.keeper.stop(0.05)
     world.store.resume()

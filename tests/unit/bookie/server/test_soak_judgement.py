@@ -69,7 +69,7 @@ def test_the_disk_may_hold_twice_the_uncollected_bytes_plus_a_constant(sample: S
 def test_the_first_collection_after_a_start_frees_what_was_deleted_before_it() -> None:
     waiting = Waiting()
     waiting.deleted(5, 100)
-    waiting.life_began(10)
+    waiting.bookie_started(10)
     waiting.deleted(12, 20)
     assert not waiting.looked(13, 0)
     assert waiting.bytes == 120
@@ -79,7 +79,7 @@ def test_the_first_collection_after_a_start_frees_what_was_deleted_before_it() -
 
 def test_a_later_collection_frees_what_was_deleted_before_the_previous_one_ended() -> None:
     waiting = Waiting()
-    waiting.life_began(10)
+    waiting.bookie_started(10)
     waiting.deleted(70, 1)
     assert not waiting.looked(77, 0)
     waiting.deleted(79, 20)  # possibly after the end of the first collection and the start of the second
@@ -92,10 +92,10 @@ def test_a_later_collection_frees_what_was_deleted_before_the_previous_one_ended
 
 def test_a_restarted_bookie_counts_collections_from_0() -> None:
     waiting = Waiting()
-    waiting.life_began(0)
+    waiting.bookie_started(0)
     assert waiting.looked(70, 7)
     waiting.deleted(75, 20)
-    waiting.life_began(80)
+    waiting.bookie_started(80)
     assert not waiting.looked(83, 0)
     assert waiting.looked(150, 3)
     assert waiting.bytes == 0

@@ -43,7 +43,7 @@ def batch_bytes(
     return b"".join(encode_batch(header, parts))
 
 
-def resealed(data: bytes, at: int, value: bytes, end: int) -> bytes:
+def with_corrected_checksum(data: bytes, at: int, value: bytes, end: int) -> bytes:
     """Replace bytes of ``data``, and correct the checksum that ends at ``end``."""
     changed = data[:at] + value + data[at + len(value) : end]
     return changed + struct.pack(">I", crc32c(changed)) + data[end + 4 :]
@@ -142,7 +142,7 @@ def test_journal_stored_as_a_payload_is_not_mistaken_for_a_batch() -> None:
 def test_unknown_record_kind_is_refused_not_skipped() -> None:
     data = batch_bytes([(RecordKind.FENCE, 7, b"")])
     kind_at = BATCH_HEADER_SIZE + 8
-    strange = resealed(data, kind_at, b"\x05", len(data) - 4)
+    strange = with_corrected_checksum(data, kind_at, b"\x05", len(data) - 4)
     header = decode_batch_header(strange, 0, EPOCH)
     assert header is not None
     with pytest.raises(UnsupportedFormatError, match=r"kind 5.*start the version"):
@@ -151,7 +151,7 @@ def test_unknown_record_kind_is_refused_not_skipped() -> None:
 
 def test_newer_batch_format_is_refused_and_not_mistaken_for_a_torn_tail() -> None:
     data = batch_bytes([(RecordKind.FENCE, 7, b"")])
-    newer = resealed(data, 8, b"\x00\x02", BATCH_HEADER_SIZE - 4)
+    newer = with_corrected_checksum(data, 8, b"\x00\x02", BATCH_HEADER_SIZE - 4)
     with pytest.raises(UnsupportedFormatError, match="format 2"):
         decode_batch_header(newer, 0, EPOCH)
 
@@ -159,13 +159,13 @@ def test_newer_batch_format_is_refused_and_not_mistaken_for_a_torn_tail() -> Non
 def test_newer_file_format_is_refused() -> None:
     data = encode_file_header(FileHeader(1, 1, 0))
     with pytest.raises(UnsupportedFormatError, match="format 2"):
-        decode_file_header(resealed(data, 8, b"\x00\x02", FILE_HEADER_SIZE - 4))
+        decode_file_header(with_corrected_checksum(data, 8, b"\x00\x02", FILE_HEADER_SIZE - 4))
 
 
 def test_record_length_beyond_its_batch_is_refused_before_it_is_read() -> None:
     data = batch_bytes([(RecordKind.ENTRY, 7, b"x" * 10)])
     for length in (b"\xff\xff\xff\xff", b"\x00\x00\x00\x0b"):
-        strange = resealed(data, BATCH_HEADER_SIZE, length, len(data) - 4)
+        strange = with_corrected_checksum(data, BATCH_HEADER_SIZE, length, len(data) - 4)
         header = decode_batch_header(strange, 0, EPOCH)
         assert header is not None
         with pytest.raises(DamagedJournalError, match="past the end"):
@@ -174,7 +174,7 @@ def test_record_length_beyond_its_batch_is_refused_before_it_is_read() -> None:
 
 def test_wrong_record_checksum_in_an_intact_batch_is_refused() -> None:
     data = batch_bytes([(RecordKind.ENTRY, 7, b"x" * 10)])
-    strange = resealed(data, BATCH_HEADER_SIZE + 4, b"\0\0\0\0", len(data) - 4)
+    strange = with_corrected_checksum(data, BATCH_HEADER_SIZE + 4, b"\0\0\0\0", len(data) - 4)
     header = decode_batch_header(strange, 0, EPOCH)
     assert header is not None
     with pytest.raises(DamagedJournalError, match="checksum"):

@@ -91,7 +91,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def be_silent(clock: ManualClock) -> None:
+async def let_interval_pass(clock: ManualClock) -> None:
     for _ in range(2):
         clock.now_s += StorageSettings().journal_mark_after_s
         await settle()
@@ -202,7 +202,7 @@ async def test_a_damaged_last_batch_is_a_torn_tail_only_right_after_it_was_writt
         assert await put(journal, b"last") is None
         await settle()
         if is_silent:
-            await be_silent(clock)
+            await let_interval_pass(clock)
     disk.cut(file_path(1), len(disk.content(file_path(1))) - 1)
     if is_silent:
         with pytest.raises(DamagedJournalError, match="batches 3 to 3"):
@@ -223,7 +223,7 @@ async def test_batches_that_follow_each_other_need_no_mark() -> None:
             assert await put(journal, b"%d more" % number) is None
             await settle()
         assert Operation.REPLACE not in switch.seen
-        await be_silent(clock)
+        await let_interval_pass(clock)
         assert switch.seen.count(Operation.REPLACE) == 1
 
 
@@ -234,7 +234,7 @@ async def test_a_mark_that_cannot_be_written_stops_the_journal_unless_the_disk_i
         assert await put(journal, b"first") is None
         await settle()
         switch.failing = {Operation.REPLACE: (DiskFullError if is_full else DiskError)("replace")}
-        await be_silent(clock)
+        await let_interval_pass(clock)
         assert journal.fatal.done() is not is_full
         if is_full:
             assert await put(journal, b"second") is None

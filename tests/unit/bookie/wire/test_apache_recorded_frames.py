@@ -129,9 +129,9 @@ def answered_as_recorded(challenge: bytes, response: bytes) -> tuple[DigestMd5Lo
 
 
 def test_a_real_bookie_accepted_our_login_and_we_accept_its_proof() -> None:
-    said = logins("our login", is_v2_wire=False)
-    assert {plugin for plugin, _ in said} == {"sasl"}
-    first, challenge, response, proof = [token for _, token in said]
+    reported = logins("our login", is_v2_wire=False)
+    assert {plugin for plugin, _ in reported} == {"sasl"}
+    first, challenge, response, proof = [token for _, token in reported]
     ours, answer = answered_as_recorded(challenge, response)
     assert (first, answer) == (b"", parse_challenge(response))
     assert ours.answer(proof) is None
@@ -144,10 +144,10 @@ def test_the_login_of_apaches_client_differs_only_in_its_authorization_id(is_v2_
 
     After the login it sends one more, empty token. The bookie answers it as if it requested no login.
     """
-    *said, surplus, thanks = logins("login", is_v2_wire=is_v2_wire)
+    *reported, surplus, thanks = logins("login", is_v2_wire=is_v2_wire)
     assert (surplus, thanks) == (("sasl", b""), ("AuthDisabledPlugin", b""))
-    assert {plugin for plugin, _ in said} == {"sasl"}
-    first, challenge, response, proof = [token for _, token in said]
+    assert {plugin for plugin, _ in reported} == {"sasl"}
+    first, challenge, response, proof = [token for _, token in reported]
     recorded = parse_challenge(response)
     _, answer = answered_as_recorded(challenge, response)
     assert (first, recorded["authzid"]) == (b"", CREDENTIALS.username)

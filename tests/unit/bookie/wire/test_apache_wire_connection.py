@@ -17,7 +17,7 @@ from bookie.wire.port import AddReply, Status
 from tests.contract.scripted_apache_bookie import LEDGER, batch
 
 
-class Told:
+class RecordingWaiter:
     """A waiter that records its notifications."""
 
     def __init__(self) -> None:
@@ -58,15 +58,15 @@ bodies = st.lists(st.one_of(plausible, st.binary(min_size=1, max_size=60)), max_
 
 @given(bodies)
 def test_each_request_is_answered_once_and_only_with_its_own_entry(bodies: list[bytes]) -> None:
-    connection, told = Connection(), {}
+    connection, reported = Connection(), {}
     for entry_id in range(1, 4):
-        waiter = Told()
+        waiter = RecordingWaiter()
         txn_id, _ = connection.prepare(pb.Request(), Expected(pb.ADD_ENTRY, 7, entry_id, waiter))
-        told[txn_id] = waiter
+        reported[txn_id] = waiter
     for body in bodies:
         connection.data_received(framed(body))
     connection.connection_lost(None)
-    for txn_id, waiter in told.items():
+    for txn_id, waiter in reported.items():
         assert len(waiter.answers) + len(waiter.losses) == 1
         for answer in waiter.answers:
             if answer.content is not None:
@@ -98,7 +98,7 @@ async def test_answered_adds_leave_no_state_whatever_the_bytes_of_the_answer(is_
 
 async def test_requests_beyond_the_limit_wait_for_answers() -> None:
     connection = Connection(in_flight_max=2)
-    txn_ids = [connection.prepare(pb.Request(), Expected(pb.ADD_ENTRY, 7, n, Told()))[0] for n in range(2)]
+    txn_ids = [connection.prepare(pb.Request(), Expected(pb.ADD_ENTRY, 7, n, RecordingWaiter()))[0] for n in range(2)]
     waiting = asyncio.create_task(connection.ready())
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -131,7 +131,7 @@ async def test_transaction_ids_are_never_used_twice() -> None:
     connection = Connection()
     used = set()
     for _ in range(1000):
-        txn_id, _ = connection.prepare(pb.Request(), Expected(pb.ADD_ENTRY, 7, 0, Told()))
+        txn_id, _ = connection.prepare(pb.Request(), Expected(pb.ADD_ENTRY, 7, 0, RecordingWaiter()))
         connection.forget([txn_id])
         used.add(txn_id)
     assert len(used) == 1000

@@ -81,11 +81,11 @@ def test_the_limit_includes_the_length_field_and_earlier_frames_are_delivered() 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=8), st.data())
 def test_long_frames_are_skipped_in_order_however_the_stream_is_split(bodies: list[bytes], data: st.DataObject) -> None:
     seen: list[bytes] = []
-    told: list[int] = []
+    reported: list[int] = []
 
     def too_long(head: bytes, frame_bytes: int) -> None:
         seen.append(head)
-        told.append(frame_bytes)
+        reported.append(frame_bytes)
 
     splitter, stream = FrameSplitter(100, too_long), b"".join(map(framed, bodies))
     while stream:
@@ -93,7 +93,7 @@ def test_long_frames_are_skipped_in_order_however_the_stream_is_split(bodies: li
         seen.extend(splitter.feed(stream[:cut]))
         stream = stream[cut:]
     assert seen == [body if len(body) <= 96 else body[:HEAD_BYTES] for body in bodies]
-    assert told == [len(body) + 4 for body in bodies if len(body) > 96]
+    assert reported == [len(body) + 4 for body in bodies if len(body) > 96]
     assert splitter.is_between_frames
 
 
@@ -115,7 +115,7 @@ def test_zero_and_negative_lengths_are_malformed(length: int) -> None:
         list(FrameSplitter().feed(length.to_bytes(4, "big", signed=True)))
 
 
-SPOKEN_BY_BOTH = (
+IN_BOTH_VERSIONS = (
     Status.OK,
     Status.NO_ENTRY,
     Status.NO_LEDGER,
@@ -129,13 +129,13 @@ SPOKEN_BY_BOTH = (
 
 
 def test_a_status_that_both_protocols_have_survives_the_round_trip() -> None:
-    for status in SPOKEN_BY_BOTH:
+    for status in IN_BOTH_VERSIONS:
         assert statuses.status_of_code(statuses.code_of_status(status)) is status
     assert statuses.status_of_code(statuses.code_of_status(Status.LIMBO)) is Status.LIMBO
 
 
 def test_version_2_has_the_documented_numbers() -> None:
-    assert {status: statuses.v2_of_status(status) for status in SPOKEN_BY_BOTH} == {
+    assert {status: statuses.v2_of_status(status) for status in IN_BOTH_VERSIONS} == {
         Status.OK: 0,
         Status.NO_LEDGER: 1,
         Status.NO_ENTRY: 2,
@@ -148,7 +148,7 @@ def test_version_2_has_the_documented_numbers() -> None:
     }
 
 
-@pytest.mark.parametrize("status", [status for status in Status if status not in SPOKEN_BY_BOTH])
+@pytest.mark.parametrize("status", [status for status in Status if status not in IN_BOTH_VERSIONS])
 def test_a_status_that_apache_lacks_is_an_io_error_and_never_absent(status: Status) -> None:
     code = statuses.code_of_status(status)
     assert code == (pb.EUNKNOWNLEDGERSTATE if status is Status.LIMBO else pb.EIO)

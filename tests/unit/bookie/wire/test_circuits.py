@@ -56,7 +56,7 @@ class Scripted(Transport):
         return make(Status.TIMEOUT if self.delay_s > timeout_s else self.status, detail="as the test wants")
 
 
-class Gray:
+class SilentTransport:
     """A transport with circuits, for a bookie that can stop answering."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Gray:
 
 @in_virtual_time
 async def test_an_open_circuit_fails_every_kind_of_request_at_once_and_never_as_absent() -> None:
-    world = Gray()
+    world = SilentTransport()
     await world.open()
     asked = world.sent
     started_s = world.clock.monotonic_s()
@@ -100,7 +100,7 @@ async def test_an_open_circuit_fails_every_kind_of_request_at_once_and_never_as_
 
 @in_virtual_time
 async def test_a_bookie_without_an_address_counts_as_not_answering() -> None:
-    world = Gray()
+    world = SilentTransport()
     await world.open()
     world.inner.delay_s, world.inner.status = 0.0, Status.UNRESOLVED
     await world.clock.sleep(module.PROBE_PAUSE_S)
@@ -111,7 +111,7 @@ async def test_a_bookie_without_an_address_counts_as_not_answering() -> None:
 
 @in_virtual_time
 async def test_an_answer_between_timeouts_keeps_the_circuit_closed() -> None:
-    world = Gray()
+    world = SilentTransport()
     for _ in range(5):
         for _ in range(module.SILENCES_MAX - 1):
             world.inner.delay_s = 1e9
@@ -125,7 +125,7 @@ async def test_an_answer_between_timeouts_keeps_the_circuit_closed() -> None:
 def test_a_bookie_that_refuses_at_once_does_not_open_the_circuit(status: Status) -> None:
     @in_virtual_time
     async def run() -> None:
-        world = Gray()
+        world = SilentTransport()
         world.inner.status = status
         for _ in range(20):
             assert await world.read() is status
@@ -136,7 +136,7 @@ def test_a_bookie_that_refuses_at_once_does_not_open_the_circuit(status: Status)
 
 @in_virtual_time
 async def test_connections_that_fail_after_a_wait_count_as_timeouts() -> None:
-    world = Gray()
+    world = SilentTransport()
     world.inner.status, world.inner.delay_s = Status.UNREACHABLE, 10.0
     for _ in range(module.SILENCES_MAX):
         await world.read()
@@ -145,7 +145,7 @@ async def test_connections_that_fail_after_a_wait_count_as_timeouts() -> None:
 
 @in_virtual_time
 async def test_a_partial_answer_does_not_open_the_circuit() -> None:
-    world = Gray()
+    world = SilentTransport()
     world.inner.delay_s = 5.0
     world.inner.reply = ReadReply(Status.TIMEOUT, [EntryResult(EntryId(0), Status.OK, b"entry")])
     for _ in range(5):
@@ -155,7 +155,7 @@ async def test_a_partial_answer_does_not_open_the_circuit() -> None:
 
 @in_virtual_time
 async def test_probes_are_sent_at_growing_intervals() -> None:
-    world = Gray()
+    world = SilentTransport()
     await world.open()
     probes_s: list[float] = []
     sent = world.sent
@@ -174,7 +174,7 @@ async def test_probes_are_sent_at_growing_intervals() -> None:
 
 @in_virtual_time
 async def test_only_one_probe_runs_at_a_time_and_its_answer_closes_the_circuit() -> None:
-    world = Gray()
+    world = SilentTransport()
     await world.open()
     await world.clock.sleep(module.PROBE_PAUSE_S)
     asked = world.sent
@@ -189,7 +189,7 @@ async def test_only_one_probe_runs_at_a_time_and_its_answer_closes_the_circuit()
 
 @in_virtual_time
 async def test_a_denial_is_an_answer_and_is_passed_on_unchanged() -> None:
-    world = Gray()
+    world = SilentTransport()
     await world.open()
     await world.clock.sleep(module.PROBE_PAUSE_S)
     world.inner.delay_s, world.inner.reply = 0.0, DENIAL
@@ -199,7 +199,7 @@ async def test_a_denial_is_an_answer_and_is_passed_on_unchanged() -> None:
 
 @in_virtual_time
 async def test_a_cancelled_probe_allows_the_next_one() -> None:
-    world = Gray()
+    world = SilentTransport()
     await world.open()
     await world.clock.sleep(module.PROBE_PAUSE_S)
     probe = asyncio.ensure_future(world.read())
@@ -216,7 +216,7 @@ async def test_a_cancelled_probe_allows_the_next_one() -> None:
 @in_virtual_time
 async def test_an_unsupported_request_allows_the_next_probe() -> None:
     """A repair asks for a list first, and then for each entry."""
-    gray = Gray()
+    gray = SilentTransport()
     await gray.open()
     gray.inner.delay_s = 0.0
     await gray.clock.sleep(module.PROBE_PAUSE_S)
@@ -229,7 +229,7 @@ async def test_an_unsupported_request_allows_the_next_probe() -> None:
 
 @in_virtual_time
 async def test_circuits_of_unregistered_bookies_are_removed() -> None:
-    world = Gray()
+    world = SilentTransport()
     await world.open()
     now_s = world.clock.monotonic_s()
     assert world.circuits.avoided([GRAY, OTHER], now_s) == {GRAY}
@@ -244,7 +244,7 @@ async def test_circuits_of_unregistered_bookies_are_removed() -> None:
 def test_each_change_of_a_circuit_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     @in_virtual_time
     async def run() -> None:
-        world = Gray()
+        world = SilentTransport()
         await world.open()
         for _ in range(5):
             await world.read()
@@ -263,7 +263,7 @@ def test_each_change_of_a_circuit_is_logged_once(caplog: pytest.LogCaptureFixtur
 
 @in_virtual_time
 async def test_requests_cancelled_after_seconds_open_the_circuit() -> None:
-    world = Gray()
+    world = SilentTransport()
     world.inner.delay_s = 1e9
     for _ in range(module.SILENCES_MAX):
         asked = asyncio.create_task(world.read())
@@ -275,7 +275,7 @@ async def test_requests_cancelled_after_seconds_open_the_circuit() -> None:
 
 @in_virtual_time
 async def test_requests_cancelled_early_do_not_open_the_circuit() -> None:
-    world = Gray()
+    world = SilentTransport()
     world.inner.delay_s = 1e9
     for _ in range(5):
         asked = asyncio.create_task(world.read())

@@ -236,7 +236,7 @@ def test_the_answer_to_a_copy_survives_the_wire(source: Status) -> None:
         CopyReply(Status.OK, 2, refusals=[EntryResult(EntryId(1), Status.OK)]),
         CopyReply(Status.OK, 2, refusals=[EntryResult(EntryId(1), Status.NO_ENTRY)] * 2),
     ],
-    ids=["more than asked", "nothing", "not covered", "not asked", "refused and fine", "twice"],
+    ids=["more than asked", "nothing", "not covered", "not asked", "one refused, one good", "twice"],
 )
 def test_an_answer_that_does_not_match_the_copy_is_malformed(reply: CopyReply) -> None:
     with pytest.raises(MalformedAnswerError):

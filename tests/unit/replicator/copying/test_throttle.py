@@ -215,12 +215,12 @@ async def test_a_waiter_cancelled_when_its_turn_comes_passes_it_on() -> None:
     await whole.__aenter__()
     behind: list[asyncio.Task[HeldBytes]] = []
 
-    async def queue_up_behind_and_free() -> None:
+    async def queue_others_and_release() -> None:
         behind.extend(asyncio.create_task(hold.__aenter__()) for hold in holds[1:])
         await asyncio.sleep(0)
         await whole.__aexit__(None, None, None)
 
-    freeing = asyncio.create_task(queue_up_behind_and_free())
+    freeing = asyncio.create_task(queue_others_and_release())
     await holds[0].__aenter__()  # returns in the same step in which it passes the turn to the next one
     behind[0].cancel()
     await asyncio.wait([freeing, *behind])

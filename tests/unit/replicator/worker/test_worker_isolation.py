@@ -24,11 +24,11 @@ GROUPS = {
     "red": {"a": {"rack": "/r1"}, "b": {"rack": "/r2"}, "c": {"rack": "/r1"}},
     "blue": {"x": {"rack": "/r2"}, "y": {"rack": "/r2"}},
 }
-WISH = {
+PROPERTIES = {
     "policyClass": "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy",
     "properties": {"isolationBookieGroups": "red", "secondaryIsolationBookieGroups": ""},
 }
-CUSTOM = ((POLICY_KEY, json.dumps(WISH).encode()),)
+CUSTOM = ((POLICY_KEY, json.dumps(PROPERTIES).encode()),)
 
 
 async def worker(world: RepairWorld) -> tuple[Worker, Recorder]:

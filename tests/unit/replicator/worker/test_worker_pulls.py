@@ -35,7 +35,7 @@ ENTRIES = 1000
 
 
 @dataclass
-class Healed:
+class WorkerResult:
     """The result of one worker."""
 
     recorder: Recorder
@@ -53,12 +53,12 @@ class Scene:
     def size_bytes(self) -> int:
         return sum(map(len, self.packets.values()))
 
-    async def heal(self, **settings: Any) -> Healed:
+    async def heal(self, **settings: Any) -> WorkerResult:
         running = self.world.worker(**{"is_pulling": True, **settings})
         await running.worker.run()
-        return Healed(running.recorder, running.worker.load())
+        return WorkerResult(running.recorder, running.worker.load())
 
-    async def assert_repaired(self, healed: Healed) -> None:
+    async def assert_repaired(self, healed: WorkerResult) -> None:
         """Check that the ledger has all copies and that each entry was acknowledged once."""
         assert healed.recorder.endings()[-1] is Ending.REPAIRED
         await self.world.assert_whole(LEDGER, self.packets, TARGET)
@@ -124,7 +124,7 @@ async def test_a_worker_without_pulls_transfers_every_copy_itself() -> None:
     async with scene() as at:
         running = at.world.worker()
         await running.worker.run()
-        healed = Healed(running.recorder, running.worker.load())
+        healed = WorkerResult(running.recorder, running.worker.load())
         await at.assert_repaired(healed)
         assert not at.world.bookies[TARGET].copies
         assert (healed.load.copied_bytes, healed.load.pulled_bytes) == (at.size_bytes, 0)
@@ -353,5 +353,5 @@ async def test_a_pull_is_refused_if_the_store_does_not_answer() -> None:
 
 @pytest.mark.parametrize("value", ["", "false", "yes"])
 async def test_only_the_value_true_offers_pulls(value: str) -> None:
-    said = ServiceInfo((Endpoint("bookie", "t", PORT, "bookie-grpc"),), ((PROPERTY_CAN_COPY, value),))
-    assert not said.can_copy
+    reported = ServiceInfo((Endpoint("bookie", "t", PORT, "bookie-grpc"),), ((PROPERTY_CAN_COPY, value),))
+    assert not reported.can_copy

@@ -110,11 +110,11 @@ async def test_a_lock_taken_by_another_worker_stops_the_repair_and_is_not_releas
         await world.lose("b")
         running = world.worker(once=False)
 
-        async def steal() -> None:
+        async def replace_lock() -> None:
             await world.store.delete(lock_path(ROOT, LEDGER))
             assert await world.tasks.locks.lock(LEDGER, "thief") is not None
 
-        world.bookies["t"].before_add = steal
+        world.bookies["t"].before_add = replace_lock
         running.start()
         await asyncio.sleep(60)
         assert running.recorder.endings() == [Ending.STOPPED]
@@ -246,11 +246,11 @@ async def test_a_connection_that_returns_in_time_does_not_interrupt_the_repair()
         await world.lose("b")
         running = world.worker()
 
-        async def blink() -> None:
+        async def suspend_briefly() -> None:
             running.store.suspend()
             asyncio.get_running_loop().call_later(3, running.store.resume)
 
-        world.bookies["t"].before_add = blink
+        world.bookies["t"].before_add = suspend_briefly
         assert await running.worker.run() is RunEnd.SETTLED
         assert running.recorder.endings() == [Ending.REPAIRED]
         assert len(world.bookies["t"].adds) == 1

@@ -424,11 +424,11 @@ async def test_a_bookie_marked_again_after_the_verdict_is_not_forgotten_with_the
         await world.tasks.marking.mark(LEDGER, names("b"))
         before = await world.task(LEDGER)
 
-        async def lose_it_again() -> None:
+        async def lose_again() -> None:
             await world.lose("b")
             assert await world.task(LEDGER) == before  # the task already names it: the report changes nothing
 
-        assert await heal_while(world, lose_it_again) == [Ending.MARKED_AGAIN, Ending.REPAIRED]
+        assert await heal_while(world, lose_again) == [Ending.MARKED_AGAIN, Ending.REPAIRED]
         await world.assert_whole(LEDGER, packets, "t")
 
 

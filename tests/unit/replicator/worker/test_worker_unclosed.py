@@ -381,7 +381,7 @@ async def test_a_recovery_is_parked_if_too_many_members_lost_their_disks() -> No
         assert (await world.metadata(LEDGER)).state is LedgerState.IN_RECOVERY
 
 
-async def an_end_that_no_bookie_tells(world: RepairWorld) -> None:
+async def a_ledger_with_unknown_end(world: RepairWorld) -> None:
     """Create an open ledger with an empty last fragment; its confirmed entries are only on members in limbo."""
     await with_cookies(world, "a b c d t u", 0)
     await world.ledger(LEDGER, make_metadata((0, "a b"), (10, "c d"), quorum=(2, 2), last=None), 10)
@@ -396,7 +396,7 @@ async def an_end_that_no_bookie_tells(world: RepairWorld) -> None:
 async def test_a_recovery_is_parked_if_the_last_confirmed_entry_is_lost_with_an_older_fragment() -> None:
     """The last ensemble shows the end, but not the length, which is stored in the previous entry."""
     async with a_world("a b c d t u") as world:
-        await an_end_that_no_bookie_tells(world)
+        await a_ledger_with_unknown_end(world)
         recorder = await world.heal()
         assert recorder.endings() == [Ending.IN_GRACE, Ending.PARKED]
         assert recorder.results[-1].reason is ParkReason.NEEDS_RECOVERY
@@ -406,7 +406,7 @@ async def test_a_recovery_is_parked_if_the_last_confirmed_entry_is_lost_with_an_
 @in_virtual_time
 async def test_a_recovery_is_retried_if_the_last_confirmed_entry_may_still_be_served() -> None:
     async with a_world("a b c d t u") as world:
-        await an_end_that_no_bookie_tells(world)
+        await a_ledger_with_unknown_end(world)
         world.bookies.stop_listening("b")
         running = world.worker()
         assert await running.worker.run() is RunEnd.UNSETTLED

@@ -86,10 +86,10 @@ def expected(
         worst: list[tuple[Severity, int]] = []
         for entry in range(fragment.first_entry_id, last + 1):
             where = metadata.stripe.write_set(entry)
-            said = [holdings[fragment.members[position]] for position in where]
+            reported = [holdings[fragment.members[position]] for position in where]
             denied = [
                 position
-                for position, each in zip(where, said, strict=True)
+                for position, each in zip(where, reported, strict=True)
                 if each.is_sure and entry not in each.entries
             ]
             if denied:
@@ -98,7 +98,7 @@ def expected(
                 copies = len(
                     {
                         fragment.members[position]
-                        for position, each in zip(where, said, strict=True)
+                        for position, each in zip(where, reported, strict=True)
                         if position not in denied and each.is_registered
                     }
                 )

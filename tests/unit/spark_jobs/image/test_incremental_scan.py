@@ -501,7 +501,7 @@ def test_every_leaf_is_read_again_within_the_period(hours: int) -> None:
         whole = [leaf for leaf, work in zip(leaves, works, strict=True) if work.record is None]
         read.append(len(whole))
         records |= {leaf: replace(RECORD, leaf=leaf, read_from_ms=now) for leaf in whole}
-        assert all(now + step - record.read_from_ms <= period for record in records.values()), "also at the next run"
+        assert all(now + step - record.read_from_ms <= period for record in records.values()), "at the next run too"
     if hours <= 24:
         assert max(read) <= len(leaves) * step * 2 // period + 2, "no run reads much more than its share"
         assert sum(read) <= 6 * len(leaves)
@@ -515,7 +515,7 @@ def test_leaves_that_are_too_old_or_from_the_future_are_read() -> None:
     read_ms = RECORD.read_from_ms
     assert not is_read(read_ms + 1, read_ms)
     assert is_read(read_ms + 71 * DAY_MS, read_ms + 71 * DAY_MS)
-    assert is_read(read_ms + 40 * DAY_MS, read_ms), "the next run would only come 80 days after this read"
+    assert is_read(read_ms + 40 * DAY_MS, read_ms), "the next run would read it 80 days after this one"
     assert not is_read(read_ms - 30_000, read_ms - 30_000)
     assert is_read(read_ms - 61_000, read_ms - 61_000)
 

@@ -27,7 +27,7 @@ SITUATIONS = [
 ]  # fmt: skip
 
 
-def told(summary: RunSummary) -> str:
+def reported(summary: RunSummary) -> str:
     return "\n".join(line for step in next_steps(summary) for line in (step.text, *step.commands))
 
 
@@ -52,7 +52,7 @@ def told(summary: RunSummary) -> str:
 )
 def test_each_situation_has_its_steps(summary: RunSummary, words: list[str]) -> None:
     for word in words:
-        assert word in told(summary)
+        assert word in reported(summary)
 
 
 def test_a_clean_run_has_no_steps() -> None:
@@ -61,7 +61,7 @@ def test_a_clean_run_has_no_steps() -> None:
 
 def test_the_most_urgent_step_is_first_and_a_held_run_never_mentions_repair() -> None:
     assert next_steps(world.NO_LIVE_COPY)[0].text.startswith("Bring back a bookie")
-    assert "replicator" not in told(world.HELD)
+    assert "replicator" not in reported(world.HELD)
 
 
 def test_a_cluster_name_is_quoted_for_the_shell() -> None:

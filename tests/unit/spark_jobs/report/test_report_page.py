@@ -43,7 +43,7 @@ ALL = [
 LINKS = r"#[a-z]+|\.\./index\.html|(\.\./)?[A-Za-z0-9-]+/report\.html|summary\.json|data:,"
 """Links within the page, and links to the index, neighboring reports, and the summary."""
 
-VOID = {"meta", "link", "br", "img", "input", "hr"}
+VOID_ELEMENTS = {"meta", "link", "br", "img", "input", "hr"}
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
+        if tag not in VOID_ELEMENTS:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

@@ -19,13 +19,13 @@ from spark_jobs.report.tables.schemas import TABLES
 from spark_jobs.report.tables.sql import Answer, QueryRefusedError, QueryTooLargeError, ask
 from spark_jobs.report.tables.sql_values import as_json, as_text
 from spark_jobs.report.writing import ReportDirError
-from tests.worlds.report_tables import STORY, dangling, finding, run, unreadable, write, write_story
+from tests.worlds.report_tables import HISTORY, dangling, finding, run, unreadable, write, write_history
 
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("reports")
-    write_story(directory)
+    write_history(directory)
     return directory
 
 
@@ -132,14 +132,14 @@ def test_a_path_that_looks_like_a_partition_does_not_change_answers(reports: Pat
 
 
 def test_a_path_with_a_quote_a_link_and_dot_dot_is_read(tmp_path: Path) -> None:
-    write_story(tmp_path / "it's here")
+    write_history(tmp_path / "it's here")
     (tmp_path / "link").symlink_to("it's here")
     for path in (tmp_path / "it's here", tmp_path / "link", tmp_path / "link" / ".." / "it's here"):
         assert answer(path, "SELECT count(*) FROM findings").rows == [(8,)]
 
 
 def test_a_damaged_file_is_named_and_the_others_are_queried(tmp_path: Path) -> None:
-    write_story(tmp_path)
+    write_history(tmp_path)
     path = table_files(tmp_path, "findings").partitioned[0]
     path.write_bytes(path.read_bytes()[:-2])
     assert answer(tmp_path, "SELECT count(*) FROM findings") == Answer(("count_star()",), [(4,)], False, (str(path),))
@@ -163,7 +163,7 @@ def since(report_dir: Path, since_ms: int, wanted: FindingFilter = ANY, limit: i
 def test_findings_since_a_time_are_newest_run_first_in_pages_of_any_size(reports: Path) -> None:
     for limit in (1, 3, 100):
         assert since(reports, 0, limit=limit) == ALL
-    second, third = (summary for summary, _ in STORY[1:])
+    second, third = (summary for summary, _ in HISTORY[1:])
     assert since(reports, second.finished_ms) == ALL
     assert since(reports, second.finished_ms + 1) == since(reports, third.finished_ms) == ALL[:4]
     assert since(reports, third.finished_ms + 1) == []

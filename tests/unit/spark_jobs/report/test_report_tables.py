@@ -32,7 +32,7 @@ from spark_jobs.report.tables.sql import ask
 from spark_jobs.report.tables.upkeep import compact_and_prune, days_to_drop, days_too_large
 from spark_jobs.runs.mark_log import SCHEMA
 from tests.worlds import report as world
-from tests.worlds.report_tables import FINDING_COLUMNS, STORY, finding, run, write, write_findings, write_story
+from tests.worlds.report_tables import FINDING_COLUMNS, HISTORY, finding, run, write, write_findings, write_history
 
 FAR_MS = world.START_MS + 100 * world.DAY_MS
 
@@ -48,7 +48,7 @@ def count(report_dir: Path, table: str) -> int:
 
 
 def test_the_declared_columns_are_those_written() -> None:
-    (summary, _), *_ = STORY
+    (summary, _), *_ = HISTORY
     for table, written in ((RUNS, runs_table(summary)), (BOOKIES, bookies_table(summary))):
         assert set(table.column_names) - {"day"} == set(written.column_names)
     assert TASKS.column_names == ("run_id", "day", *SCHEMA.names[1:])
@@ -57,7 +57,7 @@ def test_the_declared_columns_are_those_written() -> None:
 
 
 def test_every_run_adds_its_rows_to_the_partition_of_its_day(tmp_path: Path) -> None:
-    write_story(tmp_path)
+    write_history(tmp_path)
     assert json.loads((tmp_path / "history" / "_schema.json").read_bytes()) == {
         "apiVersion": "bkheal/v1",
         "kind": "ReportTables",
@@ -73,12 +73,12 @@ def test_every_run_adds_its_rows_to_the_partition_of_its_day(tmp_path: Path) -> 
         ("2026-01-03", 2, 0, "missing_bookie", "closed", "below_write_quorum"),
     ]
     assert [path.name for path in table_files(tmp_path, "findings").partitioned] == [
-        f"{summary.run_id}.parquet" for summary, found in STORY if found
+        f"{summary.run_id}.parquet" for summary, found in HISTORY if found
     ]
 
 
 def test_the_marks_of_a_run_are_a_table(tmp_path: Path) -> None:
-    write_story(tmp_path)
+    write_history(tmp_path)
     assert rows(tmp_path, "day::VARCHAR, ledger_id, missing", "tasks") == [
         ("2026-01-03", 1, ["b:3181"]), ("2026-01-03", 2, ["b:3181"]), ("2026-01-03", 3, ["b:3181"]),
         ("2026-01-04", 1, ["b:3181", "c:3181"]), ("2026-01-04", 3, ["b:3181"]), ("2026-01-04", 4, ["c:3181"]),
@@ -86,7 +86,7 @@ def test_the_marks_of_a_run_are_a_table(tmp_path: Path) -> None:
 
 
 def test_arrow_reads_a_table_with_its_partitions(tmp_path: Path) -> None:
-    write_story(tmp_path)
+    write_history(tmp_path)
     table = pq.read_table(tmp_path / "history" / "findings", filters=[("day", "=", "2026-01-04")])
     assert sorted(table["ledger_id"].to_pylist()) == [1, 3, 4, 9]
 
@@ -95,12 +95,12 @@ def test_large_findings_are_linked_and_outlive_the_directory_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_writing, "MERGED_BYTES_MAX", 1)
-    summary, found = STORY[1]
+    summary, found = HISTORY[1]
     write(tmp_path, summary, found)
     linked = table_files(tmp_path, "findings").partitioned
     assert [path.name for path in linked] == [f"{summary.run_id}-0000.parquet", f"{summary.run_id}-0001.parquet"]
     assert [path.stat().st_nlink for path in linked] == [2, 2]
-    newer, _ = STORY[2]
+    newer, _ = HISTORY[2]
     write(tmp_path, newer, kept=Kept(reports_max=1))
     assert [each.run_id for each in reports(tmp_path)] == [newer.run_id]
     assert count(tmp_path, "findings") == len(found)
@@ -111,7 +111,7 @@ def test_findings_are_copied_if_links_are_impossible(tmp_path: Path, monkeypatch
         raise OSError("no links here")
 
     monkeypatch.setattr(os, "link", refuse)
-    summary, found = STORY[1]
+    summary, found = HISTORY[1]
     write(tmp_path, summary, found, parts=1)
     (path,) = table_files(tmp_path, "findings").partitioned
     assert path.stat().st_nlink == 1
@@ -119,10 +119,10 @@ def test_findings_are_copied_if_links_are_impossible(tmp_path: Path, monkeypatch
 
 
 def test_rows_of_an_unfinished_run_do_not_count(tmp_path: Path) -> None:
-    write_story(tmp_path)
+    write_history(tmp_path)
     (table_files(tmp_path, "runs").partitioned[-1]).unlink()
-    assert {row[0] for row in rows(tmp_path, "run_id", "findings")} == {STORY[1][0].run_id}
-    assert {row[0] for row in rows(tmp_path, "run_id", "bookies")} == {STORY[0][0].run_id, STORY[1][0].run_id}
+    assert {row[0] for row in rows(tmp_path, "run_id", "findings")} == {HISTORY[1][0].run_id}
+    assert {row[0] for row in rows(tmp_path, "run_id", "bookies")} == {HISTORY[0][0].run_id, HISTORY[1][0].run_id}
 
 
 def many(report_dir: Path, number: int) -> None:
@@ -282,8 +282,8 @@ def test_only_one_process_at_a_time_does_the_upkeep(tmp_path: Path) -> None:
 
 
 def test_days_are_dropped_by_age_and_by_table_size(tmp_path: Path) -> None:
-    write_story(tmp_path)
-    now = STORY[-1][0].finished_ms
+    write_history(tmp_path)
+    now = HISTORY[-1][0].finished_ms
     compact_and_prune(tmp_path, now, Kept(days_max=2, table_bytes_max=1 << 30))
     for table in ("runs", "bookies", "findings", "tasks"):
         assert days(tmp_path, table) == ("2026-01-03", "2026-01-04")
@@ -315,7 +315,7 @@ def test_days_in_the_future_are_dropped_first() -> None:
 
 def of_earlier_release(report_dir: Path) -> None:
     """Write the same reports as an earlier release did, without the additions of this release."""
-    write_story(report_dir)
+    write_history(report_dir)
     history = report_dir / "history"
     for table in ("runs", "bookies"):
         for path in table_files(report_dir, table).partitioned:
@@ -330,7 +330,7 @@ def of_earlier_release(report_dir: Path) -> None:
 
 def test_reports_of_an_earlier_release_are_in_the_tables(tmp_path: Path) -> None:
     of_earlier_release(tmp_path / "old")
-    write_story(tmp_path / "new")
+    write_history(tmp_path / "new")
     for columns, table in (
         ("run_id, day, run_kind, ledgers_critical", "runs"), ("*", "bookies"), ("* EXCLUDE (day)", "findings"),
     ):  # fmt: skip
@@ -347,12 +347,12 @@ def test_the_next_run_moves_rows_of_an_earlier_release_into_their_days(tmp_path:
     assert table_files(tmp_path, "runs").flat == (torn,), "an unreadable file is left for the operator"
     assert days(tmp_path, "runs") == ("2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05")
     answer = ask(tmp_path, "SELECT count(*) FROM findings", limit=1, timeout_s=60)
-    assert answer.rows == [(sum(len(each) for _, each in STORY) + 1,)]
+    assert answer.rows == [(sum(len(each) for _, each in HISTORY) + 1,)]
     assert answer.left_out == (str(torn),)
 
 
 def test_tables_of_a_newer_release_are_refused_with_advice_and_stay_as_they_are(tmp_path: Path) -> None:
-    write_story(tmp_path)
+    write_history(tmp_path)
     schema = tmp_path / "history" / "_schema.json"
     schema.write_text(json.dumps({"kind": "ReportTables", "version": SCHEMA_VERSION + 1}))
     with pytest.raises(NewerTablesError, match="use the release that wrote them, or a newer one"):
@@ -364,7 +364,7 @@ def test_tables_of_a_newer_release_are_refused_with_advice_and_stay_as_they_are(
 
 
 def test_an_unreadable_version_is_not_mistaken_for_none(tmp_path: Path) -> None:
-    write_story(tmp_path)
+    write_history(tmp_path)
     (tmp_path / "history" / "_schema.json").write_text("{ torn")
     with pytest.raises(writing.ReportDirError, match="the version of the tables is unknown"):
         ask(tmp_path, "SELECT 1", limit=1, timeout_s=60)
@@ -374,7 +374,7 @@ def test_an_unreadable_version_is_not_mistaken_for_none(tmp_path: Path) -> None:
 
 
 def test_findings_that_cannot_be_read_are_the_reason_of_a_missing_report(tmp_path: Path) -> None:
-    summary, found = STORY[1]
+    summary, found = HISTORY[1]
     directory = writing.prepare(tmp_path, summary.run_id)
     write_findings(directory, found)
     (directory / "findings.parquet" / "part-9.parquet").write_bytes(b"PAR1 torn")

@@ -23,7 +23,7 @@ from spark_jobs.report.tables.sql_values import as_json
 from spark_jobs.report.tables.unhealthy import has_seen_every_ledger, write_next_state
 from spark_jobs.report.tables.upkeep import compact_and_prune
 from tests.worlds import report as world
-from tests.worlds.report_tables import STORY, Row, finding, run, unreadable, write, write_story
+from tests.worlds.report_tables import HISTORY, Row, finding, run, unreadable, write, write_history
 
 TABLE = "ledgers_unhealthy_since"
 
@@ -36,11 +36,11 @@ def state(report_dir: Path) -> dict[int, tuple[int, int]]:
 
 
 def test_a_ledger_is_unhealthy_since_the_first_consecutive_run_that_found_it(tmp_path: Path) -> None:
-    write_story(tmp_path)
+    write_history(tmp_path)
     assert state(tmp_path) == {1: (2, 3), 3: (2, 3), 4: (3, 3), 9: (3, 3)}
     columns = "ledger_id, severity, findings, bytes_estimate, unhealthy_since, last_found, instance_id, run_kind"
     rows = ask(tmp_path, f"SELECT {columns} FROM {TABLE} ORDER BY ledger_id", limit=9, timeout_s=60).rows
-    second, third = (rfc3339(summary.finished_ms) for summary, _ in STORY[1:])
+    second, third = (rfc3339(summary.finished_ms) for summary, _ in HISTORY[1:])
     assert [tuple(map(as_json, row)) for row in rows] == [
         (1, "no_live_copy", 1, 1 << 20, second, third, world.CLEAN.cluster.instance_id, "bookies"),
         (3, "critical", 1, 1 << 20, second, third, world.CLEAN.cluster.instance_id, "bookies"),
@@ -51,7 +51,7 @@ def test_a_ledger_is_unhealthy_since_the_first_consecutive_run_that_found_it(tmp
     assert state(tmp_path) == {}
     found = (finding(1, "b:3181"),)
     write(tmp_path, run(4, found), found)
-    assert state(tmp_path) == {1: (5, 5)}, "the ledger was healthy in between"
+    assert state(tmp_path) == {1: (5, 5)}, "the ledger was healthy between the two"
 
 
 ASKED = replace(world.ASKED, unknown=())
@@ -66,7 +66,7 @@ REPLICAS = replace(world.REPLICAS, problems=(), replicas=ASKED)
     ],
 )
 def test_a_run_that_did_not_check_every_ledger_ends_no_unhealthy_state(tmp_path: Path, partial: RunSummary) -> None:
-    write_story(tmp_path)
+    write_history(tmp_path)
     found = (finding(4, "c:3181", severity=Severity.CRITICAL), finding(7, "c:3181"))
     write(tmp_path, run(3, found, of=partial), found)
     assert state(tmp_path) == {1: (2, 3), 3: (2, 3), 4: (3, 4), 7: (4, 4), 9: (3, 3)}
@@ -118,8 +118,8 @@ def test_each_check_and_each_cluster_has_a_state_of_its_own(tmp_path: Path) -> N
 
 
 def test_only_one_state_is_kept_and_it_expires_with_the_retention(tmp_path: Path) -> None:
-    write_story(tmp_path)
-    last = STORY[-1][0]
+    write_history(tmp_path)
+    last = HISTORY[-1][0]
     assert len(table_files(tmp_path, TABLE).partitioned) == 1
     assert len(list((tmp_path / "history" / TABLE).rglob("*.parquet"))) == 1
     compact_and_prune(tmp_path, last.finished_ms + 5 * world.DAY_MS, EVERYTHING)
@@ -129,7 +129,7 @@ def test_only_one_state_is_kept_and_it_expires_with_the_retention(tmp_path: Path
 
 
 def test_a_damaged_state_is_started_again(tmp_path: Path) -> None:
-    write_story(tmp_path)
+    write_history(tmp_path)
     (path,) = table_files(tmp_path, TABLE).partitioned
     path.write_bytes(b"torn")
     found = (finding(1, "b:3181"),)

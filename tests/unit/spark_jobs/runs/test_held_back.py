@@ -30,9 +30,9 @@ def test_a_bookie_is_held_back_until_its_own_delay_ends() -> None:
         NEW: NOW_MS + 540_001,
     }
     assert dict(LOST.due) == {OLD: DOWN[OLD]}
-    told, _ = sorted(LOST.waiting_bookies_by_id(FindingSums((), {"young": (4, 5)})), key=lambda each: -each.ledgers)
-    assert (told.bookie_id, told.ledgers, told.until_ms) == ("young", 4, NOW_MS + 540_000)
-    assert (told.critical_until_ms, told.reason) == (NOW_MS, "delay")
+    reported, _ = sorted(LOST.waiting_bookies_by_id(FindingSums((), {"young": (4, 5)})), key=lambda each: -each.ledgers)
+    assert (reported.bookie_id, reported.ledgers, reported.until_ms) == ("young", 4, NOW_MS + 540_000)
+    assert (reported.critical_until_ms, reported.reason) == (NOW_MS, "delay")
     assert not LostBookies(DOWN, MarkingPolicy(0), NOW_MS).waiting
 
 

@@ -204,7 +204,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         pytest.raises(SnapshotError, match=r"cannot be opened: No such file"),
         opened(tmp_path / "snapshot.9"),
     ):
-        raise AssertionError("it was opened")
+        raise AssertionError("the file was opened")
 
 
 def test_a_snapshot_of_another_cluster_is_refused(tmp_path: Path) -> None:

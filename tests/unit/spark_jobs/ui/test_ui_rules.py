@@ -148,8 +148,8 @@ def test_a_refused_user_is_shown_what_to_configure() -> None:
         ("/a b", "", ""),
     ],
 )
-def test_a_base_is_a_path_or_a_url(told: str, configured: str, expected: str) -> None:
-    assert safe_base(TabRequest(base=told), TabSettings(proxy_base=configured)) == expected
+def test_a_base_is_a_path_or_a_url(reported: str, configured: str, expected: str) -> None:
+    assert safe_base(TabRequest(base=reported), TabSettings(proxy_base=configured)) == expected
 
 
 @pytest.mark.parametrize(

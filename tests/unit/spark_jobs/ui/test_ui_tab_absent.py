@@ -59,7 +59,7 @@ def test_a_tab_that_cannot_be_attached_causes_one_warning(
     assert (line.levelno, line.getMessage()) == (logging.WARNING, "no auditor tab in the Spark UI")
 
 
-class Gone:
+class EndedTab:
     """The Java side of a tab whose JVM has ended."""
 
     def detach(self) -> None:
@@ -67,7 +67,7 @@ class Gone:
 
 
 def test_detaching_from_a_stopped_spark_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    tab = AttachedTab("http://127.0.0.1:4040/auditor/", "", Gone())
+    tab = AttachedTab("http://127.0.0.1:4040/auditor/", "", EndedTab())
     tab.detach()
     tab.detach()
     assert tab.url == ""

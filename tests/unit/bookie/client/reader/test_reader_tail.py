@@ -264,12 +264,12 @@ def test_quorum_last_add_confirmed_needs_coverage(status: Status) -> None:
         async with a_world("a b c") as world:
             await world.create((0, "a b c"), quorum=(3, 2), filled_to=4)
 
-            async def cannot_tell(asked: Asked, proceed: Proceed) -> Any:
+            async def without_answer(asked: Asked, proceed: Proceed) -> Any:
                 return LacReply(status) if isinstance(asked, ReadLac) else await proceed()
 
-            world.transport.hooks["a"] = cannot_tell
+            world.transport.hooks["a"] = without_answer
             assert await (await reader_of(world)).quorum_last_add_confirmed() == 3
-            world.transport.hooks["b"] = cannot_tell
+            world.transport.hooks["b"] = without_answer
             with pytest.raises(LastConfirmedUnknownError):
                 await (await reader_of(world)).quorum_last_add_confirmed()
             assert await (await reader_of(world)).last_entry_id() == 3

@@ -73,7 +73,7 @@ async def test_a_member_without_an_incarnation_is_not_pinned(world: WriterWorld)
 async def test_an_unregistered_bookie_is_not_chosen_for_a_new_ledger(world: WriterWorld) -> None:
     gone: list[BookieId] = []
 
-    async def vanish(operation: str, path: str) -> Fault | None:
+    async def unregister(operation: str, path: str) -> Fault | None:
         if operation == "get_many" and "/available/" in path and not gone:
             bookie = BookieId(path.rpartition("/")[2])
             gone.append(bookie)
@@ -81,11 +81,11 @@ async def test_an_unregistered_bookie_is_not_chosen_for_a_new_ledger(world: Writ
             await world.leave(bookie)
         return None
 
-    world.store.fault_hook = vanish
+    world.store.fault_hook = unregister
     writer = await world.writer(3, 3, 2)
     assert len(gone) == 1
     assert gone[0] not in writer.metadata.members()
-    world.store.fault_hook = vanish
+    world.store.fault_hook = unregister
     gone.clear()
     with pytest.raises(NotEnoughBookiesError):
         await world.writer(3, 3, 2)
@@ -98,14 +98,14 @@ async def test_an_unregistered_bookie_is_not_chosen_as_a_replacement(world: Writ
     await world.fill(writer, 3)
     gone: list[BookieId] = []
 
-    async def vanish(operation: str, path: str) -> Fault | None:
+    async def unregister(operation: str, path: str) -> Fault | None:
         if operation == "get_many" and "/available/" in path and not gone:
             gone.append(BookieId(path.rpartition("/")[2]))
             world.store.fault_hook = None
             await world.leave(*gone)
         return None
 
-    world.store.fault_hook = vanish
+    world.store.fault_hook = unregister
     world.member(writer, 0).refusal = Status.IO_ERROR
     await world.fill(writer, 3)
     assert len(gone) == 1

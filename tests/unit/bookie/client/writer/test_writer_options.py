@@ -79,7 +79,9 @@ def lacs(world: WriterWorld, writer: LedgerWriter) -> list[int]:
     """Return every explicit LAC that a bookie received, sorted."""
     digest = digest_for(DigestType.CRC32C, b"")
     return sorted(
-        unpack_lac(digest, told, writer.ledger_id) for bookie in world.bookies.values() for told in bookie.told
+        unpack_lac(digest, reported, writer.ledger_id)
+        for bookie in world.bookies.values()
+        for reported in bookie.reported
     )
 
 
@@ -89,8 +91,8 @@ async def test_the_last_add_confirmed_is_sent_once_if_no_entry_contains_it(world
     await world.fill(writer, 8)
     await asyncio.sleep(60)
     assert lacs(world, writer) == [7, 7, 7]  # once for each member of the write set of entry 7
-    told = [position for position in range(5) if world.member(writer, position).told]
-    assert told == [2, 3, 4]
+    reported = [position for position in range(5) if world.member(writer, position).reported]
+    assert reported == [2, 3, 4]
     await world.fill(writer, 1)
     await asyncio.sleep(60)
     assert lacs(world, writer) == [7, 7, 7, 8, 8, 8]
@@ -107,7 +109,7 @@ async def test_no_explicit_lac_is_sent_while_entries_contain_it_or_if_it_is_off(
     for _ in range(100):
         await world.fill(busy, 1)
         await asyncio.sleep(0.3)
-    assert not any(bookie.told for bookie in world.bookies.values())
+    assert not any(bookie.reported for bookie in world.bookies.values())
     await busy.close()
     await quiet.close()
 

@@ -14,10 +14,10 @@ from bookie.server.apache.room import Room
 from bookie.wire.apache.framing import FrameTooLargeError, MalformedFrameError, framed
 
 
-class Taker:
+class MemoryClient:
     """A client that takes memory for one job after another, as soon as it gets it."""
 
-    def __init__(self, room: Room, jobs: list[int], begun: list[tuple[Taker, int]]) -> None:
+    def __init__(self, room: Room, jobs: list[int], begun: list[tuple[MemoryClient, int]]) -> None:
         self.room, self.jobs, self.begun = room, deque(jobs), begun
 
     def resume(self) -> None:
@@ -26,8 +26,12 @@ class Taker:
 
 
 def test_the_longest_waiter_is_next_and_gets_one_turn() -> None:
-    room, begun = Room(10), list[tuple[Taker, int]]()
-    greedy, small, late = Taker(room, [10] * 4, begun), Taker(room, [2, 2, 2], begun), Taker(room, [1], begun)
+    room, begun = Room(10), list[tuple[MemoryClient, int]]()
+    greedy, small, late = (
+        MemoryClient(room, [10] * 4, begun),
+        MemoryClient(room, [2, 2, 2], begun),
+        MemoryClient(room, [1], begun),
+    )
     for taker in (greedy, small, late):
         taker.resume()
     order = []
@@ -40,8 +44,8 @@ def test_the_longest_waiter_is_next_and_gets_one_turn() -> None:
 
 
 def test_a_request_above_the_limit_runs_alone_and_is_not_overtaken() -> None:
-    room, begun = Room(10), list[tuple[Taker, int]]()
-    first, huge, small = (Taker(room, [size], begun) for size in (4, 50, 1))
+    room, begun = Room(10), list[tuple[MemoryClient, int]]()
+    first, huge, small = (MemoryClient(room, [size], begun) for size in (4, 50, 1))
     for taker in (first, huge, small):
         taker.resume()
     assert [taker for taker, _ in begun] == [first]
@@ -53,8 +57,8 @@ def test_a_request_above_the_limit_runs_alone_and_is_not_overtaken() -> None:
 
 
 def test_a_waiter_that_leaves_or_needs_no_room_lets_the_next_one_in() -> None:
-    room, begun = Room(10), list[tuple[Taker, int]]()
-    holder, leaving, content, next_one = (Taker(room, [size], begun) for size in (9, 5, 1, 1))
+    room, begun = Room(10), list[tuple[MemoryClient, int]]()
+    holder, leaving, content, next_one = (MemoryClient(room, [size], begun) for size in (9, 5, 1, 1))
     for taker in (holder, leaving, content, next_one):
         taker.resume()
     content.jobs.clear()
@@ -75,8 +79,8 @@ def test_room_taken_above_the_estimate_is_counted() -> None:
 
 @given(st.lists(st.lists(st.integers(1, 15), max_size=6), max_size=6), st.randoms())
 def test_every_waiter_is_served_and_the_limit_is_never_exceeded(jobs: list[list[int]], rng: random.Random) -> None:
-    room, begun = Room(10), list[tuple[Taker, int]]()
-    takers = [Taker(room, sizes, begun) for sizes in jobs]
+    room, begun = Room(10), list[tuple[MemoryClient, int]]()
+    takers = [MemoryClient(room, sizes, begun) for sizes in jobs]
     for taker in takers:
         taker.resume()
     while begun:

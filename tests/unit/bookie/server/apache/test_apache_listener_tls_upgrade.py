@@ -70,7 +70,7 @@ class Upgrading:
             world.answering, limits, SharedRoom.within(limits), tls, lambda _: True, self._left
         )
 
-    async def shake_hands(self, patch: pytest.MonkeyPatch) -> None:
+    async def complete_handshake(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(asyncio.get_running_loop(), "start_tls", self._start_tls)
         self.connection.connection_made(self.clear)
         self.receive(request(pb.START_TLS))
@@ -98,7 +98,7 @@ async def test_requests_that_arrive_before_the_handshake_is_complete_are_served_
 
     upgrading = Upgrading(world, arrive)
     with pytest.MonkeyPatch.context() as patch:
-        await upgrading.shake_hands(patch)
+        await upgrading.complete_handshake(patch)
     assert upgrading.clear.answers() == [(pb.START_TLS, pb.EOK)]
     assert dict(upgrading.encrypted.answers())[pb.ADD_ENTRY] == pb.EOK
     assert len(upgrading.encrypted.answers()) == 2
@@ -119,6 +119,6 @@ async def test_a_client_that_disconnects_right_after_the_handshake_gets_no_answe
 
     upgrading = Upgrading(world, leave)
     with pytest.MonkeyPatch.context() as patch:
-        await upgrading.shake_hands(patch)
+        await upgrading.complete_handshake(patch)
     assert (upgrading.encrypted.sent, upgrading.has_left) == (b"", True)
     await world.close()
