@@ -180,7 +180,11 @@ async def test_a_command_accepts_only_a_service_with_a_trusted_certificate_for_i
     tmp_path: Path, folder: Path, server: str, ca: str | None, is_answered: bool
 ) -> None:
     reported = await output_of_command(tmp_path, folder, server, ca)
-    assert reported == "ServiceStatus" if is_answered else reported.startswith("no answer from URL: its certificate is not")
+    assert (
+        reported == "ServiceStatus"
+        if is_answered
+        else reported.startswith("no answer from URL: its certificate is not")
+    )
 
 
 @pytest.mark.parametrize(("client", "is_answered"), [("client", True), (None, False), ("stranger", False)])

@@ -167,7 +167,7 @@ def test_a_place_for_metrics_that_cannot_work_is_refused_before_the_run_unless_a
     refused = CliRunner().invoke(bkheal, words)
     ended = refused.exception
     assert (exit_code_of(ended) if isinstance(ended, BkhealError) else refused.exit_code, started) == (code, [])
-    assert "such as http" in said(refused) or "cannot write metrics to /absent" in str(ended)
+    assert "such as http" in reported(refused) or "cannot write metrics to /absent" in str(ended)
     assert CliRunner().invoke(bkheal, [*words, "--scheduled"]).exit_code == 0
     assert len(started) == 1, "a schedule must not stop marking for lack of a place for metrics"
 

@@ -478,7 +478,7 @@ async def test_a_lost_bookie_that_was_back_without_a_leader_is_audited_again(wor
 async def test_a_lost_bookie_that_was_back_while_the_leader_was_not_connected_is_audited_again(
     world: ServiceWorld,
 ) -> None:
-    auditor = await world.leader(**UNHURRIED)
+    auditor = await world.leader(**LONG_TIMES)
     await world.down(A)
     await when(lambda: bool(world.marked))
     await asyncio.sleep(60)
