@@ -217,8 +217,9 @@ def local_directory(address: str) -> Path | None:
 def _why_not_started(settings: SessionSettings, error: Exception) -> str:
     master = settings.master or ("of spark-submit" if _is_submitted() else "local[*]")
     caused = [line[2:] for line in str(error).splitlines() if line.startswith(": ")]  # py4j: the error of Java
+    reason = caused[0] if caused else first_line(error)
     return (
-        f"Spark did not start with the master {master}: {caused[0] if caused else first_line(error)}. Check the master "
+        f"Spark did not start with the master {master}: {reason.rstrip('.')}. Check the master "
         "(--master) and Spark's settings; Spark's own output above may have the reason"
     )
 

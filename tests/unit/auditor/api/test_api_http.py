@@ -98,7 +98,7 @@ async def test_html_page_escapes_names_and_loads_nothing(world: ApiWorld) -> Non
     await world.control.finish(run_id)
     reply = await good(world, "GET", "/status")
     text = reply.body.decode()
-    assert f'<a href="reports/{run_id}/">findings</a>' in text
+    assert f'href="reports/{run_id}/">findings</a>' in text
     assert EVIL not in text
     assert text.count("&lt;script&gt;") >= 3
     assert "script-src" not in reply.headers["Content-Security-Policy"]
@@ -113,10 +113,11 @@ async def test_a_follower_shows_schedules_without_times(world: ApiWorld) -> None
     checks = (await good(world, "GET", "/api/v1/status")).json["checks"]
     assert (checks["bookies"]["schedule"], checks["bookies"]["next_run"]) == ("24h", None)
     page = (await good(world, "GET", "/status")).body.decode()
-    assert "<td>bookies</td><td>24h on the leader, next time unknown here</td>" in page
-    assert "<td>placement</td><td>not scheduled</td>" in page
+    assert '<td>bookies</td><td><span class="time">24h on the leader, next time unknown here</span>' in page
+    assert '<td>placement</td><td><span class="time">not scheduled</span>' in page
     world.control.leader = ""
-    assert "<td>bookies</td><td>24h once an auditor leads</td>" in (await good(world, "GET", "/status")).body.decode()
+    page = (await good(world, "GET", "/status")).body.decode()
+    assert '<td>bookies</td><td><span class="time">24h once an auditor leads</span>' in page
 
 
 async def test_status_page_works_without_the_store(world: ApiWorld) -> None:
@@ -327,7 +328,7 @@ async def test_a_schedule_is_paused_for_a_time_and_resumed(world: ApiWorld) -> N
         "somebody-who-may-administer",
     )
     page = await world.ask("GET", "/status")
-    assert b"replicas (paused until 2023-11-14T23:13:20.000Z)" in page.body
+    assert b"replicas (paused until 2023-11-14 23:13:20 UTC)" in page.body
     assert (await good(world, "PUT", f"{path}/running")).json["paused"] is False
     for wrong in (f"{path}/cancelled", "/api/v1/schedules/nonsense/state/paused"):
         assert (await world.operate("PUT", wrong)).status == 400

@@ -35,12 +35,14 @@ STATE = TabState(
     (KindRow("bookies"), KindRow("placement", is_startable=False, why_not="no topology is known")),
     (BacklogRow("below_write_quorum", 7, 3 << 30, NOW_MS - 90_000),),
     (RunView(RECORD, "https://auditor/reports/1"),),
+    in_progress=2,
+    parked={"no_live_copy": 1},
 )
 VIEW = PageInput(STATE, TabSettings(), NOW_MS, token="t" * 32)
 
 ALLOWED = {"meta", "input"} | {
     *("a", "ul", "li", "strong", "span", "div", "p", "h4", "small"),
-    *("table", "thead", "tbody", "tr", "th", "td", "form", "button"),
+    *("table", "thead", "tbody", "tr", "th", "td", "form", "button", "code"),
 }
 
 
@@ -60,6 +62,7 @@ def test_everything_is_shown() -> None:
         "holds",
         "below write quorum",
         "3.0 GiB",
+        "7 ledgers: 2 in progress, 1 parked (no live copy).",
         "1 min 30 s ago",
         "clean",
         "no topology is known",
