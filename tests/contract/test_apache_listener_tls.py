@@ -84,7 +84,7 @@ async def everything_asked(transport: ApacheTransport) -> list[tuple[Status, str
 
 
 @pytest.mark.parametrize(
-    ("security", "told"),
+    ("security", "reported"),
     [
         (PLAINTEXT, TLS_OR_LOGIN_DEMANDED),
         (BookieSecurity(sasl=SaslCredentials("keeper", "secret")), TLS_DEMANDED),

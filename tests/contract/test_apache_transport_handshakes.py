@@ -179,7 +179,9 @@ async def test_a_bookie_may_refuse_a_client_after_the_handshake(certificates: di
 
 @needs_openssl
 @pytest.mark.parametrize(
-    ("sasl", "told"), [(None, TLS_OR_LOGIN_DEMANDED), (DIGEST_MD5.sasl, "demands TLS (--tls-ca)")], ids=["none", "sasl"]
+    ("sasl", "reported"),
+    [(None, TLS_OR_LOGIN_DEMANDED), (DIGEST_MD5.sasl, "demands TLS (--tls-ca)")],
+    ids=["none", "sasl"],
 )
 async def test_a_refused_client_without_tls_is_advised_to_use_tls(
     certificates: dict[str, TlsSettings], sasl: SaslCredentials | None, reported: str

@@ -209,7 +209,7 @@ async def test_failed_request_can_be_repeated_with_the_same_key(world: ApiWorld)
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reported"),
     [
         (b"", "not JSON"),
         (b"[]", "one JSON object"),

@@ -136,7 +136,7 @@ def test_a_refused_user_is_shown_what_to_configure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "configured", "expected"),
+    ("reported", "configured", "expected"),
     [
         ("", "", ""),
         ("/proxy/app-1", "", "/proxy/app-1"),
