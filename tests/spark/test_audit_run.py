@@ -370,7 +370,7 @@ def test_the_loss_of_a_bookie_that_leaves_after_the_scan_is_left_to_another_run(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.add_cookies("a:1", "b:1", "x:1")
-    after_listing(monkeypatch, 2, lambda: place.unregister("b:1"))
+    after_listing(monkeypatch, 3, lambda: place.unregister("b:1"))
     result = place.audit(spark, missing_share_max=0.9)
     assert result.summary.is_complete
     assert 1 not in place.marked(), "the ledgers of the bookie were marked"
@@ -491,6 +491,17 @@ def test_a_return_in_a_run_at_its_limit_of_marks_keeps_the_accepted_loss(spark: 
     assert (len(place.marked()), accepted_ledgers(place)) == (1, [3, 9])
     place.audit(spark, marks_max=1)
     assert (set(place.marked()), accepted_ledgers(place)) == ({3, 9}, [])
+
+
+def test_findings_held_back_after_a_returned_accepted_loss_name_the_limit(spark: SparkSession, place: Place) -> None:
+    place.create({9: closed("x:1", "y:1"), 11: closed("a:1", "z:1")})
+    place.register("x:1", "y:1")
+    accept(place, 3, ACCEPTED)
+    accept(place, 9, ACCEPTED)
+    result = place.audit(spark, marks_max=1)
+    assert set(place.marked()) < {3, 9}
+    (row,) = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
+    assert (row["ledger_id"], "(limit)" in (row["detail"] or "")) == (11, True)
 
 
 def test_accepted_losses_cause_no_request_per_ledger(
