@@ -37,6 +37,7 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from bookie.runtime.clock import Clock
+from bookie.runtime.open_files import is_open_files_limit_error
 from bookie.runtime.waiting import within_running_time
 from bookie.storage.disks.removed_files import RemovedFiles
 from bookie.storage.port import (
@@ -327,6 +328,8 @@ class SpreadDisk(Disk):
 
     async def noted(self, directory: SpreadDirectory, error: DiskError) -> DiskError:
         """Record a failed write to a directory, and return the error to raise."""
+        if is_open_files_limit_error(error):  # this says nothing about the directory
+            return error
         if isinstance(error, DiskFullError):
             free = 0
             if directory.disk is not None:

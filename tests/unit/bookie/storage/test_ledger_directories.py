@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -527,6 +529,20 @@ async def test_too_many_open_files_do_not_fail_a_directory(world: Directories) -
     with pytest.raises(DiskFullError):
         await world.spread.open(path)
     assert world.problems() == [False, False, False]
+
+
+async def test_a_directory_in_which_no_file_could_be_opened_gets_new_logs_again(world: Directories) -> None:
+    """Otherwise the others, and the index in the first one, would run out of space while it has room."""
+    error = DiskFullError("cannot open entries/a.log: Too many open files")
+    error.__cause__ = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    world.fail(2, lambda operation, _: error if operation is Operation.CREATE else None)
+    assert await world.add(0) is Status.OK
+    with pytest.raises(DiskFullError):
+        await world.store.checkpoint()
+    assert world.store.is_full
+    world.fail(2, lambda *_: None)
+    await world.store.checkpoint()
+    assert world.logs() == [0, 0, 1]
 
 
 async def test_a_directory_that_was_unmounted_is_out_of_use(world: Directories) -> None:
