@@ -145,8 +145,18 @@ class TaskLocks:
         """Ledgers locked through this instance, with the session of each lock. The lock ends with its session."""
         self._left_behind: set[LedgerId] = set()
         """Ledgers with a lock perhaps left by this session after a lost answer; the next attempt takes it over."""
+        self._unreleased: set[LedgerId] = set()
+        """Ledgers whose lock was not released, because there was no answer or the caller was cancelled."""
         self._branches: set[str] = set()
         """Parents of completed tasks' directories, perhaps empty now."""
+
+    @property
+    def may_remain(self) -> bool:
+        """Whether this session may have a lock that no user of this instance holds any more.
+
+        It keeps all workers from its ledger until it is released by a later call, or until the session ends.
+        """
+        return bool(self._unreleased or self._left_behind - self._holders.keys())
 
     async def locked(self) -> frozenset[LedgerId]:
         """Return the ledgers with a lock of any process.
@@ -229,7 +239,12 @@ class TaskLocks:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; release again, or wait for the end of the
                 session.
         """
-        await self._release(lock)
+        try:
+            await self._release(lock)
+        except BaseException:
+            self._unreleased.add(lock.ledger_id)
+            raise
+        self._unreleased.discard(lock.ledger_id)
         self._forget_holder(lock)
 
     async def complete(
@@ -293,6 +308,7 @@ class TaskLocks:
 
     def note_completed(self, held: HeldTask) -> None:
         """Record the deletion of the task and the lock."""
+        self._unreleased.discard(held.lock.ledger_id)
         self._forget_holder(held.lock)
         self._branches.update(parents_of(task_directory(self._root, held.task.ledger_id), tasks_path(self._root))[:1])
 
