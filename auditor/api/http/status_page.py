@@ -12,7 +12,7 @@ from urllib.parse import quote
 from jinja2 import Environment
 from markupsafe import Markup
 
-from auditor.api.control import ServiceStatus, lost_text, why_no_next_run
+from auditor.api.control import ServiceStatus, lost_text, why_no_next_run, why_not_counted
 from bookie.metadata.runs.notes import KindPause
 from bookie.model.run import RunKind, RunRecord, RunState
 from bookie.model.times import utc_text
@@ -37,7 +37,7 @@ class Headline:
 
     text: str
     tone: str = "bad"
-    """``good``, ``warn`` or ``bad``: its color, and the word before it."""
+    """Its color: ``good``, ``info`` (what matters is not known here), ``warn`` or ``bad``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,8 @@ class StatusView:
     checks: Sequence[CheckLine]
     marked: str
     """The number of marked ledgers, and what becomes of them; empty: no ledger is marked."""
+    why_not_counted: str
+    """Why the number of marked ledgers is not known here; empty: it is known."""
     has_parked: bool
     backlog: Sequence[BacklogLine]
     runs: Sequence[RunLine]
@@ -136,6 +138,7 @@ def status_view(status: ServiceStatus, runs: Sequence[RunRecord], now_ms: int) -
         marked=marked_text(
             backlog.ledgers, backlog.locked, {why.value: count for why, count in backlog.parked.items()}
         ),
+        why_not_counted=why_not_counted(status),
         has_parked=bool(backlog.parked),
         backlog=_backlog(status, now_ms),
         runs=[_run(run, now_ms) for run in runs],
@@ -162,12 +165,11 @@ def _headline(status: ServiceStatus) -> Headline:
         return Headline(
             f"{counted(backlog.ledgers, 'ledger')} {agreeing(backlog.ledgers, 'is', 'are')} marked for repair.", "warn"
         )
-    if status.lost:
-        lost = len(status.lost)
-        return Headline(f"{counted(lost, 'bookie')} {agreeing(lost, 'is', 'are')} lost; no ledger is marked.", "warn")
-    if not backlog.counted_ms:
-        return Headline("The marked ledgers have not been counted yet.", "warn")
-    return Headline("Every bookie is registered, and no ledger is marked for repair.", "good")
+    lost = len(status.lost)
+    bookies = f"{counted(lost, 'bookie')} {agreeing(lost, 'is', 'are')} lost" if lost else "Every bookie is registered"
+    if uncounted := why_not_counted(status):
+        return Headline(f"{bookies}. {uncounted}", "warn" if lost else "info")
+    return Headline(f"{bookies}, and no ledger is marked for repair.", "warn" if lost else "good")
 
 
 def _facts(status: ServiceStatus, now_ms: int) -> Sequence[FactLine]:
