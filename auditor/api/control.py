@@ -159,6 +159,15 @@ def why_no_next_run(status: ServiceStatus, kind: RunKind) -> str:
     return f"{schedule} on the leader, next time unknown here" if status.leader else f"{schedule} once an auditor leads"
 
 
+def why_not_counted(status: ServiceStatus) -> str:
+    """Return why the number of marked ledgers is not known here; empty: it is known."""
+    if status.backlog.counted_ms:
+        return ""
+    if not status.is_leader:
+        return "Only the leader counts the ledgers that are marked for repair."
+    return "The ledgers that are marked for repair have not been counted yet."
+
+
 def lost_text(bookie: LostBookie, now_ms: int) -> str:
     """Return a lost bookie with the time for which it has been missing, and how long its ledgers are held back."""
     parts = []

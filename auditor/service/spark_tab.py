@@ -19,6 +19,7 @@ from auditor.api.control import (
     UnknownRunError,
     lost_text,
     why_no_next_run,
+    why_not_counted,
 )
 from auditor.operating.client import RefusedError
 from auditor.service.runs.spark_holder import SessionUser, Spark
@@ -138,6 +139,7 @@ class LoopActions(TabActions):
             kinds=[_kind_row(status, kind, why) for kind, why in zip(RunKind, reasons, strict=True)],
             backlog=_backlog_rows(status),
             runs=[RunView(record, self._report_url(record)) for record in runs],
+            why_not_counted=why_not_counted(status),
             in_progress=status.backlog.locked,
             parked={reason.value: count for reason, count in status.backlog.parked.items()},
         )

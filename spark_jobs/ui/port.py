@@ -74,6 +74,8 @@ class TabState:
     backlog: Sequence[BacklogRow] = ()
     runs: Sequence[RunView] = ()
     """The runs, the newest first, including running ones."""
+    why_not_counted: str = ""
+    """Why the number of marked ledgers is not known; empty: it is known."""
     in_progress: int = 0
     """Marked ledgers that are being repaired now."""
     parked: Mapping[str, int] = field(default_factory=dict)

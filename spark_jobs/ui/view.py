@@ -124,6 +124,7 @@ class PageView:
     backlog: Sequence[BacklogLine]
     marked: str
     """The number of marked ledgers, and what becomes of them; empty: no ledger is marked."""
+    why_not_counted: str
     has_parked: bool
 
 
@@ -147,6 +148,7 @@ def page_view(given: PageInput) -> PageView:
         runs=[_run_line(run, given.now_ms, api) for run in state.runs[: settings.runs_shown]],
         backlog=[_backlog_line(row, given.now_ms) for row in state.backlog],
         marked=marked_text(sum(row.ledgers for row in state.backlog), state.in_progress, state.parked),
+        why_not_counted=state.why_not_counted,
         has_parked=bool(state.parked),
     )
 

@@ -1,34 +1,21 @@
-"""The page at ``/status``. It has no script and loads nothing; all values are escaped. The template is in ``html``."""
+"""The page at ``/status``: the state of the service and its cluster for people."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Final
 from urllib.parse import quote
 
-from jinja2 import Environment
-from markupsafe import Markup
-
-from auditor.api.control import ServiceStatus, lost_text, why_no_next_run
+from auditor.api.control import ServiceStatus, lost_text, why_no_next_run, why_not_counted
+from auditor.api.http.pages import Page, rendered
 from bookie.metadata.runs.notes import KindPause
 from bookie.model.run import RunKind, RunRecord, RunState
 from bookie.model.times import utc_text
 from bookie.runtime.human import agreeing, counted, duration, size
-from spark_jobs.pages import marked_text, page_environment, style_hash
+from spark_jobs.pages import marked_text
 
-_TEMPLATES: Final = files("auditor.api.http").joinpath("html")
 _GOOD_VERDICTS: Final = ("", "clean")
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page and the security policy that is sent with it."""
-
-    html: str
-    policy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +24,7 @@ class Headline:
 
     text: str
     tone: str = "bad"
-    """``good``, ``warn`` or ``bad``: its color, and the word before it."""
+    """Its color: ``good``, ``info`` (what matters is not known here), ``warn`` or ``bad``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +97,8 @@ class StatusView:
     checks: Sequence[CheckLine]
     marked: str
     """The number of marked ledgers, and what becomes of them; empty: no ledger is marked."""
+    why_not_counted: str
+    """Why the number of marked ledgers is not known here; empty: it is known."""
     has_parked: bool
     backlog: Sequence[BacklogLine]
     runs: Sequence[RunLine]
@@ -117,10 +106,7 @@ class StatusView:
 
 def status_page(status: ServiceStatus, runs: Sequence[RunRecord], now_ms: int) -> Page:
     """Return the rendered page."""
-    css = _style()
-    html = _environment().get_template("status.html").render(page=status_view(status, runs, now_ms), css=css)
-    policy = f"default-src 'none'; style-src '{style_hash(css)}'; base-uri 'none'; frame-ancestors 'none'"
-    return Page(html, policy)
+    return rendered("status.html", page=status_view(status, runs, now_ms))
 
 
 def status_view(status: ServiceStatus, runs: Sequence[RunRecord], now_ms: int) -> StatusView:
@@ -136,6 +122,7 @@ def status_view(status: ServiceStatus, runs: Sequence[RunRecord], now_ms: int) -
         marked=marked_text(
             backlog.ledgers, backlog.locked, {why.value: count for why, count in backlog.parked.items()}
         ),
+        why_not_counted=why_not_counted(status),
         has_parked=bool(backlog.parked),
         backlog=_backlog(status, now_ms),
         runs=[_run(run, now_ms) for run in runs],
@@ -162,12 +149,11 @@ def _headline(status: ServiceStatus) -> Headline:
         return Headline(
             f"{counted(backlog.ledgers, 'ledger')} {agreeing(backlog.ledgers, 'is', 'are')} marked for repair.", "warn"
         )
-    if status.lost:
-        lost = len(status.lost)
-        return Headline(f"{counted(lost, 'bookie')} {agreeing(lost, 'is', 'are')} lost; no ledger is marked.", "warn")
-    if not backlog.counted_ms:
-        return Headline("The marked ledgers have not been counted yet.", "warn")
-    return Headline("Every bookie is registered, and no ledger is marked for repair.", "good")
+    lost = len(status.lost)
+    bookies = f"{counted(lost, 'bookie')} {agreeing(lost, 'is', 'are')} lost" if lost else "Every bookie is registered"
+    if uncounted := why_not_counted(status):
+        return Headline(f"{bookies}. {uncounted}", "warn" if lost else "info")
+    return Headline(f"{bookies}, and no ledger is marked for repair.", "warn" if lost else "good")
 
 
 def _facts(status: ServiceStatus, now_ms: int) -> Sequence[FactLine]:
@@ -256,13 +242,3 @@ def _run(run: RunRecord, now_ms: int) -> RunLine:
         has_report=bool(run.report),
         detail=run.detail,
     )
-
-
-@functools.cache
-def _style() -> Markup:
-    return Markup(_TEMPLATES.joinpath("status.css").read_text(encoding="utf-8"))  # noqa: S704 - our own file
-
-
-@functools.cache
-def _environment() -> Environment:
-    return page_environment(_TEMPLATES)

@@ -108,6 +108,23 @@ async def test_html_page_escapes_names_and_loads_nothing(world: ApiWorld) -> Non
     assert (root.status, root.headers["Location"]) == (302, "/status")
 
 
+async def test_a_browser_gets_a_refusal_as_a_page_and_a_program_as_a_document(world: ApiWorld) -> None:
+    opened = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    path = "/reports/20261120T101500Z-0a1b2c/<script>"
+    page = await world.ask("GET", path, headers=opened)
+    assert (page.status, page.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
+    text = page.body.decode()
+    assert "a run that a command started leaves its report" in text
+    assert '<a href="../../status">Status</a>' in text
+    assert "<script" not in text
+    assert "style-src 'sha256-" in page.headers["Content-Security-Policy"]
+    assert (await world.ask("GET", "/nothing", headers=opened)).body.decode().count('<a href="status">') == 1
+    for headers in ({}, {"Accept": "application/json"}):
+        assert (await world.ask("GET", path, headers=headers)).headers["Content-Type"].startswith("application/problem")
+    refused = await world.ask("POST", "/api/v1/runs", headers=opened, json={"kind": "bookies"})
+    assert (refused.status, refused.headers["Content-Type"]) == (401, "application/problem+json; charset=utf-8")
+
+
 async def test_a_follower_shows_schedules_without_times(world: ApiWorld) -> None:
     world.control.is_leader = False
     checks = (await good(world, "GET", "/api/v1/status")).json["checks"]

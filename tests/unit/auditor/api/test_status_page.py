@@ -100,9 +100,8 @@ def test_the_headline_is_the_worst_of_what_is_known() -> None:
     marked = Backlog(NOW_MS, {Severity.CRITICAL: SeverityBacklog(2)})
     unread = Backlog(NOW_MS, {Severity.CRITICAL: SeverityBacklog(2), Severity.NO_LIVE_COPY: SeverityBacklog(1)})
     assert heading(QUIET) == ("good", "Every bookie is registered, and no ledger is marked for repair.")
-    assert heading(replace(QUIET, backlog=Backlog())) == ("warn", "The marked ledgers have not been counted yet.")
     status = replace(QUIET, lost=lost)
-    assert heading(status) == ("warn", "1 bookie is lost; no ledger is marked.")
+    assert heading(status) == ("warn", "1 bookie is lost, and no ledger is marked for repair.")
     status = replace(status, backlog=marked)
     assert heading(status) == ("warn", "2 ledgers are marked for repair.")
     status = replace(status, is_recovery_enabled=False)
@@ -116,6 +115,17 @@ def test_the_headline_is_the_worst_of_what_is_known() -> None:
     status = replace(status, problems=("no right to write",))
     assert heading(status) == ("bad", "The metadata store refuses what an auditor needs.")
     assert heading(replace(status, is_store_connected=False))[0] == "bad"
+
+
+def test_marks_that_this_auditor_has_not_counted_are_not_called_absent() -> None:
+    follower = replace(QUIET, backlog=Backlog(), is_leader=False)
+    uncounted = "Only the leader counts the ledgers that are marked for repair."
+    assert heading(follower) == ("info", f"Every bookie is registered. {uncounted}")
+    assert heading(replace(follower, lost=TwinControl().status().lost)) == ("warn", f"1 bookie is lost. {uncounted}")
+    assert heading(replace(follower, is_leader=True))[1].endswith("have not been counted yet.")
+    text = read(page_of(follower)).text
+    assert text.count(uncounted) == 2
+    assert "No ledger is marked" not in text
 
 
 def test_marked_ledgers_are_counted_by_what_becomes_of_them() -> None:

@@ -51,6 +51,7 @@ STATUS = ServiceStatus(
         unreadable=1,
         parked={ParkReason.OPEN_LEDGER: 1},
         locked=1,
+        counted_ms=9,
     ),
     running=[RECORD],
     next_run_ms={RunKind.REPLICAS: 77},
@@ -188,6 +189,13 @@ async def test_an_audit_that_could_only_fail_is_not_offered_and_the_reason_is_sh
     control.error = StoreUnavailableError("no answer")
     rows = {row.kind: row for row in (await elsewhere(actions(control).snapshot)).kinds}
     assert rows[kind.value].is_startable, "not known: the run reports it"
+
+
+async def test_marks_are_not_called_absent_before_the_leader_has_counted_them() -> None:
+    control = FakeControl()
+    assert not (await elsewhere(actions(control).snapshot)).why_not_counted
+    control.now = replace(STATUS, backlog=Backlog())
+    assert "not been counted yet" in (await elsewhere(actions(control).snapshot)).why_not_counted
 
 
 async def test_pauses_and_maintenance_windows_are_shown_with_their_ends() -> None:

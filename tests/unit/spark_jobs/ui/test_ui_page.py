@@ -71,6 +71,14 @@ def test_everything_is_shown() -> None:
     assert ("a", {"href": "https://auditor/reports/1", "rel": "noopener"}) in page.elements
 
 
+def test_marks_that_are_not_counted_are_not_called_absent() -> None:
+    uncounted = replace(STATE, backlog=(), in_progress=0, parked={}, why_not_counted="only the leader counts")
+    text = read(render_page(replace(VIEW, state=uncounted))).text
+    assert "only the leader counts" in text
+    assert "No ledger is marked" not in text
+    assert "No ledger is marked" in read(render_page(replace(VIEW, state=replace(uncounted, why_not_counted="")))).text
+
+
 def test_buttons_contain_the_token_and_post_to_the_servlet() -> None:
     page = read(render_page(replace(VIEW, base="/proxy/app-1")))
     forms = [attributes for tag, attributes in page.elements if tag == "form"]
