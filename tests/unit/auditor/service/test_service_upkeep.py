@@ -101,10 +101,10 @@ async def test_a_lock_whose_release_got_no_answer_does_not_remain(is_cancelled: 
     try:
         if is_cancelled:
             with pytest.raises(asyncio.CancelledError):
-                await upkeep.ask(drop_without_answers)
+                await upkeep.run(drop_without_answers)
         else:
-            assert [each.outcome for each in await upkeep.ask(drop_without_answers)] == [Outcome.UNKNOWN]
-        assert [each.outcome for each in await upkeep.ask(drop)] == [Outcome.DROPPED]
+            assert [each.outcome for each in await upkeep.run(drop_without_answers)] == [Outcome.UNKNOWN]
+        assert [each.outcome for each in await upkeep.run(drop)] == [Outcome.DROPPED]
     finally:
         await upkeep.close()
 
