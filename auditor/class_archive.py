@@ -10,9 +10,9 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
+from collections.abc import Callable, Collection, Coroutine
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import format_cluster, open_cluster
@@ -24,6 +24,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.class_data import is_possible, is_usable_path, make_base_archive, mark_complete, writing
 from bookie.runtime.java import Java, is_wrapped, java_environment
+from bookie.runtime.kept_files import place_to_make
 from spark_jobs.class_archive import SUBMIT_OPTIONS, VARIABLE
 
 _ROOT: Final = "/ledgers"
@@ -31,6 +32,8 @@ _LEDGERS: Final = 20
 _BOOKIES: Final = ("bookie-0:3181", "bookie-1:3181", "bookie-2:3181")
 _LOST: Final = "bookie-3:3181"
 _AUDIT_S: Final = 600.0
+_WAIT_S: Final = 2 * _AUDIT_S
+"""The longest wait for another process that makes the same archive."""
 _OUTPUT_CHARS: Final = 2000
 
 
@@ -38,15 +41,25 @@ class ClassArchiveError(PermanentError):
     """This Java cannot make an archive, or the audit that loads the classes failed."""
 
 
-def make_class_archive(path: Path, java: Java) -> None:
+def make_class_archive(
+    path: Path,
+    java: Java,
+    run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run,
+    on_wait: Callable[[], None] = lambda: None,
+) -> None:
     """Make the archive. An existing file is replaced only by a complete one. Takes a minute, and 200 MB of disk.
+
+    What killed processes left beside it is removed. If another process makes the archive, this waits for its end.
 
     Args:
         path: the file. Its folder is created.
         java: the Java that will use it.
+        run: runs the part that takes long, to its end or until a signal cancels it.
+        on_wait: called if another process makes the archive, before the wait for its end.
 
     Raises:
         ClassArchiveError: this Java cannot make it, or the audit failed; the message has the end of the audit's output.
+        BeingMadeError: another process was making it all the time.
         OSError: the file cannot be written.
         EmbeddedProcessError, ZooKeeperJarsMissingError: there is no ZooKeeper for the audit.
     """
@@ -68,41 +81,44 @@ def make_class_archive(path: Path, java: Java) -> None:
         raise ClassArchiveError(
             f"{path} has a blank, a quotation mark, a colon or a comma; name another with {VARIABLE}"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as directory:
-        made = Path(directory) / path.name
-        asyncio.run(_make(made, java, Path(directory)))
+    with place_to_make(path, _WAIT_S, on_wait=on_wait) as (directory, lock):
+        made = directory / path.name
+        run(_make(made, java, directory, () if lock is None else (lock,)))
         mark_complete(made)
         made.replace(path)
 
 
-async def _make(archive: Path, java: Java, directory: Path) -> None:
+async def _make(archive: Path, java: Java, directory: Path, inherited: Collection[int]) -> None:
     async with await EmbeddedZooKeeper.start(directory / "zookeeper", is_durable=False, java=java) as server:
         await _fill(server.connect_string)
-        try:
-            done = await asyncio.to_thread(
-                subprocess.run,
-                [
-                    sys.executable,
-                    "-m",
-                    "spark_jobs.class_loading",
-                    f"zk://{server.connect_string}{_ROOT}",
-                    str(directory / "reports"),
-                ],
-                env={**os.environ, **java_environment(java), SUBMIT_OPTIONS: " ".join(writing(archive))},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=_AUDIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ClassArchiveError(f"the audit that loads the classes did not end within {_AUDIT_S:.0f} s") from error
-    if done.returncode or not archive.is_file():
-        printed = _output_tail(done.stdout)
-        raise ClassArchiveError(f"the audit that loads the classes ended with {done.returncode}: {printed}")
+        code, output = await _load_classes(server.connect_string, archive, java, directory, inherited)
+    if code or not archive.is_file():
+        raise ClassArchiveError(f"the audit that loads the classes ended with {code}: {_output_tail(output)}")
+
+
+async def _load_classes(
+    hosts: str, archive: Path, java: Java, directory: Path, inherited: Collection[int]
+) -> tuple[int | None, str]:
+    """Run the audit in another process, and return its exit code and its output. A cancellation ends the process."""
+    words = [sys.executable, "-m", "spark_jobs.class_loading", f"zk://{hosts}{_ROOT}", str(directory / "reports")]
+    process = await asyncio.create_subprocess_exec(
+        *words,
+        env={**os.environ, **java_environment(java), SUBMIT_OPTIONS: " ".join(writing(archive))},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=tuple(inherited),  # the directory is in use until this process has ended, even if ours is killed
+    )
+    try:
+        async with asyncio.timeout(_AUDIT_S):
+            output, _ = await process.communicate()
+    except TimeoutError as error:
+        raise ClassArchiveError(f"the audit that loads the classes did not end within {_AUDIT_S:.0f} s") from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return process.returncode, output.decode(errors="replace")
 
 
 def _output_tail(output: str) -> str:

@@ -67,6 +67,7 @@ _ACTIVE: Final = frozenset({StandbyEnd.CALLED, StandbyEnd.OVERDUE})
 _TASKS: Final = "the tasks"
 _BOOKIES: Final = "the list of bookies"
 _DEBTS: Final = "the placement debts"
+_LIMITS: Final = "the limits on copying"
 
 
 class RunEnd(enum.Enum):
@@ -127,6 +128,7 @@ class Worker:
         ``stop`` was called."""
         self._unreleased: list[Lease] = []
         self._refused: Mapping[str, str] = {}
+        self._limits = SharedLimits(CopyLimitsStore(ports.store, ports.cluster.root), ports, self._pace, owner)
         self._fatal: FatalError | None = None
 
     def load(self) -> Load:
@@ -146,7 +148,8 @@ class Worker:
     @property
     def problem(self) -> str:
         """The data that this process is not permitted to read, with the reasons; empty if none. Safe in any thread."""
-        return "; ".join(f"{what}: {why}" for what, why in self._refused.items())
+        refused = {**self._refused, **({_LIMITS: limits} if (limits := self._limits.problem) else {})}
+        return "; ".join(f"{what}: {why}" for what, why in refused.items())
 
     def set_rate(self, bytes_per_second: int) -> None:
         """Change the copy rate (0: unlimited), starting with the next batch.
@@ -170,10 +173,9 @@ class Worker:
             FatalError: bkheal's code violated one of its own rules; all work was cancelled and all locks released.
             PermanentError: only with ``once``: the store refused a necessary request.
         """
-        limits = CopyLimitsStore(self._ports.store, self._ports.cluster.root)
         watches = [
             guarded("session watch", self._watch_session()),
-            guarded("copy limits", SharedLimits(limits, self._ports, self._pace, self._owner).follow()),
+            guarded("copy limits", self._limits.follow()),
         ]
         try:
             end = await self._dispatch()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.resources.abc import Traversable
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
+
+from bookie.runtime.human import counted
 
 
 def page_environment(folder: Traversable, clean: Callable[[str], str] = str) -> Environment:
@@ -37,6 +39,21 @@ def page_environment(folder: Traversable, clean: Callable[[str], str] = str) -> 
         lstrip_blocks=True,
         finalize=printed,
     )
+
+
+def marked_text(ledgers: int, in_progress: int, parked: Mapping[str, int]) -> str:
+    """Return how many ledgers are marked for repair, and what becomes of them; empty if none is marked.
+
+    Args:
+        ledgers: all marked ledgers.
+        in_progress: those that are being repaired now.
+        parked: numbers of parked ledgers by reason.
+    """
+    if not ledgers:
+        return ""
+    parts = [f"{in_progress} in progress"]
+    parts += [f"{count} parked ({reason.replace('_', ' ')})" for reason, count in sorted(parked.items())]
+    return f"{counted(ledgers, 'ledger', ',')}: {', '.join(parts)}"
 
 
 def style_hash(css: str) -> str:

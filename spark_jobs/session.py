@@ -103,8 +103,9 @@ class SessionSettings:
     is_ui_enabled: bool = False
     ui_host: str = LOOPBACK
     """Address of the UI, with a local master; elsewhere Spark's own settings apply."""
-    driver_memory: str = "1g"
-    """Java heap of the driver, which in local mode is the only JVM. Ignored inside ``spark-submit``."""
+    driver_memory: str | None = None
+    """Java heap of the driver, which in local mode is the only JVM; None: Spark's own setting, by default 1 GiB.
+    Ignored inside ``spark-submit``."""
     shuffle_partitions: int | None = None
     """Default: 4 in local mode, because more of them only cost time; elsewhere Spark's own."""
     nice: int = NICE
@@ -216,8 +217,9 @@ def local_directory(address: str) -> Path | None:
 def _why_not_started(settings: SessionSettings, error: Exception) -> str:
     master = settings.master or ("of spark-submit" if _is_submitted() else "local[*]")
     caused = [line[2:] for line in str(error).splitlines() if line.startswith(": ")]  # py4j: the error of Java
+    reason = caused[0] if caused else first_line(error)
     return (
-        f"Spark did not start with the master {master}: {caused[0] if caused else first_line(error)}. Check the master "
+        f"Spark did not start with the master {master}: {reason.rstrip('.')}. Check the master "
         "(--master) and Spark's settings; Spark's own output above may have the reason"
     )
 
@@ -275,7 +277,8 @@ def spark_conf(
     }
     if not _is_submitted():
         conf["spark.master"] = _master_with_retries(settings.master or "local[*]")
-        conf["spark.driver.memory"] = settings.driver_memory
+        if settings.driver_memory is not None:
+            conf["spark.driver.memory"] = settings.driver_memory
         # An audit ends before the optimizing compiler pays for itself. Without this compiler, a first run takes two
         # thirds of the processor time, and later runs do not take more.
         conf["spark.driver.extraJavaOptions"] = " ".join(

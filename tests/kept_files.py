@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from bookie.runtime.kept_files import remove_stale
+
 
 def made_once(path: Path, make: Callable[[Path], None]) -> None:
     """Make a missing file or folder. Concurrent processes wait for one of them to make it.
@@ -22,6 +24,7 @@ def made_once(path: Path, make: Callable[[Path], None]) -> None:
     with (path.parent / f"{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
+            remove_stale(path)
             with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as directory:
                 made = Path(directory) / path.name
                 make(made)

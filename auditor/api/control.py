@@ -16,6 +16,7 @@ from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.run import RunCause, RunKind, RunRecord
 from bookie.model.severity import Severity
+from bookie.runtime.human import duration
 
 
 class RunBusyError(ConflictError):
@@ -156,6 +157,27 @@ def why_no_next_run(status: ServiceStatus, kind: RunKind) -> str:
     if status.is_leader:
         return f"{schedule}, no run planned yet"
     return f"{schedule} on the leader, next time unknown here" if status.leader else f"{schedule} once an auditor leads"
+
+
+def why_not_counted(status: ServiceStatus) -> str:
+    """Return why the number of marked ledgers is not known here; empty: it is known."""
+    if status.backlog.counted_ms:
+        return ""
+    if not status.is_leader:
+        return "Only the leader counts the ledgers that are marked for repair."
+    return "The ledgers that are marked for repair have not been counted yet."
+
+
+def lost_text(bookie: LostBookie, now_ms: int) -> str:
+    """Return a lost bookie with the time for which it has been missing, and how long its ledgers are held back."""
+    parts = []
+    if bookie.first_seen_down_ms > 0:
+        parts.append(f"missing for {duration(now_ms - bookie.first_seen_down_ms)}")
+    held_ms = bookie.audit_due_ms - now_ms
+    if held_ms > 0:
+        why = f": {bookie.hold_reason.replace('_', ' ')}" if bookie.hold_reason else ""
+        parts.append(f"held back for {duration(held_ms)}{why}")
+    return f"{bookie.bookie_id} ({', '.join(parts)})" if parts else bookie.bookie_id
 
 
 class Control(Protocol):

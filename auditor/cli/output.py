@@ -103,10 +103,12 @@ def shown_progress() -> Iterator[Callable[[ProgressEvent], None]]:
 
 
 def _lines() -> Callable[[ProgressEvent], None]:
+    from spark_jobs.runs.port import Phase
+
     seen: list[str] = []
 
     def show(event: ProgressEvent) -> None:
-        if seen[-1:] != [event.phase.value]:
+        if event.phase is not Phase.DONE and seen[-1:] != [event.phase.value]:
             seen.append(event.phase.value)
             sys.stderr.write(f"{event.phase.value} ...\n")
 

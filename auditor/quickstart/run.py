@@ -43,6 +43,10 @@ async def quickstart(settings: QuickstartSettings, display: Display) -> None:
             repair_steps.summarize(tour, display)
             if settings.is_serving:
                 await _serve(tour, display)
+            else:
+                display.line(
+                    "next: `make demo` (or `bkheal demo`) keeps such a cluster running, with the auditor's pages"
+                )
 
 
 @contextlib.contextmanager

@@ -38,6 +38,9 @@ CLOSE_S: Final = 5.0
 IDLE_S: Final = 3600.0
 """A connection without traffic for this time is closed. It is long because a client that follows a paused run receives
 nothing until the run continues."""
+HALF_CLOSED_S: Final = 60.0
+"""The same after one side has ended: longer than the deadline of a request. A client that never ends its side would
+otherwise hold its place for an hour after the leader has closed the connection."""
 CHECK_S: Final = 1.0
 """Time between two checks of open connections: the longest time for which one stays open after its leader changed."""
 _CHUNK_BYTES: Final = 64 * 1024
@@ -82,6 +85,7 @@ class _Connection:
     target: tuple[str, int]
     moved_s: float
     """When a byte was last relayed, on the monotonic clock."""
+    idle_s_max: float = IDLE_S
 
 
 class LeaderPort(Listener):
@@ -131,6 +135,11 @@ class LeaderPort(Listener):
             raise address_in_use(host, port, f"the leader's {self._name}", options, error) from error
         self._watching = guarded("leader port", self._watch())
 
+    @property
+    def connections(self) -> int:
+        """The number of open connections."""
+        return len(self._open)
+
     @override
     async def stop(self) -> None:
         if self._server is not None:
@@ -158,7 +167,7 @@ class LeaderPort(Listener):
             await self._clock.sleep(CHECK_S)
             target, now_s = self._target(), self._clock.monotonic_s()
             for task, connection in list(self._open.items()):
-                if connection.target != target or now_s - connection.moved_s >= IDLE_S:
+                if connection.target != target or now_s - connection.moved_s >= connection.idle_s_max:
                     task.cancel()
 
     async def _relay(self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -185,5 +194,6 @@ class LeaderPort(Listener):
             connection.moved_s = self._clock.monotonic_s()
             writer.write(data)
             await writer.drain()
+        connection.moved_s, connection.idle_s_max = self._clock.monotonic_s(), HALF_CLOSED_S
         if writer.can_write_eof():
             writer.write_eof()

@@ -17,13 +17,15 @@ from auditor.api.control import (
     ServiceStatus,
     SeverityBacklog,
     UnknownRunError,
+    lost_text,
     why_no_next_run,
+    why_not_counted,
 )
 from auditor.operating.client import RefusedError
 from auditor.service.runs.spark_holder import SessionUser, Spark
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.run import RunCause, RunKind, RunRecord
-from bookie.model.times import rfc3339_if_known
+from bookie.model.times import utc_text
 from bookie.runtime.clock import Clock
 from spark_jobs.ui.port import ActionOutcome, ActionResult, BacklogRow, Fact, KindRow, RunView, TabActions, TabState
 from spark_jobs.ui.settings import TabSettings
@@ -130,12 +132,16 @@ class LoopActions(TabActions):
             _log.info("the list of runs is not available now", extra={"reason": str(error)})
             runs = status.running
         reasons = await asyncio.gather(*(self._refusal_reason(kind) for kind in RunKind))
+        now_ms = self._clock.epoch_ms()
         return TabState(
-            taken_ms=self._clock.epoch_ms(),
-            facts=_facts(status),
+            taken_ms=now_ms,
+            facts=_facts(status, now_ms),
             kinds=[_kind_row(status, kind, why) for kind, why in zip(RunKind, reasons, strict=True)],
             backlog=_backlog_rows(status),
             runs=[RunView(record, self._report_url(record)) for record in runs],
+            why_not_counted=why_not_counted(status),
+            in_progress=status.backlog.locked,
+            parked={reason.value: count for reason, count in status.backlog.parked.items()},
         )
 
     async def _refusal_reason(self, kind: RunKind) -> str:
@@ -148,24 +154,25 @@ class LoopActions(TabActions):
         return f"{self._report_base_url}/{record.run_id}/" if self._report_base_url and record.report else ""
 
 
-def _facts(status: ServiceStatus) -> list[Fact]:
-    lost = ", ".join(bookie.bookie_id for bookie in status.lost)
+def _facts(status: ServiceStatus, now_ms: int) -> list[Fact]:
+    leader = f"{status.leader} (this auditor)" if status.is_leader else status.leader
+    bookies = f"{len(status.writable)} writable, {len(status.read_only)} read-only, {len(status.lost)} lost"
     facts = [
-        Fact("leader", status.leader or "nobody", is_bad=not status.leader),
-        Fact("cluster", status.metadata_uri),
+        Fact("Cluster", status.metadata_uri),
+        Fact("Leader", leader or "none", is_bad=not leader),
         Fact("ZooKeeper", "connected" if status.is_store_connected else "not connected", not status.is_store_connected),
-        Fact("auto-recovery", "on" if status.is_recovery_enabled else "disabled", not status.is_recovery_enabled),
-        Fact("bookies", f"{len(status.writable)} writable, {len(status.read_only)} read-only"),
-        Fact("lost bookies", lost or "none", is_bad=bool(lost)),
-        Fact("delay for lost bookies", f"{status.lost_bookie_delay_s} s"),
+        Fact("Recovery", "enabled" if status.is_recovery_enabled else "disabled", not status.is_recovery_enabled),
+        Fact("Lost-bookie delay", f"{status.lost_bookie_delay_s} s"),
+        Fact("Bookies", bookies),
     ]
+    facts += [Fact("Lost bookie", lost_text(bookie, now_ms), is_bad=True) for bookie in status.lost]
     for kind, pause in status.paused_kinds.items():
-        until = rfc3339_if_known(pause.until_ms) or "not known"
-        facts.append(Fact(f"schedule of {kind.value}", f"paused by {pause.owner} until {until}", is_bad=True))
+        until = utc_text(pause.until_ms) or "not known"
+        facts.append(Fact(f"Schedule of {kind.value}", f"paused by {pause.owner} until {until}", is_bad=True))
     for window in status.windows:
-        until = rfc3339_if_known(window.until_ms) or "not known"
-        facts.append(Fact(f"maintenance of {window.target}", f"by {window.by} until {until}"))
-    return facts + ([Fact("brake", status.held_because, is_bad=True)] if status.held_because else [])
+        until = utc_text(window.until_ms) or "not known"
+        facts.append(Fact(f"Maintenance of {window.target}", f"by {window.by} until {until}"))
+    return facts + ([Fact("Brake", status.held_because, is_bad=True)] if status.held_because else [])
 
 
 def _kind_row(status: ServiceStatus, kind: RunKind, refusal_reason: str) -> KindRow:

@@ -252,12 +252,21 @@ class ThreadedUpkeep(Upkeep):
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def _asked(self, work: Work[T]) -> T:
+        """Do work in the present session.
+
+        The session is closed if it has failed, or if it may have a lock that no work uses, because the answer to its
+        release was lost or the work was cancelled. Such a lock would keep all workers from its ledger.
+        """
         client = await self._open_client()
+        has_failed = False
         try:
             return await work(client)
         except StoreUnavailableError:
-            await self._drop(client)
+            has_failed = True
             raise
+        finally:
+            if has_failed or client.ports.tasks.locks.may_remain:
+                await self._drop(client)
 
     async def _progressed(self, client: ClusterClient) -> Document:
         return progress_document(*await self._observe(client))

@@ -5,6 +5,8 @@ CORRUPT: an entry that is not in the list is damaged or not stored here. An audi
 each of them with a good copy, like a missing entry (R105). For readers they remain CORRUPT, which is never "absent"
 (S6). An add of the entry removes the note.
 
+An entry that the disk cannot read is noted only by a scrub, which has read it twice. Its readers get an I/O error.
+
 The notes are hints: a superfluous note only causes a repair to store a good copy again.
 
 Source: docs/failure-model.md#R105; S rules are defined in docs/invariants.md.
@@ -13,6 +15,7 @@ Source: docs/failure-model.md#R105; S rules are defined in docs/invariants.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from itertools import islice
 from typing import Final
@@ -37,41 +40,50 @@ class DamagedEntries:
         """The number of noted entries."""
         self._entries_max = entries_max
         self._ledgers: dict[LedgerId, set[EntryId]] = {}
-        self._reads: dict[LedgerId, int] = {}
-        """The number of running reads by ledger. ``_stored`` has the entries that were stored during them."""
-        self._stored: dict[LedgerId, set[EntryId]] = {}
+        self._reads: dict[LedgerId, list[set[EntryId]]] = {}
+        """For each running read, by ledger, the entries that were stored during it."""
 
     @contextmanager
-    def reading(self, ledger_id: LedgerId) -> Iterator[None]:
-        """Prevent a read inside the context from noting entries that were stored since its start."""
-        self._reads[ledger_id] = self._reads.get(ledger_id, 0) + 1
+    def reading(self, ledger_id: LedgerId) -> Iterator[AbstractSet[EntryId]]:
+        """Yield the set of the entries that are stored during a read inside the context, for ``read``."""
+        stored: set[EntryId] = set()
+        reads = self._reads.setdefault(ledger_id, [])
+        reads.append(stored)
         try:
-            yield
+            yield stored
         finally:
-            left = self._reads[ledger_id] - 1
-            if left:
-                self._reads[ledger_id] = left
-            else:
+            reads[:] = [each for each in reads if each is not stored]
+            if not reads:
                 del self._reads[ledger_id]
-                self._stored.pop(ledger_id, None)
 
-    def read(self, ledger_id: LedgerId, results: Sequence[EntryResult]) -> None:
-        """Note the results of a read. To be called inside ``reading``."""
+    def read(
+        self,
+        ledger_id: LedgerId,
+        results: Sequence[EntryResult],
+        stored: AbstractSet[EntryId],
+        *,
+        are_errors_damage: bool = False,
+    ) -> None:
+        """Note the results of a read, except for entries that were stored during it.
+
+        ``are_errors_damage``: whether an entry with an I/O error counts as damaged.
+        """
         is_noted = ledger_id in self._ledgers
         for result in results:
-            if result.status is Status.CORRUPT:
-                self._note(ledger_id, result.entry_id)
+            if result.status is Status.CORRUPT or (are_errors_damage and result.status is Status.IO_ERROR):
+                if result.entry_id not in stored:
+                    self._note(ledger_id, result.entry_id)
             elif is_noted and result.status is Status.OK:
                 self._end(ledger_id, (result.entry_id,))
 
     def stored(self, ledger_id: LedgerId, entries: Sequence[bytes]) -> None:
         """Remove the notes of newly stored entries, which replace the damaged ones."""
-        is_read = ledger_id in self._reads
-        if not is_read and ledger_id not in self._ledgers:
+        reads = self._reads.get(ledger_id, ())
+        if not reads and ledger_id not in self._ledgers:
             return
         entry_ids = [packet_ids(entry)[1] for entry in entries]
-        if is_read:
-            self._stored.setdefault(ledger_id, set()).update(entry_ids)
+        for stored in reads:
+            stored.update(entry_ids)
         self._end(ledger_id, entry_ids)
 
     def without_damaged_entries(self, ledger_id: LedgerId, reply: ListReply) -> ListReply:
@@ -102,8 +114,7 @@ class DamagedEntries:
 
     def _note(self, ledger_id: LedgerId, entry_id: EntryId) -> None:
         noted = self._ledgers.get(ledger_id, set())
-        is_new = entry_id not in noted and entry_id not in self._stored.get(ledger_id, ())
-        if is_new and self.count < self._entries_max:
+        if entry_id not in noted and self.count < self._entries_max:
             noted.add(entry_id)
             self._ledgers[ledger_id] = noted
             self.count += 1

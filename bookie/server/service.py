@@ -229,29 +229,33 @@ class BookieService(BookieHandler):
         return await self._entries(read.ledger_id, entry_ids, is_urgent=read.is_urgent)
 
     async def _entries(
-        self, ledger_id: LedgerId, entry_ids: Sequence[EntryId], *, is_urgent: bool = False
+        self,
+        ledger_id: LedgerId,
+        entry_ids: Sequence[EntryId],
+        *,
+        is_urgent: bool = False,
+        are_errors_damage: bool = False,
     ) -> ReadReply:
-        return await self._in_turn(
-            lambda: self._read_and_note_damage(ledger_id, entry_ids), ReadReply, is_urgent=is_urgent
-        )
-
-    async def _read_and_note_damage(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> ReadReply:
         """Read entries, and note the damaged ones."""
-        with self.damaged.reading(ledger_id):
-            reply = await self._storage.read(ledger_id, entry_ids)
-            self.damaged.read(ledger_id, reply.results)
-        return reply
+
+        async def read() -> ReadReply:
+            with self.damaged.reading(ledger_id) as stored:
+                reply = await self._storage.read(ledger_id, entry_ids)
+                self.damaged.read(ledger_id, reply.results, stored, are_errors_damage=are_errors_damage)
+            return reply
+
+        return await self._in_turn(read, ReadReply, is_urgent=is_urgent)
 
     async def _list(self, ledger_id: LedgerId) -> ListReply:
         """List the available entries."""
         return self.damaged.without_damaged_entries(ledger_id, await self._storage.list_entries(ledger_id))
 
     async def verify(self, ledger_id: LedgerId, entry_ids: Sequence[EntryId]) -> None:
-        """Read entries from the disk, note the damaged ones, and remove the notes of the others."""
+        """Read entries from the disk, note the damaged and unreadable ones, and remove the notes of the others."""
         self._storage.read_cache.forget((ledger_id,))  # it may have the bytes from before the damage (R106)
         for start in range(0, len(entry_ids), READ_ENTRIES_MAX):
             rest = entry_ids[start : start + READ_ENTRIES_MAX]
-            while rest and (reply := await self._entries(ledger_id, rest)).results:
+            while rest and (reply := await self._entries(ledger_id, rest, are_errors_damage=True)).results:
                 rest = rest[len(reply.results) :]
 
     async def _last(self, ledger_id: LedgerId) -> ReadReply:

@@ -19,7 +19,7 @@ from bookie.storage.disks.index_format import (
     unpack_location,
 )
 from bookie.storage.entry_logs.entry_log import EntryLogs, is_entry, log_path
-from bookie.storage.port import EntryIndex
+from bookie.storage.port import DiskFullError, EntryIndex
 
 _PAGE_KEYS: Final = 1000
 _STEP_BYTES: Final = 4 << 20
@@ -66,6 +66,7 @@ async def scrub(
             (R114).
 
     Raises:
+        DiskFullError: no more files may be opened.
         DiskError: the index cannot be read.
     """
     first = pack_entry_key(0, 0) if after is None else pack_entry_key(*after) + b"\0"
@@ -98,6 +99,8 @@ async def _verified(
     damaged, size = [], 0
     for (key, place), body in zip(placed, bodies, strict=True):
         ledger_id, entry_id = unpack_entry_key(key)
+        if isinstance(body, DiskFullError):
+            raise body
         if isinstance(body, bytes):
             size += len(body)
             if is_entry(place, body, ledger_id, entry_id):

@@ -198,6 +198,11 @@ class Pace:
         self._apply()
         self._is_open.set()
 
+    def set_share_if_closed(self, rates: Rates) -> None:
+        """Set this process's share if requests wait for one; otherwise the present share stays."""
+        if not self._is_open.is_set():
+            self.set_share(rates)
+
     def close(self) -> None:
         """Make all requests wait until the next ``set_share``."""
         self._is_open.clear()

@@ -7,17 +7,21 @@ its node, and the others' shares grow. A worker with nothing to copy sends no re
 
 If the store does not answer, the share stays unchanged: if the session is lost, the worker stops copying anyway. If the
 limits cannot be decoded, the last known limits apply. A process that knows none copies at 1 MiB/s, because a strict
-limit may be set.
+limit may be set. It also does so, or copies more slowly if the known limit is lower, while the store refuses to let it
+read the limits or take a share. Otherwise its copies would wait, with the locks of their ledgers, until an operator
+corrects the permissions.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Final
 
 from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore, SeenLimits
 from bookie.model.errors import OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.records import UnreadableRecordError
+from bookie.runtime.retry import GrowingPause
 from bookie.runtime.waiting import first_of
 from replicator.copying.pace import UNLIMITED, Pace, worker_share
 from replicator.ports import RepairPorts
@@ -31,7 +35,9 @@ JOIN_S: Final = 2 * REFRESH_S
 IDLE_S: Final = 10.0
 """The time without a copy after which a worker deletes its node."""
 STORE_PAUSE_S: Final = 5.0
-"""The pause after the store refused a request or did not answer."""
+"""The pause after the store did not answer, and the first one after it refused a request."""
+REFUSED_PAUSE_S_MAX: Final = 60.0
+"""The longest pause after the store refused a request. Each one is twice as long as the one before."""
 UNREADABLE: Final = CopyLimits(bytes_per_second=1 << 20)
 """The limits to assume if the stored ones cannot be decoded and none are known."""
 
@@ -47,6 +53,9 @@ class SharedLimits:
         self._last: CopyLimits | None = None
         self._joined = ""
         """The name of this worker's node; empty if it has none."""
+        self._refusals = GrowingPause(STORE_PAUSE_S, REFUSED_PAUSE_S_MAX)
+        self.problem = ""
+        """Why the store does not let this process follow the limits; empty if it does. Safe to read in any thread."""
         pace.close()
 
     async def follow(self) -> None:
@@ -54,9 +63,15 @@ class SharedLimits:
         while True:
             try:
                 await self._step(await self._read())
-            except (TransientError, OutcomeUnknownError, PermanentError) as error:
+            except (TransientError, OutcomeUnknownError) as error:
                 _log.error("limits on copying cannot be read, trying again", extra={"error": str(error)})
                 await self._ports.clock.sleep(STORE_PAUSE_S)
+            except PermanentError as error:
+                pause_s, self.problem = self._refusals.next_pause_s(), str(error)
+                extra = {"error": self.problem, "in_s": pause_s}
+                _log.error("the metadata store refused the limits on copying, trying again", extra=extra)
+                self._pace.set_share_if_closed(worker_share(_strict(self._last), 1))
+                await self._ports.clock.sleep(pause_s)
 
     async def _read(self) -> SeenLimits:
         try:
@@ -72,6 +87,7 @@ class SharedLimits:
         if seen.limits is None:
             await self._leave()
             self._pace.set_share(UNLIMITED)
+            self._note_followed()
             await self._limits.wait_changed(seen.stat)
             return
         if not self._joined:
@@ -89,6 +105,7 @@ class SharedLimits:
             self._joined = ""
             return
         self._pace.set_share(worker_share(seen.limits, len(workers.names)))
+        self._note_followed()
         self._pace.wanted.clear()
         await self._ports.clock.sleep(REFRESH_S)
         await first_of(
@@ -101,6 +118,10 @@ class SharedLimits:
         if not self._pace.is_used:
             await self._leave()
 
+    def _note_followed(self) -> None:
+        self.problem = ""
+        self._refusals.reset()
+
     async def _join(self) -> None:
         name = f"{self._owner}-{self._ports.store.session.session_id:x}"
         await self._limits.join(name)
@@ -112,3 +133,11 @@ class SharedLimits:
             self._pace.close()
             name, self._joined = self._joined, ""
             await self._limits.leave(name)
+
+
+def _strict(limits: CopyLimits | None) -> CopyLimits:
+    """Return ``limits``, but at most the bytes per second of ``UNREADABLE``."""
+    if limits is None:
+        return UNREADABLE
+    most = UNREADABLE.bytes_per_second
+    return replace(limits, bytes_per_second=min(limits.bytes_per_second or most, most))

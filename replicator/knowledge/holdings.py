@@ -85,6 +85,9 @@ class Shortfall:
     lagging: tuple[tuple[PositionKey, EntryId], ...] = ()
     """Positions of growing fragments that lack entries that other members have, each with the last such entry."""
     held: tuple[tuple[BookieId, EntryRuns], ...] = ()
+    lacking: tuple[tuple[PositionKey, frozenset[int]], ...] = ()
+    """For each of ``positions`` and ``lagging``, the write sets of the missing entries, each named by its first
+    position in the ensemble."""
     unread: tuple[tuple[BookieId, EntryRuns], ...] = ()
     """Bookies that could not read some entries of a closed ledger, with these entries (R139)."""
     damaged: tuple[tuple[BookieId, EntryRuns], ...] = ()
@@ -127,6 +130,7 @@ class _Found:
     doubtful: set[PositionKey] = field(default_factory=set)
     lagging: list[tuple[PositionKey, EntryId]] = field(default_factory=list)
     held: list[tuple[BookieId, EntryRuns]] = field(default_factory=list)
+    lacking: list[tuple[PositionKey, frozenset[int]]] = field(default_factory=list)
     unread: list[tuple[BookieId, EntryRuns]] = field(default_factory=list)
     damaged: list[tuple[BookieId, EntryRuns]] = field(default_factory=list)
     damaged_positions: set[PositionKey] = field(default_factory=set)
@@ -145,6 +149,12 @@ class _Found:
         lagging = [each async for each in _lagging_positions(metadata, bookie, reply.entries, frontier)]
         if incomplete or lagging:
             self.held.append((bookie, reply.entries))
+            ends = {key: _last_to_hold(metadata, key) for key in incomplete} | dict(lagging)
+            for key, last in ends.items():
+                starts = await _lacking_write_sets(
+                    metadata.stripe, key.position, reply.entries, key.first_entry_id, last
+                )
+                self.lacking.append((key, starts))
         self.positions.update(incomplete)
         if reply.status is Status.LIMBO:
             self.doubtful.update(_growing_positions(metadata, bookie))
@@ -168,6 +178,7 @@ class _Found:
             doubtful=frozenset(self.doubtful),
             lagging=tuple(self.lagging),
             held=tuple(self.held),
+            lacking=tuple(self.lacking),
             unread=tuple(self.unread),
             damaged=tuple(self.damaged),
             damaged_positions=frozenset(self.damaged_positions),
@@ -382,6 +393,24 @@ async def _incomplete_positions(
                 and await _lacks_any_in_steps(metadata.stripe, key.position, listed, key.first_entry_id, last)
             ):
                 yield key
+
+
+def _last_to_hold(metadata: LedgerMetadata, key: PositionKey) -> EntryId:
+    """Return the last entry of a fragment with a known end, as ``_incomplete_positions`` judges it."""
+    last = metadata.final_last_entry_id(metadata.fragment_index(key.first_entry_id), is_tail_written=True)
+    assert last is not None, "only a growing fragment has no end"
+    return last
+
+
+async def _lacking_write_sets(
+    stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId
+) -> frozenset[int]:
+    """Return the write sets of the position with an entry in ``first..last`` that is not listed."""
+    if stripe.write_quorum == stripe.ensemble_size:  # all write sets have the same members
+        return stripe.starts(first, last)
+    one_each = Stripe(stripe.ensemble_size, 1)  # its position n stores the entries of the write set n
+    starts = [start for start in sorted(stripe.starts(first, last)) if stripe.stores(position, start)]
+    return frozenset([start for start in starts if await _lacks_any_in_steps(one_each, start, listed, first, last)])
 
 
 async def _has_some(metadata: LedgerMetadata, key: PositionKey, listed: EntryRuns) -> bool:

@@ -83,6 +83,9 @@ class Knowledge:
     determine."""
     lagging: tuple[tuple[PositionKey, EntryId], ...] = ()
     """The positions of growing fragments whose bookie is incomplete, each with the last entry that it should have."""
+    lacking: Mapping[PositionKey, frozenset[int]] = field(default_factory=dict)
+    """For each of ``incomplete`` and ``lagging``, the write sets of the missing entries, each named by its first
+    position. For a position left out, they are unknown."""
     damaged: Mapping[PositionKey, EntryId] = field(default_factory=dict)
     """The positions whose registered bookie has damaged copies of entries with good copies elsewhere, each with the
     last such entry; and the positions of a closed ledger whose bookie could not read some entries (R139), with any
@@ -247,7 +250,7 @@ class _FragmentPlan:
             return self._block_until_end_known(position, cause)
         has_entries = self.metadata.stripe.count(position, first, last) > 0
         if has_entries:
-            blocked = self._blocked_by_sources(position, first, last)
+            blocked = self._blocked_by_sources(position, first, last, self._is_filled_in_place(position, cause))
             if blocked is not None:
                 return blocked
         target = self._target(position, cause, choose)
@@ -272,7 +275,7 @@ class _FragmentPlan:
         """Plan a copy in place, which leaves the fragment's end and members to the writer (S2)."""
         fragment = self.metadata.fragments[self.index]
         member, first = fragment.members[position], fragment.first_entry_id
-        blocked = self._blocked_by_sources(position, first, last)
+        blocked = self._blocked_by_sources(position, first, last, is_in_place=True)
         if blocked is not None:
             return blocked
         if member not in self.bookies.writable or member in self.knowledge.failed_targets:
@@ -301,8 +304,11 @@ class _FragmentPlan:
             return self._blocked(position, ParkReason.OPEN_LEDGER, detail)
         return self._blocked(position, ParkReason.NEEDS_RECOVERY, "may still grow: the ledger is not closed")
 
-    def _blocked_by_sources(self, position: int, first: EntryId, last: EntryId) -> Blocked | None:
-        """Block the position if its entries cannot be read, have no live copy, or cannot be verified."""
+    def _blocked_by_sources(self, position: int, first: EntryId, last: EntryId, is_in_place: bool) -> Blocked | None:
+        """Block the position if its entries cannot be read, have no live copy, or cannot be verified.
+
+        A copy in place needs sources only for the entries that the bookie lacks.
+        """
         evidence = self.knowledge.evidence(self._key(position))
         if evidence is not None:
             if self.metadata.digest_type is None:
@@ -311,8 +317,10 @@ class _FragmentPlan:
         if self.metadata.password is None and not self.metadata.is_closed:  # its writer has a key; do not guess it
             detail = "the metadata carries no password, and the ledger is not closed: recover it by hand, with its own"
             return self._blocked(position, ParkReason.UNREADABLE_METADATA, detail)
-        sources = self._sources(position)
-        for start in sorted(self.metadata.stripe.starts(first, last)):
+        sources, starts = self._sources(position), self.metadata.stripe.starts(first, last)
+        if is_in_place:
+            starts &= self.knowledge.lacking.get(self._key(position), starts)
+        for start in sorted(starts):
             write_set = list(self.metadata.stripe.write_set(start))
             if position in write_set and all(sources[p] is None for p in write_set):
                 detail = f"no registered bookie holds entries of positions {write_set} in entries {first}..{last}"
@@ -320,11 +328,10 @@ class _FragmentPlan:
         return None
 
     def _target(self, position: int, cause: Cause, choose: Choose) -> BookieId | None:
-        failed = self.knowledge.failed_targets
         old = self.metadata.fragments[self.index].members[position]
         candidates = self._candidates()
-        is_in_place = cause in _IN_PLACE and old in self.bookies.writable and old not in failed
-        if is_in_place and self._key(position) not in self.knowledge.with_wrong_bytes:
+        may_stay = self._may_stay(position, cause)
+        if may_stay and self._key(position) not in self.knowledge.with_wrong_bytes:
             continued = self.knowledge.continued.get(self._key(position))
             return continued if continued in candidates else old
         members = [self.taken.get(p, m) for p, m in enumerate(self.metadata.fragments[self.index].members)]
@@ -333,7 +340,19 @@ class _FragmentPlan:
             target = choose(self._key(position), members, choice) if choice else None
             if target is not None:
                 return target
-        return old if is_in_place else None
+        return old if may_stay else None
+
+    def _may_stay(self, position: int, cause: Cause) -> bool:
+        """Whether the missing or damaged entries of a position can be stored on its own bookie."""
+        old = self.metadata.fragments[self.index].members[position]
+        return cause in _IN_PLACE and old in self.bookies.writable and old not in self.knowledge.failed_targets
+
+    def _is_filled_in_place(self, position: int, cause: Cause) -> bool:
+        """Whether ``_target`` returns the position's own bookie, because it can be completed."""
+        key = self._key(position)
+        if not self._may_stay(position, cause) or key in self.knowledge.with_wrong_bytes:
+            return False
+        return self.knowledge.continued.get(key) not in self._candidates()
 
     def _candidates(self) -> list[BookieId]:
         """Return the bookies that may be a new target of the fragment, sorted."""

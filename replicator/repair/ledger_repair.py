@@ -252,6 +252,7 @@ class LedgerRepair:
             incomplete=shortfall.positions,
             doubtful=shortfall.doubtful,
             lagging=shortfall.lagging,
+            lacking=dict(shortfall.lacking),
             damaged=damaged,
             with_wrong_bytes=shortfall.wrong_byte_positions.union(on_apache),
             unreadable=tuple(self._found.unreadable.items()),

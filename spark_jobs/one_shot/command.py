@@ -102,7 +102,7 @@ def _print(result: AuditResult, output: str) -> None:
     text = json.dumps(result.summary.to_json(), indent=2) if output == "json" else table(result.summary)
     with discard_unread_output(sys.stdout):
         sys.stdout.write(f"{text}\n")
-    _say(f"error: {result.report_problem}" if result.report_problem else f"report: {result.summary_path}")
+    _say(f"error: {result.report_problem}" if result.report_problem else f"report: {result.page_path}")
 
 
 def _say(text: str) -> None:

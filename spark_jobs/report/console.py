@@ -128,7 +128,7 @@ def _marks(summary: RunSummary) -> Iterator[str]:
 def _findings(summary: RunSummary) -> Iterator[str]:
     """Yield the tables of findings, each after an empty line."""
     if summary.severities:
-        rows = [(c.severity.label, c.ledgers, c.fragments, c.bytes_estimate) for c in summary.severities]
+        rows = [(c.severity.label, c.ledgers, c.fragments, size(c.bytes_estimate)) for c in summary.severities]
         yield ""
         yield from _grid(("severity", "ledgers", "fragments", "bytes"), rows)
     missing = [b for b in summary.bookies if b.state is BookieState.UNREGISTERED and b.ledgers_found]
@@ -148,7 +148,9 @@ def _findings(summary: RunSummary) -> Iterator[str]:
         yield from _references(summary.references)
     yield from _topics(summary.impact)
     if summary.worst_ledgers:
-        worst = [(w.ledger_id, w.severity.label, w.bytes_estimate, " ".join(w.missing)) for w in summary.worst_ledgers]
+        worst = [
+            (w.ledger_id, w.severity.label, size(w.bytes_estimate), " ".join(w.missing)) for w in summary.worst_ledgers
+        ]
         yield ""
         yield from _grid(("worst ledger", "severity", "bytes", "missing"), worst)
 
@@ -207,10 +209,12 @@ def _inventory(counts: InventoryCounts) -> Iterator[str]:
 def _racks(counts: PlacementCounts) -> Iterator[str]:
     if counts.racks:
         yield ""
-        rows = [(each.racks, each.ledgers, each.fragments, each.payload_bytes) for each in counts.rack_numbers]
+        rows = [(each.racks, each.ledgers, each.fragments, size(each.payload_bytes)) for each in counts.rack_numbers]
         yield from _grid(("racks of an ensemble", "ledgers", "fragments", "bytes"), rows)
         yield ""
-        pairs = [(each.first, each.second, each.ledgers, each.payload_bytes) for each in counts.racks[:_PAIRS_SHOWN]]
+        pairs = [
+            (each.first, each.second, each.ledgers, size(each.payload_bytes)) for each in counts.racks[:_PAIRS_SHOWN]
+        ]
         yield from _grid(("rack", "with", "ledgers", "bytes"), pairs)
         if len(counts.racks) > _PAIRS_SHOWN or counts.racks_cut:
             yield "... and more pairs of racks: --output json"
@@ -231,7 +235,7 @@ def _references(counts: ReferenceCounts) -> Iterator[str]:
         yield f"            {node.path}: {node.reason}"
     if counts.namespaces:
         yield ""
-        rows = [(each.namespace, each.ledgers, each.stored_bytes) for each in counts.namespaces[:_TOPICS_SHOWN]]
+        rows = [(each.namespace, each.ledgers, size(each.stored_bytes)) for each in counts.namespaces[:_TOPICS_SHOWN]]
         yield from _grid(("namespace", "unreferenced", "bytes on bookies"), rows)
 
 

@@ -81,11 +81,12 @@ def write_findings(
 
 
 def _limited_detail_sql(ledgers: DataFrame, first: LedgerId) -> str:
-    """Return the SQL of the detail. All findings from ``first`` on, in the order of ``to_mark``, get the reason."""
+    """Return the SQL of the detail. All findings from ``first`` on, in the order of ``to_mark``, get the reason.
+
+    If there is no finding for ``first``, it is a returned accepted loss, and all findings come after it.
+    """
     ranks = [row["severity_rank"] for row in ledgers.where(f"ledger_id = {first}").select("severity_rank").collect()]
-    if not ranks:
-        return "detail"
-    is_after = f"ledger_rank > {ranks[0]} OR (ledger_rank = {ranks[0]} AND ledger_id >= {first})"
+    is_after = f"ledger_rank > {ranks[0]} OR (ledger_rank = {ranks[0]} AND ledger_id >= {first})" if ranks else "true"
     return f"CASE WHEN {is_after} THEN concat_ws('; ', detail, {literal(_LIMITED)}) ELSE detail END"
 
 

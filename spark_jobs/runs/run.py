@@ -39,6 +39,7 @@ from bookie.model.ids import BookieId
 from bookie.model.run import RunKind, new_run_id
 from bookie.model.topology import Topology
 from bookie.runtime.clock import Clock, SystemClock
+from spark_jobs.report.files import PAGE
 from spark_jobs.report.store import ReportStore
 from spark_jobs.report.store_runs import RUNS_FETCHED, fetch_missing, opened_store, send_unsent
 from spark_jobs.report.summary import ClusterName, RunSummary
@@ -67,6 +68,11 @@ class AuditResult:
     summary_path: Path
     report_problem: str = ""
     """Why there is no report; empty: there is one. All other work of the run is done in both cases."""
+
+    @property
+    def page_path(self) -> Path:
+        """The page of the report, for people."""
+        return self.summary_path.with_name(PAGE)
 
     def exit_code(self, fail_on: FailOn = FailOn.NEVER) -> ExitCode:
         """Return the exit code of a one-shot run. Problems in the summary take precedence over a missing report."""

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from jinja2 import Environment
 
-from bookie.runtime.human import counted
 from spark_jobs.pages import page_environment
 from spark_jobs.ui.routes import TAB_PATH
 from spark_jobs.ui.view import PageInput, page_view
@@ -36,6 +35,4 @@ def _render(name: str, **values: Any) -> str:
 
 @functools.cache
 def _environment() -> Environment:
-    environment = page_environment(_TEMPLATES)
-    environment.filters["counted"] = counted
-    return environment
+    return page_environment(_TEMPLATES)

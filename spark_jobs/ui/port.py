@@ -8,8 +8,8 @@ late, and never lets an error reach a page of Spark.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from bookie.model.run import RunRecord
@@ -74,6 +74,12 @@ class TabState:
     backlog: Sequence[BacklogRow] = ()
     runs: Sequence[RunView] = ()
     """The runs, the newest first, including running ones."""
+    why_not_counted: str = ""
+    """Why the number of marked ledgers is not known; empty: it is known."""
+    in_progress: int = 0
+    """Marked ledgers that are being repaired now."""
+    parked: Mapping[str, int] = field(default_factory=dict)
+    """Parked ledgers by reason, such as ``no_live_copy``."""
 
 
 class ActionOutcome(enum.Enum):

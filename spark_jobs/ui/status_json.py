@@ -33,5 +33,8 @@ def status_values(state: TabState | None, trouble: str) -> dict[str, Any]:
             }
             for row in state.backlog
         ],
+        "why_not_counted": state.why_not_counted or None,
+        "in_progress": state.in_progress,
+        "parked": dict(state.parked),
         "runs": [run.record.to_json() | {"report_url": run.report_url or None} for run in state.runs],
     }

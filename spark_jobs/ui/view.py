@@ -9,6 +9,7 @@ from typing import Final
 from bookie.model.run import RunKind, RunRecord, RunState
 from bookie.model.times import utc_text
 from bookie.runtime.human import duration, size
+from spark_jobs.pages import marked_text
 from spark_jobs.ui.port import BacklogRow, Fact, KindRow, RunView, TabState
 from spark_jobs.ui.routes import API_PATH, RUNS_PATH, TAB_PATH
 from spark_jobs.ui.rules import safe_link
@@ -121,6 +122,10 @@ class PageView:
     kinds: Sequence[KindLine]
     runs: Sequence[RunLine]
     backlog: Sequence[BacklogLine]
+    marked: str
+    """The number of marked ledgers, and what becomes of them; empty: no ledger is marked."""
+    why_not_counted: str
+    has_parked: bool
 
 
 def page_view(given: PageInput) -> PageView:
@@ -142,6 +147,9 @@ def page_view(given: PageInput) -> PageView:
         kinds=[_kind_line(row, given.now_ms) for row in state.kinds],
         runs=[_run_line(run, given.now_ms, api) for run in state.runs[: settings.runs_shown]],
         backlog=[_backlog_line(row, given.now_ms) for row in state.backlog],
+        marked=marked_text(sum(row.ledgers for row in state.backlog), state.in_progress, state.parked),
+        why_not_counted=state.why_not_counted,
+        has_parked=bool(state.parked),
     )
 
 

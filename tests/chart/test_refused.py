@@ -330,6 +330,13 @@ def test_templates_refuse_conflicting_values(values: dict[str, Any], text: str) 
         render(values)
 
 
+def test_values_without_a_number_or_a_choice_are_not_in_conflict() -> None:
+    """Each of them has the default of Kubernetes, of the operator or of the option."""
+    auditor = {"terminationGracePeriodSeconds": None, "auth": {"anonymousRead": None}}
+    monitor = {"enabled": True, "interval": None, "scrapeTimeout": None}
+    assert render({"bookkeeper": URI, "auditor": auditor, "metrics": {"serviceMonitor": monitor}}).objects
+
+
 def test_an_audit_that_contacts_no_bookie_needs_no_certificate_for_bookies() -> None:
     tls = {"enabled": True, "existingSecret": "s"}
     kinds = {"everything": {"enabled": True}}

@@ -37,6 +37,8 @@ JOINED = {
     "BkhealReplicatorThrottled": APART,
 }
 """Alerts that combine series of replicators with those of other processes, and the target in their labels."""
+CRON = "BkhealCronAuditStale"
+"""The alert that combines series of a Pushgateway with those of auditors."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,32 @@ def test_only_these_alerts_join_metrics_of_replicators_and_another_process() -> 
     named = [rule for group in groups(scope="cluster") for rule in group["rules"]]
     changed = {rule.get("alert") or rule["record"] for rule in named if rule not in rules()}
     changed |= {name for name, alert in alerts().items() if recorded_in(alert["expr"]) & changed}
-    assert changed & alerts().keys() == JOINED.keys()
+    assert changed & alerts().keys() == JOINED.keys() | {CRON}
+
+
+@pytest.mark.parametrize(("has_auditors", "fires"), [(True, False), (False, True)])
+def test_results_in_a_pushgateway_do_not_count_beside_auditors_of_the_same_cluster(
+    has_auditors: bool, fires: bool, tmp_path: Path
+) -> None:
+    """A Pushgateway keeps what one-off runs, or CronJobs before the auditors, have pushed; it has no namespace."""
+    kind = {"kind": "bookies"}
+    series = {selector("bkheal_audit_last_success_timestamp_seconds", {"cluster": "eu", **kind}): "60x400"}
+    if has_auditors:
+        series[selector("bkheal_audit_period_seconds", {**TARGET, **kind})] = "86400x400"
+    labels = {"alertname": CRON, "alertstate": "firing", "severity": "warning", "cluster": "eu", **kind}
+    test = {
+        "interval": "5m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'ALERTS{{alertname="{CRON}",alertstate="firing"}}',
+                "eval_time": "27h",
+                "exp_samples": [{"value": 1, "labels": selector("ALERTS", labels)}] if fires else [],
+            }
+        ],
+    }
+    content, said = tried(CRON, tmp_path, "5m", [test], scope="cluster")
+    assert content, said
 
 
 @pytest.mark.parametrize("alert", sorted({case.alert for case in CASES}))

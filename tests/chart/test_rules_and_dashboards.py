@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bookie.runtime.telemetry.metric_definitions import WAIT_BUCKETS_S
 from tests.chart.rendering import CHART, Release, render
 from tests.chart.rule_files import CRON_KINDS, RUNBOOK, thresholds
 
@@ -75,6 +76,15 @@ def test_a_threshold_without_a_value_is_refused(chart: Path) -> None:
 
     with pytest.raises(HelmError, match="no value for @backlog_for@"):
         rendered(chart, thresholds={"backlog_ledgers": 1, "runbook_base": RUNBOOK})
+
+
+def test_an_objective_that_is_no_bound_of_the_histogram_is_refused(chart: Path) -> None:
+    from helm_python import HelmError
+
+    for bound in WAIT_BUCKETS_S:
+        assert rendered(chart, thresholds={**THRESHOLDS, "time_to_full_max_seconds": bound}).objects
+    with pytest.raises(HelmError, match="time_to_full_max_seconds is not a bound of the histogram"):
+        rendered(chart, thresholds={**THRESHOLDS, "time_to_full_max_seconds": 7200})
 
 
 def test_a_dashboard_is_copied_unchanged(chart: Path) -> None:

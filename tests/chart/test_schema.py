@@ -73,7 +73,8 @@ def another(path: tuple[str, ...]) -> Any:
         case "boolean":
             return not default
         case "integer" | "number":
-            return min(default + 1, schema.get("maximum", default + 1))
+            higher = default + 100  # no other port of a pod
+            return min(higher, schema.get("maximum", higher))
         case _:
             return TEXTS[path[-1]]
 

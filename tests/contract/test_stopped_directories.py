@@ -161,6 +161,22 @@ async def test_a_bookie_with_an_interrupted_addition_of_a_directory_can_be_rebui
     assert await statuses(journal, [*ledgers, added.parent]) == [Status.OK, Status.OK, Status.LIMBO]
 
 
+@pytest.mark.parametrize("incarnation", [None, "before"], ids=["empty", "its addition began"])
+async def test_a_directory_that_no_cookie_has_is_left_to_the_next_start(
+    tmp_path: Path, incarnation: str | None
+) -> None:
+    journal, ledgers = await filled(tmp_path)
+    added = tmp_path / "added"
+    (added / CURRENT).mkdir(parents=True)
+    if incarnation is not None:
+        (added / CURRENT / INCARNATION_FILE).write_text(incarnation)
+    with pytest.raises(
+        OfflineRepairRefusedError, match=r"/ledgers, /more, and 3 were given: give only .* next start adds"
+    ):
+        await rebuild_index([journal], [*ledgers, added], SystemClock(), random.Random(1), may_replace=True)
+    await rebuild_index([journal], ledgers, SystemClock(), random.Random(1), may_replace=True)
+
+
 @pytest.mark.parametrize("names", [("ledgers", "journal", "more"), ("journal", "more", "ledgers"), ("journal", "more")])
 async def test_directories_in_the_wrong_order_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
     """Otherwise the index would be created in the wrong directory, without the entries of the others."""

@@ -147,7 +147,7 @@ def test_a_user_starts_an_audit_and_sees_the_repair_of_a_lost_bookie(demo: Demo,
     demo.until(lambda: demo.status()["backlog"]["ledgers"] == 0)
 
     victim = demo.kill_bookie()
-    eventually(browser, lambda page: f"lost bookies: {victim}" in page.find_element(By.TAG_NAME, "body").text)
+    eventually(browser, lambda page: f"Lost bookie: {victim}" in page.find_element(By.TAG_NAME, "body").text)
     eventually(browser, lambda page: f"loss of {victim}" in page.find_element(By.ID, "auditor-runs").text)
     eventually(browser, lambda page: have_ended(run_states(page), 4))
 

@@ -56,7 +56,7 @@ def keep_picture(browser: Chrome, name: str) -> None:
     ``docs/images/spark-ui-auditor.png`` is the first one.
     """
     if directory := os.environ.get("BKHEAL_PICTURES"):
-        browser.set_window_size(1280, 1110)
+        browser.set_window_size(1280, 1160)
         browser.save_screenshot(str(Path(directory) / name))
 
 

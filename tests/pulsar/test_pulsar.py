@@ -425,7 +425,7 @@ async def test_a_bookie_is_set_read_only_drained_under_load_by_unloading_topics_
             assert idle in seen.document["open_topics"]
             drained = await bkheal(*words, "--pulsar-admin", here.broker.admin_url, uri=uri, deadline_s=PROGRAM_S)
             assert drained.exit_code == 0, drained.printed + drained.errors
-            assert f"none names them. Stop them, then `bkheal decommission {bookie.bookie_id}`" in drained.printed
+            assert f"none names it. Stop it, then `bkheal decommission {bookie.bookie_id}`" in drained.printed
         await replicator.stop()
         await bookie.stop()
         ended = await bkheal("decommission", bookie.bookie_id, "--yes", uri=uri)

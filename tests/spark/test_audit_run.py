@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -28,6 +29,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind, RunState
 from bookie.model.severity import Severity
+from bookie.runtime.clock import SystemClock
 from spark_jobs import audit as audit_module
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.one_shot import run as one_shot
@@ -49,6 +51,8 @@ from spark_jobs.runs.life_cycle import outcome_of
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from spark_jobs.runs.reading import ledger_scan
 from spark_jobs.runs.reading.completeness import ScanTotals
+from spark_jobs.runs.reading.ledger_scan import LedgerScan
+from spark_jobs.runs.reading.live_reading import LiveReading
 from spark_jobs.runs.run import run_audit
 from spark_jobs.settings import AuditSettings, FailOn
 from tests.lent_session import lend_session
@@ -366,12 +370,40 @@ def test_the_loss_of_a_bookie_that_leaves_after_the_scan_is_left_to_another_run(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.add_cookies("a:1", "b:1", "x:1")
-    after_listing(monkeypatch, 2, lambda: place.unregister("b:1"))
+    after_listing(monkeypatch, 3, lambda: place.unregister("b:1"))
     result = place.audit(spark, missing_share_max=0.9)
     assert result.summary.is_complete
     assert 1 not in place.marked(), "the ledgers of the bookie were marked"
     noted = place.do(FirstSeenDown(place.store, place.cluster.root).read())
     assert {bookie: down.audited_ms > 0 for bookie, down in noted.items()} == {"b:1": False, "x:1": True}
+
+
+def test_a_bookie_that_returned_and_was_lost_again_during_the_scan_is_left_to_another_run(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.add_cookies("x:1", "y:1")
+    real, down = LiveReading.scan, FirstSeenDown(place.store, place.cluster.root)
+
+    def watch(lost: str) -> None:
+        """Record the losses, as the leader does while an audit runs."""
+        registered = frozenset(names("a:1 b:1 c:1 ro:1 x:1")) - set(names(lost))
+        place.do(down.reconcile(frozenset(names(lost)), SystemClock().epoch_ms(), registered=registered))
+
+    def scan(self: LiveReading, live: AbstractSet[str]) -> LedgerScan:
+        scanned = real(self, live)
+        place.register("x:1")
+        watch("y:1")
+        place.create({7: closed("a:1", "x:1")})
+        place.unregister("x:1")
+        watch("x:1 y:1")
+        return scanned
+
+    with monkeypatch.context() as during:
+        during.setattr(LiveReading, "scan", scan)
+        assert place.audit(spark).summary.is_complete
+    assert (place.marked(), place.audited()) == (LOST, {"y:1"})
+    place.audit(spark)
+    assert (place.marked(), place.audited()) == (LOST | {7: ["x:1"]}, {"x:1", "y:1"})
 
 
 ACCEPTED = LostFragment(EntryId(0), EntryId(9), (0, 1), (BookieId("x:1"), BookieId("y:1")))
@@ -459,6 +491,17 @@ def test_a_return_in_a_run_at_its_limit_of_marks_keeps_the_accepted_loss(spark: 
     assert (len(place.marked()), accepted_ledgers(place)) == (1, [3, 9])
     place.audit(spark, marks_max=1)
     assert (set(place.marked()), accepted_ledgers(place)) == ({3, 9}, [])
+
+
+def test_findings_held_back_after_a_returned_accepted_loss_name_the_limit(spark: SparkSession, place: Place) -> None:
+    place.create({9: closed("x:1", "y:1"), 11: closed("a:1", "z:1")})
+    place.register("x:1", "y:1")
+    accept(place, 3, ACCEPTED)
+    accept(place, 9, ACCEPTED)
+    result = place.audit(spark, marks_max=1)
+    assert set(place.marked()) < {3, 9}
+    (row,) = pq.read_table(result.summary_path.parent / report.FINDINGS).to_pylist()
+    assert (row["ledger_id"], "(limit)" in (row["detail"] or "")) == (11, True)
 
 
 def test_accepted_losses_cause_no_request_per_ledger(

@@ -100,6 +100,15 @@ def test_spark_submit_keeps_its_master_and_memory(monkeypatch: pytest.MonkeyPatc
     assert conf["spark.ui.enabled"] == "true"
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, None), ("2g", "2g")])
+def test_without_a_heap_of_its_own_the_driver_has_the_one_in_sparks_settings(
+    given: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    conf = spark_conf(SessionSettings(driver_memory=given), "log4j2.properties")
+    assert conf.get("spark.driver.memory") == expected
+
+
 @pytest.mark.spark
 def test_the_directory_of_the_event_log_is_created(tmp_path: Path) -> None:
     """The directory is named in Spark's configuration file, as in the chart."""

@@ -46,16 +46,19 @@ class AuditorTwin:
             records = sorted(self._records.values(), key=lambda record: record.started_ms, reverse=True)
         facts = (
             Fact("Cluster", "zk+hierarchical://zk-0:2181,zk-1:2181/ledgers"),
-            Fact("Leader", "auditor-0 (this process)"),
-            Fact("Auto-recovery", "enabled"),
+            Fact("Leader", "auditor-0 (this auditor)"),
+            Fact("Recovery", "enabled"),
             Fact("Bookies", "5 writable, 0 read-only, 1 lost"),
-            Fact("Lost", "bookie-3:3181, first seen down 4 min ago", is_bad=True),
+            Fact("Lost bookie", "bookie-3:3181 (missing for 4 min)", is_bad=True),
         )
         backlog = (
             BacklogRow("critical", 12, 3_400_000_000, now_ms() - 250_000),
             BacklogRow("below_write_quorum", 140, 51_000_000_000, now_ms() - 244_000),
         )
-        return TabState(now_ms(), facts, self._kinds(records), backlog, [self._view(record) for record in records])
+        runs = [self._view(record) for record in records]
+        return TabState(
+            now_ms(), facts, self._kinds(records), backlog, runs, in_progress=8, parked={"no_candidate_bookie": 2}
+        )
 
     def run(self, kind: str, user: str, address: str) -> ActionResult:
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -39,7 +40,7 @@ class ClusterRoutes:
         return (
             Route("GET", "/api/v1/status", "get_status", "The service and its cluster.", self._status,
                   (Answer(200, "Status, some seconds old at most.", JSON, "ServiceStatus"),)),
-            Route("GET", "/status", "get_status_page", "The same as a plain page.", self._page,
+            Route("GET", "/status", "get_status_page", "The same as a page that reloads itself.", self._page,
                   (Answer(200, "A page.", HTML),)),
             Route("GET", "/api/v1/underreplicated", "list_underreplicated", "Ledgers marked for repair, by id.",
                   self._tasks, (Answer(200, "A page.", JSON, "UnderReplicatedLedgerList"),), parameters=_PAGING),
@@ -56,7 +57,7 @@ class ClusterRoutes:
         with contextlib.suppress(StoreUnavailableError, TimeoutError):  # the rest is known without the store
             async with asyncio.timeout(_PAGE_PATIENCE_S):
                 runs = await self._control.runs(_PAGE_RUNS)
-        page = status_page(self._control.status(), runs)
+        page = status_page(self._control.status(), runs, round(time.time() * 1000))
         return web.Response(
             text=page.html, content_type=HTML, headers={"Content-Security-Policy": page.policy, "Refresh": "10"}
         )

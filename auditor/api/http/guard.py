@@ -13,7 +13,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from auditor.api.access.proxies import TrustedProxies
-from auditor.api.http.routes import Call, Route, changing
+from auditor.api.http.pages import problem_page
+from auditor.api.http.routes import HTML, Call, Route, changing
 from auditor.api.problems import (
     PROBLEM_TYPE,
     CrossSiteError,
@@ -195,6 +196,11 @@ def _problem_for(route: Route, error: Exception) -> Problem:
 
 
 def _respond(request: web.BaseRequest, problem: Problem) -> web.Response:
+    """Return a problem document, or a page if a browser opened the address: it accepts pages, and programs do not."""
+    if request.method == "GET" and HTML in request.headers.get("Accept", ""):
+        page = problem_page(problem, request.path)
+        headers = {**problem.headers, "Content-Security-Policy": page.policy}
+        return web.Response(text=page.html, status=problem.status, headers=headers, content_type=HTML)
     return web.json_response(
         problem.document(request.path), status=problem.status, headers=problem.headers, content_type=PROBLEM_TYPE
     )

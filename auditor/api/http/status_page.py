@@ -1,32 +1,30 @@
-"""The page at ``/status``. It has no script and loads nothing; all values are escaped. The template is in ``html``."""
+"""The page at ``/status``: the state of the service and its cluster for people."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Final
 from urllib.parse import quote
 
-from jinja2 import Environment
-from markupsafe import Markup
-
-from auditor.api.control import ServiceStatus, why_no_next_run
+from auditor.api.control import ServiceStatus, lost_text, why_no_next_run, why_not_counted
+from auditor.api.http.pages import Page, rendered
 from bookie.metadata.runs.notes import KindPause
-from bookie.model.run import RunKind, RunRecord
-from bookie.model.times import rfc3339_if_known
-from spark_jobs.pages import page_environment, style_hash
+from bookie.model.run import RunKind, RunRecord, RunState
+from bookie.model.times import utc_text
+from bookie.runtime.human import agreeing, counted, duration, size
+from spark_jobs.pages import marked_text
 
-_TEMPLATES: Final = files("auditor.api.http").joinpath("html")
+_GOOD_VERDICTS: Final = ("", "clean")
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """A page and the security policy that is sent with it."""
+class Headline:
+    """The state of the cluster in one sentence."""
 
-    html: str
-    policy: str
+    text: str
+    tone: str = "bad"
+    """Its color: ``good``, ``info`` (what matters is not known here), ``warn`` or ``bad``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +38,22 @@ class FactLine:
 
 
 @dataclass(frozen=True, slots=True)
+class When:
+    """A time, and its distance from now; both empty: the time is not known."""
+
+    at: str = ""
+    distance: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckLine:
     """A kind of audit."""
 
     name: str
-    next: str
-    last_success: str
+    next: When
+    last_success: When
     verdict: str
+    is_bad: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,8 @@ class BacklogLine:
 
     severity: str
     ledgers: int
-    oldest: str = ""
+    size: str = ""
+    oldest: When = When()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +75,12 @@ class RunLine:
     """The id, quoted for the path of a URL."""
     kind: str
     state: str
+    """With the progress of a run that has not ended."""
+    started: When
+    took: str
     started_by: str
-    progress: str
     verdict: str
+    is_bad: bool
     has_report: bool
     detail: str
 
@@ -79,34 +90,73 @@ class StatusView:
     """The contents of the page, as plain values for its template."""
 
     metadata_uri: str
+    as_of: str
+    version: str
+    headline: Headline
     facts: Sequence[FactLine]
     checks: Sequence[CheckLine]
+    marked: str
+    """The number of marked ledgers, and what becomes of them; empty: no ledger is marked."""
+    why_not_counted: str
+    """Why the number of marked ledgers is not known here; empty: it is known."""
+    has_parked: bool
     backlog: Sequence[BacklogLine]
     runs: Sequence[RunLine]
 
 
-def status_page(status: ServiceStatus, runs: Sequence[RunRecord]) -> Page:
+def status_page(status: ServiceStatus, runs: Sequence[RunRecord], now_ms: int) -> Page:
     """Return the rendered page."""
-    css = _style()
-    html = _environment().get_template("status.html").render(page=status_view(status, runs), css=css)
-    policy = f"default-src 'none'; style-src '{style_hash(css)}'; base-uri 'none'; frame-ancestors 'none'"
-    return Page(html, policy)
+    return rendered("status.html", page=status_view(status, runs, now_ms))
 
 
-def status_view(status: ServiceStatus, runs: Sequence[RunRecord]) -> StatusView:
+def status_view(status: ServiceStatus, runs: Sequence[RunRecord], now_ms: int) -> StatusView:
     """Return the values of the page."""
+    backlog = status.backlog
     return StatusView(
         metadata_uri=status.metadata_uri,
-        facts=_facts(status),
-        checks=[_check(status, kind) for kind in RunKind],
-        backlog=_backlog(status),
-        runs=[_run(run) for run in runs],
+        as_of=utc_text(now_ms),
+        version=status.version,
+        headline=_headline(status),
+        facts=_facts(status, now_ms),
+        checks=[_check(status, kind, now_ms) for kind in RunKind],
+        marked=marked_text(
+            backlog.ledgers, backlog.locked, {why.value: count for why, count in backlog.parked.items()}
+        ),
+        why_not_counted=why_not_counted(status),
+        has_parked=bool(backlog.parked),
+        backlog=_backlog(status, now_ms),
+        runs=[_run(run, now_ms) for run in runs],
     )
 
 
-def _facts(status: ServiceStatus) -> Sequence[FactLine]:
-    role = "leads" if status.is_leader else f"follows {status.leader or 'nobody known'}"
-    lost = ", ".join(lost.bookie_id for lost in status.lost)
+def _headline(status: ServiceStatus) -> Headline:
+    """Return the worst of what is known. What this process cannot know is not reported as good."""
+    backlog = status.backlog
+    unread = sum(part.ledgers for severity, part in backlog.severities.items() if not severity.has_copies)
+    if not status.is_store_connected:
+        return Headline("There is no connection to the metadata store. What follows was true before it was lost.")
+    if status.problems:
+        return Headline("The metadata store refuses what an auditor needs.")
+    if not status.leader:
+        return Headline("No auditor leads, so nothing is detected or marked.")
+    if unread:
+        return Headline(f"{counted(unread, 'ledger')} {agreeing(unread, 'has', 'have')} entries without a live copy.")
+    if status.held_because:
+        return Headline("So many bookies are missing that nothing is marked.")
+    if not status.is_recovery_enabled:
+        return Headline("Recovery is disabled, so nothing is marked or repaired.", "warn")
+    if backlog.ledgers:
+        return Headline(
+            f"{counted(backlog.ledgers, 'ledger')} {agreeing(backlog.ledgers, 'is', 'are')} marked for repair.", "warn"
+        )
+    lost = len(status.lost)
+    bookies = f"{counted(lost, 'bookie')} {agreeing(lost, 'is', 'are')} lost" if lost else "Every bookie is registered"
+    if uncounted := why_not_counted(status):
+        return Headline(f"{bookies}. {uncounted}", "warn" if lost else "info")
+    return Headline(f"{bookies}, and no ledger is marked for repair.", "warn" if lost else "good")
+
+
+def _facts(status: ServiceStatus, now_ms: int) -> Sequence[FactLine]:
     bookies = f"{len(status.writable)} writable, {len(status.read_only)} read-only, {len(status.lost)} lost"
     store = FactLine("Metadata store", "connected")
     if not status.is_store_connected:
@@ -114,17 +164,18 @@ def _facts(status: ServiceStatus) -> Sequence[FactLine]:
     recovery = FactLine("Recovery", "enabled")
     if not status.is_recovery_enabled:
         recovery = FactLine("Recovery", "disabled", is_bad=True)
+    leader = f"{status.leader} (this auditor)" if status.is_leader else status.leader
     facts = [
-        FactLine("This process", f"{status.process} {role}, version {status.version}"),
+        FactLine("Leader", leader or "none", is_bad=not leader),
+        FactLine("This auditor", f"process {status.process}"),
         store,
         recovery,
         FactLine("Lost-bookie delay", f"{status.lost_bookie_delay_s} s"),
         FactLine("Bookies", bookies),
     ]
-    if lost:
-        facts.append(FactLine("Lost", lost, is_bad=True))
+    facts.extend(FactLine("Lost bookie", lost_text(bookie, now_ms), is_bad=True) for bookie in status.lost)
     facts.extend(
-        FactLine("Maintenance", f"{window.target} until {rfc3339_if_known(window.until_ms)}, by {window.by}")
+        FactLine("Maintenance", f"{window.target} until {utc_text(window.until_ms)}, by {window.by}")
         for window in status.windows
     )
     if status.held_because:
@@ -132,53 +183,62 @@ def _facts(status: ServiceStatus) -> Sequence[FactLine]:
     return [*facts, *(FactLine("Refused", problem, is_bad=True) for problem in status.problems)]
 
 
-def _check(status: ServiceStatus, kind: RunKind) -> CheckLine:
+def _check(status: ServiceStatus, kind: RunKind, now_ms: int) -> CheckLine:
     last = status.last.get(kind)
+    verdict = "" if last is None else last.verdict or last.state.value
     return CheckLine(
         name=kind.value + _paused(status.paused_kinds.get(kind)),
-        next=rfc3339_if_known(status.next_run_ms.get(kind, 0)) or why_no_next_run(status, kind),
-        last_success=rfc3339_if_known(status.last_success_ms.get(kind, 0)) or "never",
-        verdict="" if last is None else last.verdict or last.state.value,
+        next=_when(status.next_run_ms.get(kind, 0), now_ms) or When(why_no_next_run(status, kind)),
+        last_success=_when(status.last_success_ms.get(kind, 0), now_ms) or When("never"),
+        verdict=verdict,
+        is_bad=verdict not in _GOOD_VERDICTS,
     )
+
+
+def _when(at_ms: int, now_ms: int) -> When | None:
+    text = utc_text(at_ms)
+    if not text:
+        return None
+    return When(text, f"{duration(now_ms - at_ms)} ago" if at_ms <= now_ms else f"in {duration(at_ms - now_ms)}")
 
 
 def _paused(pause: KindPause | None) -> str:
     if pause is None:
         return ""
-    until = rfc3339_if_known(pause.until_ms)
+    until = utc_text(pause.until_ms)
     return f" (paused until {until})" if until else " (paused)"
 
 
-def _backlog(status: ServiceStatus) -> Sequence[BacklogLine]:
-    return [
-        *(
-            BacklogLine(severity.label.replace("_", " "), part.ledgers, rfc3339_if_known(part.oldest_ms) or "")
-            for severity, part in sorted(status.backlog.severities.items())
-        ),
-        BacklogLine("healthy again", status.backlog.healthy.ledgers),
-        BacklogLine("unreadable", status.backlog.unreadable),
+def _backlog(status: ServiceStatus, now_ms: int) -> Sequence[BacklogLine]:
+    backlog = status.backlog
+    lines = [
+        BacklogLine(
+            severity.label.replace("_", " "),
+            part.ledgers,
+            size(part.bytes_estimate),
+            _when(part.oldest_ms, now_ms) or When(),
+        )
+        for severity, part in sorted(backlog.severities.items())
     ]
+    if backlog.healthy.ledgers:
+        lines.append(BacklogLine("healthy again", backlog.healthy.ledgers))
+    if backlog.unreadable:
+        lines.append(BacklogLine("unreadable", backlog.unreadable))
+    return lines
 
 
-def _run(run: RunRecord) -> RunLine:
+def _run(run: RunRecord, now_ms: int) -> RunLine:
+    progress = "" if run.state.is_final else f": {run.phase} {run.done}/{run.total or '?'}"
     return RunLine(
         run_id=run.run_id,
         quoted_id=quote(run.run_id, safe=""),
-        kind=run.kind.value,
-        state=run.state.value,
+        kind=run.kind.value + (" (dry run)" if run.is_dry_run else ""),
+        state=f"{run.state.value}{progress}",
+        started=_when(run.started_ms, now_ms) or When(),
+        took=duration((run.finished_ms or now_ms) - run.started_ms) if run.started_ms else "",
         started_by=run.started_by,
-        progress="" if run.state.is_final else f"{run.phase} {run.done}/{run.total or '?'}",
         verdict=run.verdict,
+        is_bad=run.state is RunState.FAILED or run.verdict not in _GOOD_VERDICTS,
         has_report=bool(run.report),
         detail=run.detail,
     )
-
-
-@functools.cache
-def _style() -> Markup:
-    return Markup(_TEMPLATES.joinpath("status.css").read_text(encoding="utf-8"))  # noqa: S704 - our own file
-
-
-@functools.cache
-def _environment() -> Environment:
-    return page_environment(_TEMPLATES)

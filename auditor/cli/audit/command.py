@@ -281,7 +281,7 @@ def _run_locally(
     if result.report_problem:
         print_error(result.report_problem)
     else:
-        sys.stderr.write(f"report: {result.summary_path}\n")
+        sys.stderr.write(f"report: {result.page_path}\n")
     raise typer.Exit(result.exit_code(fail_on))
 
 

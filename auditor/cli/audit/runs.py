@@ -263,7 +263,10 @@ def _change_run_or_schedule(
 def _paused_text(state: RunState, schedule: Mapping[str, Any]) -> str:
     if state is RunState.PAUSED:
         return "is paused"
-    return "is not paused" if schedule.get("was_paused", True) else "was not paused, so nothing was changed"
+    was_paused = schedule.get("was_paused")
+    if was_paused is None:  # the answer of an auditor does not contain it
+        return "is not paused"
+    return "is no longer paused" if was_paused else "was not paused, so nothing was changed"
 
 
 def _change(remotes: Sequence[Remote], run_id: str, state: RunState) -> None:

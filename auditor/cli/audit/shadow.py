@@ -94,7 +94,7 @@ def shadow(
     shot = OneShot(RunKind.BOOKIES, settings, session, user_name(), patience_s, is_shadow=True)
     with exit_after_error():
         result, found = _compared(shot, limit, settle_s)
-    sys.stderr.write(f"report: {result.summary_path}\n")
+    sys.stderr.write(f"report: {result.page_path}\n")
     if found is None:
         print_error(f"nothing was compared: {result.summary.held_because}")
         raise typer.Exit(result.exit_code())

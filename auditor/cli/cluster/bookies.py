@@ -35,6 +35,9 @@ def bookies(
 ) -> None:
     """List every bookie that ever joined, with its state, address and disk. Notes contain when a bookie was lost.
 
+    LEDGERS are those with entries on its disks. They include ledgers that moved to other bookies, until the bookie
+    deletes their entries.
+
     With --at, the figures are the auditor's, at most 15 seconds old.
     """
     rows = _remote_bookies(service) if service else run(_bookies(metadata_uri(uri, config)))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 KIND: Final = "RepairProgress"
 _SHOWN_MAX: Final = 20
-"""Largest number of ledgers in flight in the text."""
+"""Largest number of ledgers in progress in the text."""
 
 
 @reachable
@@ -36,7 +36,7 @@ def progress(
     *,
     service: Service | None = None,
 ) -> None:
-    """Show the repairs: backlog by severity, ledgers in flight, parked tasks, rate, and remaining time.
+    """Show the repairs: backlog by severity, ledgers in progress, parked tasks, rate, and remaining time.
 
     Everything is read from ZooKeeper, so no service is needed. Rate and remaining time need two reads: use --watch.
     They are "unknown" until a ledger was completed. The rate covers the last five minutes at most. The remaining time
@@ -86,13 +86,13 @@ async def progress_documents(watch: RepairWatch, clock: Clock, interval_s: float
 
 def lines(document: dict[str, Any]) -> list[str]:
     """Return the document as text."""
-    made = [f"looked      {document['looked']}"]
+    made = [f"as of       {document['looked']}"]
     if not document["recovery_enabled"]:
         made.append("recovery    DISABLED: nothing is repaired; `bkheal recovery enable`")
     backlog = document["backlog"]
     made.append(
         f"backlog     {counted(backlog['ledgers'], 'ledger')}: {document['waiting']} waiting, "
-        f"{document['in_flight_ledgers']} in flight, {sum(document['parked'].values())} parked"
+        f"{document['in_flight_ledgers']} in progress, {sum(document['parked'].values())} parked"
     )
     for part in backlog["severities"]:
         estimate = f", about {copied_bytes(part['severity'], part['bytes_estimate'])}" if part["bytes_estimate"] else ""
@@ -103,7 +103,7 @@ def lines(document: dict[str, Any]) -> list[str]:
     if backlog["ledgers"]:
         made.append(f"oldest      {'unknown' if age_s is None else f'marked {duration(age_s * 1000)} ago'}")
     made += [f"parked      {count} {reason}" for reason, count in document["parked"].items()]
-    made += [f"in flight   {_flight_line(each)}" for each in document["in_flight"][:_SHOWN_MAX]]
+    made += [f"in progress {_flight_line(each)}" for each in document["in_flight"][:_SHOWN_MAX]]
     more = document["in_flight_ledgers"] - min(_SHOWN_MAX, len(document["in_flight"]))
     if more > 0:
         made.append(f"            and {more} more")
@@ -116,7 +116,7 @@ def one_line(document: dict[str, Any]) -> str:
     levels = f" ({', '.join(parts)})" if parts else ""
     return (
         f"{document['looked']} backlog {document['backlog']['ledgers']}{levels}, {document['in_flight_ledgers']} in "
-        f"flight, {sum(document['parked'].values())} parked, rate {_rate_text(document)}, remaining "
+        f"progress, {sum(document['parked'].values())} parked, rate {_rate_text(document)}, remaining "
         f"{_eta_text(document)}{'' if document['recovery_enabled'] else ', recovery DISABLED'}"
     )
 
@@ -158,4 +158,6 @@ def _eta_text(document: dict[str, Any]) -> str:
     eta_s = document["eta_seconds"]
     if eta_s is None:
         return "unknown"
-    return "nothing" if not eta_s else f"about {duration(eta_s * 1000)}"
+    if eta_s:
+        return f"about {duration(eta_s * 1000)}"
+    return "only parked ledgers" if document["parked"] else "nothing"

@@ -164,7 +164,9 @@ def _eta(backlog: dict[str, Any]) -> str:
     eta_s = backlog["eta_seconds"]
     if eta_s is None:
         return "unknown"
-    return "nothing" if not eta_s else f"about {duration(eta_s * 1000)}"
+    if eta_s:
+        return f"about {duration(eta_s * 1000)}"
+    return "only parked ledgers" if backlog["parked"] else "nothing"
 
 
 @underreplicated_app.command("list")

@@ -154,6 +154,8 @@ def question(
     through = through or {}
     stay_writable = [bookie for bookie in stay_writable if bookie not in through]
     turning = [bookie for bookie in bookies if bookie not in (*stay_writable, *stay_read_only, *through)]
+    if len(turning) == len(bookies):
+        return f"Drain {', '.join(bookies)}? {agreeing(len(bookies), 'It becomes', 'They become')} read-only."
     effects = [f"{', '.join(turning)}: switched to read-only."] if turning else []
     effects += [f"{bookie}: Apache's, switched to read-only through {address}." for bookie, address in through.items()]
     if stay_writable:

@@ -127,13 +127,14 @@ def _last_pass_text(document: Mapping[str, Any]) -> str:
         if document["accepted_ledgers"]
         else ""
     )
+    them = agreeing(len(document["bookies"]), "it", "them")
     if document["unreadable_ledgers"]:
-        return f"none of the {counted(document['ledgers_read'], 'ledger')} that can be read names them{rest}"
+        return f"none of the {counted(document['ledgers_read'], 'ledger')} that can be read names {them}{rest}"
     read = counted(document["ledgers_read"], "ledger")
-    proof = f"nothing is left on them: of {read}, all readable, none names them{rest}"
+    proof = f"nothing is left on {them}: of {read}, all readable, none names {them}{rest}"
     if writable:
         return f"{proof}; the next ledger may, because {', '.join(writable)} is writable"
-    stop = "Stop them, then" if any(row["state"] != "lost" for row in document["bookies"]) else "Next:"
+    stop = f"Stop {them}, then" if any(row["state"] != "lost" for row in document["bookies"]) else "Next:"
     return f"{proof}. {stop} `bkheal decommission {' '.join(row['bookie_id'] for row in document['bookies'])}`"
 
 

@@ -173,7 +173,10 @@ class BookieWatch:
             await cancel(watching)
 
     async def _watch_connection(self) -> None:
-        """Let bookies register again after an outage, even if the session of this process has survived it."""
+        """Let bookies register again after an outage, even if the session of this process has survived it.
+
+        Bookies may have returned and been lost again in the meantime, so the registrations count as unwatched.
+        """
         store, clock = self._ports.store, self._ports.clock
         session, away_since_s = store.session, None
         while True:
@@ -182,7 +185,7 @@ class BookieWatch:
             elif away_since_s is not None:
                 if clock.monotonic_s() - away_since_s >= self._settle_s / SETTLE_SESSIONS * _OUTAGE_SESSIONS:
                     self._settle()
-                away_since_s = None
+                away_since_s, self._watched_to = None, ""
             session = await store.wait_session_changed(session)
 
     def _settle(self) -> None:

@@ -59,6 +59,7 @@ from bookie.metadata.port import (
     WriteOutcomeUnknownError,
 )
 from bookie.metadata.tasks.format import UnreadableTaskError, decode_lock, decode_task, encode_lock
+from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId, LedgerId
 
 _log = logging.getLogger(__name__)
@@ -144,8 +145,18 @@ class TaskLocks:
         """Ledgers locked through this instance, with the session of each lock. The lock ends with its session."""
         self._left_behind: set[LedgerId] = set()
         """Ledgers with a lock perhaps left by this session after a lost answer; the next attempt takes it over."""
+        self._unreleased: set[LedgerId] = set()
+        """Ledgers whose lock was not released, because there was no answer or the caller was cancelled."""
         self._branches: set[str] = set()
         """Parents of completed tasks' directories, perhaps empty now."""
+
+    @property
+    def may_remain(self) -> bool:
+        """Whether this session may have a lock that no user of this instance holds any more.
+
+        It keeps all workers from its ledger until it is released by a later call, or until the session ends.
+        """
+        return bool(self._unreleased or self._left_behind - self._holders.keys())
 
     async def locked(self) -> frozenset[LedgerId]:
         """Return the ledgers with a lock of any process.
@@ -193,6 +204,7 @@ class TaskLocks:
 
         Raises:
             UnreadableTaskError: the task cannot be read; no lock is left.
+            AccessDeniedError: an ACL forbids a read; no lock is left.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; locking again takes over a remaining lock.
         """
         lock, nodes = await self._take(ledger_id, owner, other_nodes)
@@ -214,6 +226,7 @@ class TaskLocks:
         """Take the lock of a ledger, marked or not, like Apache's collectors; None if it is taken.
 
         Raises:
+            AccessDeniedError: an ACL forbids a read; no lock is left.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; a created lock ends with the session.
         """
         lock, _ = await self._take(ledger_id, owner, ())
@@ -226,7 +239,12 @@ class TaskLocks:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; release again, or wait for the end of the
                 session.
         """
-        await self._release(lock)
+        try:
+            await self._release(lock)
+        except BaseException:
+            self._unreleased.add(lock.ledger_id)
+            raise
+        self._unreleased.discard(lock.ledger_id)
         self._forget_holder(lock)
 
     async def complete(
@@ -290,6 +308,7 @@ class TaskLocks:
 
     def note_completed(self, held: HeldTask) -> None:
         """Record the deletion of the task and the lock."""
+        self._unreleased.discard(held.lock.ledger_id)
         self._forget_holder(held.lock)
         self._branches.update(parents_of(task_directory(self._root, held.task.ledger_id), tasks_path(self._root))[:1])
 
@@ -361,7 +380,11 @@ class TaskLocks:
                     return None, []
             except WriteOutcomeUnknownError:
                 await self._store.sync(path)
-            lock, *nodes = await self._store.get_many([path, task_path(self._root, ledger_id), *other_nodes])
+            try:
+                lock, *nodes = await self._store.get_many([path, task_path(self._root, ledger_id), *other_nodes])
+            except PermanentError:
+                await self._undo(ledger_id)
+                raise
             if lock is None:
                 continue
             if lock.stat.ephemeral_owner == self._store.session.session_id:
@@ -371,6 +394,13 @@ class TaskLocks:
         raise WriteOutcomeUnknownError(
             f"locking ledger {ledger_id}: the outcome of every attempt is unknown; try again"
         )
+
+    async def _undo(self, ledger_id: LedgerId) -> None:
+        """Release the lock of this session, if there is one, because the store refuses a read under it."""
+        stat = await self._store.stat(lock_path(self._root, ledger_id))
+        if stat is not None and stat.ephemeral_owner == self._store.session.session_id:
+            await self._release(HeldLock(ledger_id, stat.czxid, stat.ephemeral_owner))
+        self._left_behind.discard(ledger_id)
 
     async def _create_node(self, path: str, owner: str) -> None:
         """Create a lock at ``LOCK_VERSION``."""

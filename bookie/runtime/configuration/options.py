@@ -207,9 +207,11 @@ def _group(kind: type, values: Mapping[str, Any], prefix: str, problems: list[st
         return None
     try:
         return kind(**given)
+    except ConfigurationError as error:
+        problems += error.problems
     except PermanentError as error:
         problems.append(str(error))
-        return None
+    return None
 
 
 def _name(each: dataclasses.Field[Any], mark: Option, prefix: str) -> str:

@@ -21,7 +21,8 @@ of the history.
 Ledger directories other than the first contain only entry logs. An unreadable or empty one is out of use: the bookie
 starts without it, and never reports its entries as absent (R114). Empty directories may be added at the end of the
 list. They are recorded in this order: the incarnation in each of them, then the cookie in ZooKeeper, then ``VERSION``
-in each directory. An interrupted start leaves a ``VERSION`` with a shorter list, which is accepted.
+in each directory. An interrupted start leaves a ``VERSION`` with a shorter list, which is accepted. The first start
+after a rebuild or a salvage may add directories too: they are part of the new incarnation.
 """
 
 from __future__ import annotations
@@ -207,7 +208,8 @@ def _decide_pending(evidence: Evidence) -> Decision:
     has_others = any(directory.has_data and directory.incarnation not in ours for directory in directories)
     if is_replaced or has_others:
         raise _other_incarnation(evidence, current or "(none)")
-    lost = [d for d in directories if d.incarnation is None and d.pending is None and d.version is None]
+    blank = [d for d in directories if d.incarnation is None and d.pending is None and d.version is None]
+    lost = [directory for directory in blank if not _is_addition(evidence, directory)]
     if lost and has_data:
         raise _lost_disk(evidence.expected.bookie_id, lost, False)
     return NewIncarnation(pending[0])
@@ -272,6 +274,14 @@ def is_extended_by(earlier: Cookie, later: Cookie) -> bool:
 def _others(directories: Sequence[LocalDirectory]) -> Sequence[LocalDirectory]:
     """Return the ledger directories other than the first."""
     return [directory for directory in directories if directory.role is Role.LEDGERS][1:]
+
+
+def _is_addition(evidence: Evidence, directory: LocalDirectory) -> bool:
+    """Return whether an empty directory is at the end of the list, and no cookie has it yet."""
+    stored = evidence.stored
+    if stored is None or directory.path in stored.ledger_dirs or not is_extended_by(stored, evidence.expected):
+        return False
+    return directory in _others(evidence.directories) and not directory.has_data and not directory.problem
 
 
 def _added(evidence: Evidence, stored: Cookie) -> tuple[str, ...]:

@@ -35,6 +35,8 @@ def predecessor(directories: Sequence[LocalDirectory]) -> tuple[str, str | None]
     Raises:
         OfflineRepairRefusedError: these are not all directories of one bookie that has joined a cluster.
     """
+    if any(directory.version is not None for directory in directories):
+        _check_complete(directories)
     first = next(directory for directory in directories if directory.role is Role.LEDGERS)
     for directory in directories:
         is_needed = directory.role is Role.JOURNAL or directory is first or directory.incarnation is None
@@ -42,7 +44,6 @@ def predecessor(directories: Sequence[LocalDirectory]) -> tuple[str, str | None]
             raise OfflineRepairRefusedError(
                 f"{directory.path} has no file VERSION: it is not that of a bookie that ever ran"
             )
-    _check_complete(directories)
     pending = {directory.pending for directory in directories if directory.pending is not None}
     rebuilt = {directory.rebuilt_from for directory in directories if directory.rebuilt_from is not None}
     found = {directory.incarnation for directory in directories}
@@ -90,9 +91,11 @@ def _check_complete(directories: Sequence[LocalDirectory]) -> None:
         given = sum(directory.role is role for directory in directories)
         if given != len(known):
             were = agreeing(given, "was", "were")
+            is_longer = role is Role.LEDGERS and given > len(known)
+            advice = "only them, in their order; the next start adds empty ones at the end of its list"
             raise OfflineRepairRefusedError(
                 f"the {role.value} directories of bookie {cookie.bookie_id} are {', '.join(known)}, and {given} {were} "
-                "given: give all of them, in their order"
+                f"given: give {advice if is_longer else 'all of them, in their order'}"
             )
 
 

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -30,8 +31,11 @@ THREAD_NAME: Final = "disk-"
 """Prefix of the names of the threads that wait for a disk."""
 _CLOSE_S: Final = 5.0
 """Longest wait of ``close`` for running operations."""
-_THREADS: Final = 6
-"""Threads per disk: one for the journal or a flush, and the rest for reads, so reads do not wait for a sync."""
+_CHANGE_THREADS: Final = 3
+"""Threads per disk for changes: for the journal or a flush, for a compaction, and for removals and small files."""
+_READ_THREADS: Final = 5
+"""Threads per disk for reads. Reads do not wait for a sync, and changes do not wait for reads of bad sectors, each of
+which can take half a minute."""
 _PARTS_MAX: Final = 64
 """If a write has more parts than this, and they are small on average, the parts are joined first: writing a part
 costs as much as copying a few hundred bytes."""
@@ -57,7 +61,7 @@ _log = logging.getLogger(__name__)
 class FileDisk(Disk):
     """A directory, locked for this object. Paths are relative to it. Create it with ``acquire``."""
 
-    def __init__(self, root: Path, lock: int, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, root: Path, lock: int, threads: _Threads) -> None:
         self._root = root
         self._lock: int | None = lock
         self._threads = threads
@@ -76,9 +80,9 @@ class FileDisk(Disk):
             DiskError: the directory cannot be created or locked.
         """
         with _disk_errors("use", root):
-            threads = started_threads(_THREADS, f"{THREAD_NAME}{root.name}")
+            threads = _Threads.started(root.name)
         try:
-            lock = await within_running_time(silent_s, _in_thread(threads, _make_and_lock, root))
+            lock = await within_running_time(silent_s, _in_thread(threads.changes, _make_and_lock, root))
         except BaseException as error:
             threads.shutdown(wait=False)
             if isinstance(error, TimeoutError):
@@ -89,11 +93,11 @@ class FileDisk(Disk):
     @override
     async def create(self, path: str) -> DiskFile:
         with self._changes.one():
-            return await self._opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            return await self._opened(self._threads.changes, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     @override
     async def open(self, path: str) -> DiskFile:
-        return await self._opened(path, os.O_RDONLY)
+        return await self._opened(self._threads.reads, path, os.O_RDONLY)
 
     @override
     async def replace(self, path: str, data: bytes) -> None:
@@ -101,7 +105,7 @@ class FileDisk(Disk):
 
     @override
     async def names(self, directory: str) -> list[str]:
-        return await self._run(_names, self._root / directory)
+        return await _in_thread(self._threads.reads, _names, self._root / directory)
 
     @override
     async def make_directory(self, path: str) -> None:
@@ -118,7 +122,7 @@ class FileDisk(Disk):
     @override
     async def space(self) -> tuple[int, int]:
         """Return the total bytes, and the free bytes available to an unprivileged user."""
-        return await self._run(file_system_space, self._root)
+        return await _in_thread(self._threads.changes, file_system_space, self._root)
 
     @property
     @override
@@ -141,20 +145,45 @@ class FileDisk(Disk):
         with self._replacing:
             _replace(path, data)
 
-    async def _opened(self, path: str, flags: int) -> DiskFile:
+    async def _opened(self, threads: ThreadPoolExecutor, path: str, flags: int) -> DiskFile:
         opening = _Opening()
         try:
-            return await self._run(opening.open, self._root / path, flags, self._threads, self._changes)
+            return await _in_thread(threads, opening.open, self._root / path, flags, self._threads, self._changes)
         except asyncio.CancelledError:
             opening.abandon()
             raise
 
     async def _change(self, work: Callable[..., T], *arguments: object) -> T:
         with self._changes.one():
-            return await self._run(work, *arguments)
+            return await _in_thread(self._threads.changes, work, *arguments)
 
-    async def _run(self, work: Callable[..., T], *arguments: object) -> T:
-        return await _in_thread(self._threads, work, *arguments)
+
+@dataclass(frozen=True, slots=True)
+class _Threads:
+    """The threads of one disk."""
+
+    changes: ThreadPoolExecutor
+    """For changes, and for the space and the files that changes need."""
+    reads: ThreadPoolExecutor
+
+    @classmethod
+    def started(cls, name: str) -> _Threads:
+        """Start the threads.
+
+        Raises:
+            OSError: they cannot be started.
+        """
+        changes = started_threads(_CHANGE_THREADS, f"{THREAD_NAME}{name}")
+        try:
+            return cls(changes, started_threads(_READ_THREADS, f"{THREAD_NAME}{name}-read"))
+        except OSError:
+            changes.shutdown(wait=False)
+            raise
+
+    def shutdown(self, *, wait: bool = True) -> None:
+        """Accept no more work. ``wait``: return after the end of all work."""
+        for each in (self.changes, self.reads):
+            each.shutdown(wait=wait)
 
 
 class _Opening:
@@ -165,7 +194,7 @@ class _Opening:
         self._is_abandoned = False
         self._file: _File | None = None
 
-    def open(self, path: Path, flags: int, threads: ThreadPoolExecutor, changes: Changes) -> _File:
+    def open(self, path: Path, flags: int, threads: _Threads, changes: Changes) -> _File:
         """Open the file, in a thread."""
         file = _open_file(path, flags, threads, changes)
         with self._lock:
@@ -188,7 +217,9 @@ class _File(DiskFile):
     The thread lock prevents ``close`` from closing the descriptor while a write of a cancelled caller is still running.
     """
 
-    def __init__(self, path: Path, descriptor: int, size: int, threads: ThreadPoolExecutor, changes: Changes) -> None:
+    def __init__(
+        self, path: Path, descriptor: int, size: int, threads: _Threads, changes: Changes, *, is_read: bool
+    ) -> None:
         self._path = path
         self._descriptor: int | None = descriptor
         self._size = size
@@ -196,6 +227,8 @@ class _File(DiskFile):
         self._reserved_to = 0
         """The next append that ends after this offset attempts to reserve again."""
         self._threads = threads
+        self._own_threads = threads.reads if is_read else threads.changes
+        """Those that close the file: a read that its caller no longer waits for may delay the close."""
         self._changes = changes
         self._is_broken = False
         self._busy = threading.Lock()
@@ -214,11 +247,11 @@ class _File(DiskFile):
 
     @override
     async def reserve(self, ahead: int) -> None:
-        await _in_thread(self._threads, self._reserve, ahead)
+        await _in_thread(self._threads.changes, self._reserve, ahead)
 
     @override
     async def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return await _in_thread(self._threads, self._read, ranges)
+        return await _in_thread(self._threads.reads, self._read, ranges)
 
     @override
     def read_cached(self, offset: int, size: int) -> bytes | None:
@@ -237,12 +270,12 @@ class _File(DiskFile):
 
     @override
     async def size(self) -> int:
-        return await _in_thread(self._threads, self._stat_size)
+        return await _in_thread(self._own_threads, self._stat_size)
 
     @override
     async def close(self) -> None:
         if self._descriptor is not None:
-            await _in_thread(self._threads, self._close)
+            await _in_thread(self._own_threads, self._close)
 
     def discard(self) -> None:
         """Close the file, from which nothing was read and to which nothing was written."""
@@ -252,7 +285,7 @@ class _File(DiskFile):
 
     async def _change(self, work: Callable[..., T], *arguments: object) -> T:
         with self._changes.one():
-            return await _in_thread(self._threads, work, *arguments)
+            return await _in_thread(self._threads.changes, work, *arguments)
 
     def _append(self, parts: Sequence[bytes]) -> int:
         with self._writing("append to") as descriptor:
@@ -341,7 +374,7 @@ async def _in_thread(threads: ThreadPoolExecutor, work: Callable[..., T], *argum
     return await running
 
 
-async def _ended(threads: ThreadPoolExecutor) -> bool:
+async def _ended(threads: _Threads) -> bool:
     """Wait up to ``_CLOSE_S`` for all operations to end, and return whether they have ended."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
@@ -381,7 +414,7 @@ def make_durable_directory(path: Path) -> None:
         _sync_directory(path.parent)
 
 
-def _open_file(path: Path, flags: int, threads: ThreadPoolExecutor, changes: Changes) -> _File:
+def _open_file(path: Path, flags: int, threads: _Threads, changes: Changes) -> _File:
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     except FileNotFoundError:
@@ -391,7 +424,8 @@ def _open_file(path: Path, flags: int, threads: ThreadPoolExecutor, changes: Cha
     except OSError as error:
         kind = DiskFullError if error.errno in _FULL else DiskError
         raise kind(f"cannot open {path}: {error.strerror}") from error
-    return _File(path, descriptor, os.fstat(descriptor).st_size, threads, changes)
+    size = os.fstat(descriptor).st_size
+    return _File(path, descriptor, size, threads, changes, is_read=not flags & os.O_CREAT)
 
 
 def _allocate(descriptor: int, offset: int, size: int) -> None:

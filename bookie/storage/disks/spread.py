@@ -29,15 +29,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
 from bookie.runtime.clock import Clock
+from bookie.runtime.open_files import is_open_files_limit_error
 from bookie.runtime.waiting import within_running_time
+from bookie.storage.disks.removed_files import RemovedFiles
 from bookie.storage.port import (
     DISK_SILENCE_S_MAX,
     DirectoryFailedError,
@@ -121,7 +123,7 @@ class SpreadDisk(Disk):
         self._silent_s = silent_s
         self._places: dict[str, SpreadDirectory] = {}
         """The directory of each spread file, by its path."""
-        self._removed: set[str] = set()
+        self._removed: RemovedFiles[str] = RemovedFiles()
         """Files that this process has removed or is removing."""
         self._unsynced = {directory.path for directory in directories}
         """Directories in which files may have been created or removed since the last sync."""
@@ -153,11 +155,11 @@ class SpreadDisk(Disk):
         if path in self._places:
             raise DiskError(f"cannot create {path}: it exists")
         directory, disk = await self._directory_with_most_room()
-        self._unsynced.add(directory.path)
-        try:
-            file = await self.answer(directory, disk.create(path))
-        except DiskError as error:
-            raise await self.noted(directory, error) from error
+        with self._changing_names(directory):
+            try:
+                file = await self.answer(directory, disk.create(path))
+            except DiskError as error:
+                raise await self.noted(directory, error) from error
         self._places[path] = directory
         return _SpreadFile(self, directory, path, file)
 
@@ -230,13 +232,13 @@ class SpreadDisk(Disk):
         if directory is None or directory.disk is None:
             return
         directory.check()
-        self._unsynced.add(directory.path)
         self._removed.add(path)
-        try:
-            await self.answer(directory, directory.disk.unlink(path))
-        except DiskError as error:
-            self._removed.discard(path)
-            raise await self.noted(directory, error) from error
+        with self._changing_names(directory):
+            try:
+                await self.answer(directory, directory.disk.unlink(path))
+            except DiskError as error:
+                self._removed.discard(path)
+                raise await self.noted(directory, error) from error
         self._places.pop(path, None)
 
     @override
@@ -326,6 +328,8 @@ class SpreadDisk(Disk):
 
     async def noted(self, directory: SpreadDirectory, error: DiskError) -> DiskError:
         """Record a failed write to a directory, and return the error to raise."""
+        if is_open_files_limit_error(error):  # this says nothing about the directory
+            return error
         if isinstance(error, DiskFullError):
             free = 0
             if directory.disk is not None:
@@ -348,6 +352,14 @@ class SpreadDisk(Disk):
         if not directory.problem:
             directory.problem = problem
             _log.error("ledger directory out of use", extra={"directory": directory.path, "problem": problem})
+
+    @contextmanager
+    def _changing_names(self, directory: SpreadDirectory) -> Iterator[None]:
+        """Require a sync after the creation or removal in the block. One during the block may be too early."""
+        try:
+            yield
+        finally:
+            self._unsynced.add(directory.path)
 
     async def _sync(self, directory: SpreadDirectory, disk: Disk) -> None:
         """Sync a directory in use if necessary. A caller whose changes a running sync may contain waits for its end."""

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from bookie.model.packet import packet_ids
 from bookie.runtime.clock import Clock
@@ -105,7 +105,7 @@ class _DamagedLogError(_UnreadableLogError):
 
 @dataclass(slots=True)
 class Compactor:
-    """The compaction of the entry logs of one store. Only one run at a time."""
+    """The compaction of the entry logs of one store. Only one run at a time; it may be cancelled."""
 
     disk: Disk
     index: EntryIndex
@@ -115,6 +115,8 @@ class Compactor:
     clock: Clock
     _damaged: set[int] = field(default_factory=set)
     """Logs with damaged content, which the next runs do not read."""
+    _completing: asyncio.Task[None] | None = None
+    """The last write to the index that is completed even if its run is cancelled."""
 
     async def run(self, below: float | None = None) -> CompactionResult:
         """Remove or compact every log with too small a share of live bytes, smallest share first.
@@ -128,6 +130,8 @@ class Compactor:
                 compacted.
             DiskError: a disk failed.
         """
+        if self._completing is not None:  # otherwise its target would have no live entries yet, and would be removed
+            await asyncio.wait([self._completing])
         done = CompactionResult()
         if below is not None:
             self._damaged.clear()
@@ -205,11 +209,10 @@ class Compactor:
                     values = await target.append([(entry.body, entry.crc) for entry in live])
                     await target.sync()
                     is_named = True  # from here on, the index may refer to the target
-                    renaming = self._write_new_places(target.log_id, target.size, live, values)
-                    await asyncio.shield(guarded("compaction", renaming))
+                    await self._complete(self._write_new_places(target.log_id, target.size, live, values))
                     copied += sum(len(entry.body) for entry in live)
             if target is not None:
-                await asyncio.shield(guarded("compaction", self._finish(target.log_id)))
+                await self._complete(self._finish(target.log_id))
         except DiskFullError:
             if target is not None and not is_named:
                 await self.logs.discard(target)  # otherwise failed attempts would fill the disk
@@ -218,6 +221,11 @@ class Compactor:
             if target is not None:
                 await target.file.close()
         return copied
+
+    async def _complete(self, work: Coroutine[Any, Any, None]) -> None:
+        """Complete ``work`` even if the run is cancelled."""
+        self._completing = guarded("compaction", work)
+        await asyncio.shield(self._completing)
 
     async def _create(self) -> EntryLogWriter:
         log_id = self.logs.take_id()

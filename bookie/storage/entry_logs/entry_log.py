@@ -18,6 +18,7 @@ from crc32c import crc32c
 
 from bookie.model.packet import HEADER_SIZE as ENTRY_HEADER_SIZE
 from bookie.storage.disks.index_format import Location, pack_location
+from bookie.storage.disks.removed_files import RemovedFiles
 from bookie.storage.port import Disk, DiskError, DiskFile
 
 DIRECTORY: Final = "entries"
@@ -94,7 +95,7 @@ class EntryLogs:
         self._open_max = open_max
         self._open: dict[int, _OpenLog] = {}
         self._surplus: list[_OpenLog] = []
-        self._removed: set[int] = set()
+        self._removed: RemovedFiles[int] = RemovedFiles()
 
     def take_id(self) -> int:
         """Return an id for a new log. It is never used for another log."""

@@ -29,7 +29,8 @@
 
 {{/* Whether auditors answer callers without a token. */}}
 {{- define "bkheal.isReadByAll" -}}
-{{- if dig "allow_anonymous_read" .Values.auditor.auth.anonymousRead .Values.config.auditor }}true{{ end -}}
+{{- $isOpen := dig "allow_anonymous_read" .Values.auditor.auth.anonymousRead .Values.config.auditor -}}
+{{- if or $isOpen (kindIs "invalid" $isOpen) }}true{{ end -}}
 {{- end -}}
 
 {{/* Milliseconds of a duration such as 60s. */}}
@@ -91,7 +92,7 @@
 {{- if and (eq .Values.mode "service") .Values.auditor.ui.authProxy.port (not .Values.auditor.sidecars) -}}
 {{- fail "auditor.ui.authProxy.port needs the container of the proxy in auditor.sidecars" -}}
 {{- end -}}
-{{- if and (eq .Values.mode "service") (ge (int .Values.auditor.preStopSleepSeconds) (int .Values.auditor.terminationGracePeriodSeconds)) -}}
+{{- if and (eq .Values.mode "service") (ge (int .Values.auditor.preStopSleepSeconds) (int (default 30 .Values.auditor.terminationGracePeriodSeconds))) -}}
 {{- fail "auditor.preStopSleepSeconds is part of auditor.terminationGracePeriodSeconds: auditors would be killed before they hand over" -}}
 {{- end -}}
 {{- if eq .Values.mode "service" -}}
@@ -114,7 +115,7 @@
 {{- end -}}
 {{- range $kind := list "serviceMonitor" "podMonitor" -}}
 {{- with get $.Values.metrics $kind -}}
-{{- if and .enabled (gt (include "bkheal.milliseconds" .scrapeTimeout | int64) (include "bkheal.milliseconds" .interval | int64)) -}}
+{{- if and .enabled .scrapeTimeout .interval (gt (include "bkheal.milliseconds" .scrapeTimeout | int64) (include "bkheal.milliseconds" .interval | int64)) -}}
 {{- fail (printf "metrics.%s.scrapeTimeout is longer than the interval, so Prometheus' operator would ignore the monitor" $kind) -}}
 {{- end -}}
 {{- end -}}

@@ -100,6 +100,8 @@ class BookieRun:
         """The lost bookies when the marks were published."""
         self._live: AbstractSet[BookieId] = frozenset()
         """The bookies that count as live in the findings."""
+        self._lost_before: Mapping[BookieId, Down] = {}
+        """The records of lost bookies at the beginning of the last scan."""
         self._image_marks = ImageMarks(context)
         self._driver_marks = DriverMarks(context)
         self._is_marked_early = False
@@ -111,15 +113,16 @@ class BookieRun:
     @property
     def critical_audited(self) -> Mapping[BookieId, Down]:
         """The same as ``audited``, for bookies that are due only for their critical ledgers."""
-        return {bookie: down for bookie, down in self.lost.critical_due.items() if bookie not in self._live}
+        return self._handled(self.lost.critical_due)
 
     @property
     def audited(self) -> Mapping[BookieId, Down]:
-        """Lost bookies whose loss this run handled: due, and not registered when the ledgers were judged.
+        """Lost bookies whose loss this run handled: due, recorded before the scan, and not registered after it.
 
-        If a bookie left later, this run skipped its ledgers, and only another run finds them.
+        If a bookie left later, this run skipped its ledgers. If its loss began during the scan, the bookie may have
+        been on ledgers created after their node was listed. Only another run finds these ledgers.
         """
-        return {bookie: down for bookie, down in self.lost.due.items() if bookie not in self._live}
+        return self._handled(self.lost.due)
 
     def execute(self, cookies: AbstractSet[BookieId]) -> Outcome:
         """Do the whole run except the summary.
@@ -146,6 +149,8 @@ class BookieRun:
         if held is not None:
             return Outcome(None, CheckResult(bookies), held)
         self._mark_early(cookies, bookies)
+        if self._is_marked_early:
+            bookies = self._cluster.bookies()  # the early marks may have taken minutes
         scan, scanned = self._scan(bookies, cookies)
         try:
             totals = scanned.totals
@@ -204,8 +209,9 @@ class BookieRun:
         """Repeat the scan while bookies leave during it, because the scan skips the ledgers of such a bookie."""
         reading = self._reading()
         for attempt in range(1, SCANS_MAX + 1):
+            self._lost_before = self._lost_since(cookies, before.registered, self._context.clock.epoch_ms())
             if self._context.is_incremental:
-                reading = self._incremental = self._make_incremental_reading(cookies, before.registered)
+                reading = self._incremental = self._make_incremental_reading()
             scan = reading.scan(before.staying)
             with ExitStack() as unused:
                 unused.callback(scan.release)
@@ -224,12 +230,9 @@ class BookieRun:
             problems += (f"{left}; a later audit finds all affected ledgers",)
         return scan, ScanResult(scan.totals, after, problems, reading.counts)
 
-    def _make_incremental_reading(
-        self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]
-    ) -> IncrementalReading:
+    def _make_incremental_reading(self) -> IncrementalReading:
         """Return a reading that carries over only metadata read after every loss that no audit has handled."""
-        noted = self._lost_bookies(cookies, registered).noted
-        lost = {bookie: down.since_ms for bookie, down in noted.items() if not down.audited_ms}
+        lost = {bookie: down.since_ms for bookie, down in self._lost_before.items() if not down.audited_ms}
         return IncrementalReading(self._context, self._image, lost)
 
     def _reading(self) -> Reading:
@@ -324,10 +327,23 @@ class BookieRun:
     def _lost_bookies(self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId]) -> LostBookies:
         """Return the lost bookies. A dry run records nothing, so it assumes that a loss without a record begins now."""
         now_ms, is_noted = self._context.clock.epoch_ms(), not self._settings.is_dry_run
-        noted = self._cluster.lost_since(cookies, registered, now_ms, is_noted=is_noted)
+        noted = self._lost_since(cookies, registered, now_ms)
         losses = Losses(cookies, registered, noted)
         policy = self._cluster.marking_policy(self._settings.marking_rules, losses, now_ms, is_noted=is_noted)
         return LostBookies(noted, policy, now_ms)
+
+    def _lost_since(
+        self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId], now_ms: int
+    ) -> Mapping[BookieId, Down]:
+        return self._cluster.lost_since(cookies, registered, now_ms, is_noted=not self._settings.is_dry_run)
+
+    def _handled(self, lost: Mapping[BookieId, Down]) -> Mapping[BookieId, Down]:
+        before = {(bookie, down.since_ms) for bookie, down in self._lost_before.items()}
+        return {
+            bookie: down
+            for bookie, down in lost.items()
+            if bookie not in self._live and (bookie, down.since_ms) in before
+        }
 
     def _publish(self, judged: _LedgerFindings, limiter: MarkLimiter, found: LedgerIdSet) -> PublishResult:
         """Mark the ledgers with findings, and add all ledgers with findings to ``found``."""

@@ -98,7 +98,7 @@ async def test_html_page_escapes_names_and_loads_nothing(world: ApiWorld) -> Non
     await world.control.finish(run_id)
     reply = await good(world, "GET", "/status")
     text = reply.body.decode()
-    assert f'<a href="reports/{run_id}/">findings</a>' in text
+    assert f'href="reports/{run_id}/">findings</a>' in text
     assert EVIL not in text
     assert text.count("&lt;script&gt;") >= 3
     assert "script-src" not in reply.headers["Content-Security-Policy"]
@@ -108,15 +108,33 @@ async def test_html_page_escapes_names_and_loads_nothing(world: ApiWorld) -> Non
     assert (root.status, root.headers["Location"]) == (302, "/status")
 
 
+async def test_a_browser_gets_a_refusal_as_a_page_and_a_program_as_a_document(world: ApiWorld) -> None:
+    opened = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    path = "/reports/20261120T101500Z-0a1b2c/<script>"
+    page = await world.ask("GET", path, headers=opened)
+    assert (page.status, page.headers["Content-Type"]) == (404, "text/html; charset=utf-8")
+    text = page.body.decode()
+    assert "a run that a command started leaves its report" in text
+    assert '<a href="../../status">Status</a>' in text
+    assert "<script" not in text
+    assert "style-src 'sha256-" in page.headers["Content-Security-Policy"]
+    assert (await world.ask("GET", "/nothing", headers=opened)).body.decode().count('<a href="status">') == 1
+    for headers in ({}, {"Accept": "application/json"}):
+        assert (await world.ask("GET", path, headers=headers)).headers["Content-Type"].startswith("application/problem")
+    refused = await world.ask("POST", "/api/v1/runs", headers=opened, json={"kind": "bookies"})
+    assert (refused.status, refused.headers["Content-Type"]) == (401, "application/problem+json; charset=utf-8")
+
+
 async def test_a_follower_shows_schedules_without_times(world: ApiWorld) -> None:
     world.control.is_leader = False
     checks = (await good(world, "GET", "/api/v1/status")).json["checks"]
     assert (checks["bookies"]["schedule"], checks["bookies"]["next_run"]) == ("24h", None)
     page = (await good(world, "GET", "/status")).body.decode()
-    assert "<td>bookies</td><td>24h on the leader, next time unknown here</td>" in page
-    assert "<td>placement</td><td>not scheduled</td>" in page
+    assert '<td>bookies</td><td><span class="time">24h on the leader, next time unknown here</span>' in page
+    assert '<td>placement</td><td><span class="time">not scheduled</span>' in page
     world.control.leader = ""
-    assert "<td>bookies</td><td>24h once an auditor leads</td>" in (await good(world, "GET", "/status")).body.decode()
+    page = (await good(world, "GET", "/status")).body.decode()
+    assert '<td>bookies</td><td><span class="time">24h once an auditor leads</span>' in page
 
 
 async def test_status_page_works_without_the_store(world: ApiWorld) -> None:
@@ -327,7 +345,7 @@ async def test_a_schedule_is_paused_for_a_time_and_resumed(world: ApiWorld) -> N
         "somebody-who-may-administer",
     )
     page = await world.ask("GET", "/status")
-    assert b"replicas (paused until 2023-11-14T23:13:20.000Z)" in page.body
+    assert b"replicas (paused until 2023-11-14 23:13:20 UTC)" in page.body
     assert (await good(world, "PUT", f"{path}/running")).json["paused"] is False
     for wrong in (f"{path}/cancelled", "/api/v1/schedules/nonsense/state/paused"):
         assert (await world.operate("PUT", wrong)).status == 400

@@ -118,7 +118,7 @@ def test_drain_status_of_a_lost_bookie_names_the_command_that_marks_and_ends(clu
         ran(delete(cluster, ledger_id))
     done = call("drain", "status", "a", "--wait")
     assert done.exit_code == ExitCode.OK
-    assert "none names them, except 2 ledgers with an accepted loss. Next: `bkheal decommission a`" in done.stdout
+    assert "none names it, except 2 ledgers with an accepted loss. Next: `bkheal decommission a`" in done.stdout
 
 
 @pytest.mark.parametrize(

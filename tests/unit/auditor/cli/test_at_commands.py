@@ -326,7 +326,7 @@ async def test_the_rest_of_a_drain_is_shown_as_without_a_service(world: ApiWorld
     expected = {"apiVersion": "bkheal/v1", "kind": "DrainStatus", **status_document(seen)}
     assert (left.exit_code, json.loads(left.stdout)) == (ExitCode.FAILED, expected)
     assert expected["ledgers_left"] == 1
-    assert "nothing is left on them" in (await call(world, "drain", "status", "d", "--wait")).stdout
+    assert "nothing is left on it" in (await call(world, "drain", "status", "d", "--wait")).stdout
     unknown = await call(world, "drain", "status", "nobody")
     assert "no bookie of this cluster: nobody" in str(unknown.exception)
     timeout = await call(world, "drain", "status", "--wait", "--timeout", "1")

@@ -105,6 +105,10 @@ def test_a_change_is_recorded_with_user_and_detail(
     assert recorded() == [("me@host", "command", action, detail)]
 
 
+def test_a_schedule_that_was_paused_is_no_longer_paused_after_resume(cluster: CommandCluster) -> None:
+    assert call("audit", "resume", "--kind", "replicas") == "the schedule of replicas runs is no longer paused\n"
+
+
 def test_a_command_that_changes_nothing_is_not_recorded(cluster: CommandCluster) -> None:
     call("recovery", "disable", "--dry-run")
     call("recovery", "delay")

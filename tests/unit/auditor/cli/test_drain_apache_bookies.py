@@ -35,7 +35,8 @@ async def test_bookies_with_only_apaches_protocol_are_named_with_their_state() -
 
 def test_the_prompt_and_the_note_promise_only_what_an_apache_bookie_does() -> None:
     ours, apache, stopped = names("ours apache stopped")
-    assert asked_question([ours], [], []) == "Drain ours? ours: switched to read-only."
+    assert asked_question([ours], [], []) == "Drain ours? It becomes read-only."
+    assert asked_question([ours, stopped], [], []) == "Drain ours, stopped? They become read-only."
     assert asked_question([ours, apache], [apache], []).endswith("apache: Apache's, stays writable.")
     assert "switched to read-only" not in asked_question([apache], [apache], [])
     question = asked_question([stopped, ours], [], [stopped])

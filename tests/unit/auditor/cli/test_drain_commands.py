@@ -146,7 +146,7 @@ def test_a_bookie_is_not_empty_while_a_ledger_is_unreadable(cluster: CommandClus
     for option in ((), ("--wait",)):
         left = call("status", "e", *option)
         assert (left.exit_code, "decommission" in left.stdout) == (ExitCode.PARTIAL, False)
-        assert "none of the 3 ledgers that can be read names them" in left.stdout
+        assert "none of the 3 ledgers that can be read names it" in left.stdout
 
 
 def test_a_wait_ends_after_a_complete_scan_without_ledgers(cluster: CommandCluster) -> None:
@@ -168,7 +168,7 @@ def test_a_wait_ends_after_a_complete_scan_without_ledgers(cluster: CommandClust
     cluster.clock = Moving()
     begin(cluster, "c")
     done = call("status", "c", "--wait")
-    assert (done.exit_code, "of 3 ledgers, all readable, none names them" in done.stdout) == (ExitCode.OK, True)
+    assert (done.exit_code, "of 3 ledgers, all readable, none names it" in done.stdout) == (ExitCode.OK, True)
     assert next(steps, None) is None
 
 

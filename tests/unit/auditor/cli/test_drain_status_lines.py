@@ -41,7 +41,7 @@ def test_a_bookie_that_is_writable_or_whose_ledgers_are_unreadable_should_not_be
     writable = text("read_only", "writable")
     assert "the next ledger may, because bk1 is writable" in writable
     unreadable = text("read_only", unreadable_ledgers=1)
-    assert "none of the 7 ledgers that can be read names them" in unreadable
+    assert "none of the 7 ledgers that can be read names it" in unreadable
     assert "decommission" not in writable + unreadable
 
 

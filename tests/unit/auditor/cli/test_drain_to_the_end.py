@@ -131,9 +131,7 @@ def test_a_bookie_is_made_read_only_through_its_registered_server_and_then_empti
         assert done.exit_code == 0, done.output
         assert world.is_read_only
         assert [asked.method for asked in http.asked] == ["GET", "PUT"]
-        assert (
-            "of 3 ledgers, all readable, none names them. Stop them, then `bkheal decommission apache`" in done.stdout
-        )
+        assert "of 3 ledgers, all readable, none names it. Stop it, then `bkheal decommission apache`" in done.stdout
         again = json.loads(call("--wait", "-o", "json").stdout)
         assert (again["ledgers_left"], again["ledgers_read"], again["begun"]["bookies"]) == (0, 3, ["apache"])
         assert again["bookies"][0]["state"] == "read_only"

@@ -56,14 +56,20 @@ def test_progress_as_text_shows_an_unknown_rate(cluster: CommandCluster) -> None
     asyncio.run(in_flight(cluster))
     text = call().stdout
     for line in (
-        "backlog     3 ledgers: 0 waiting, 1 in flight, 2 parked\n",
+        "backlog     3 ledgers: 0 waiting, 1 in progress, 2 parked\n",
         "            no_live_copy: 3 ledgers\n",
         "parked      2 no_live_copy\n",
-        "in flight   ledger 9 by worker-1 (no_live_copy): to c 5 of 10 entries",
+        "in progress ledger 9 by worker-1 (no_live_copy): to c 5 of 10 entries",
         "rate        unknown\n",
         "remaining   unknown\n",
     ):
         assert line in text
+
+
+def test_parked_ledgers_remain_when_nothing_else_does(cluster: CommandCluster) -> None:
+    document = json.loads(call("-o", "json").stdout) | {"eta_seconds": 0}
+    assert "remaining   only parked ledgers" in progress.lines(document)
+    assert "remaining   nothing" in progress.lines(document | {"parked": {}})
 
 
 @pytest.mark.parametrize("interval", ["0", "0.1", "soon"])
@@ -90,7 +96,7 @@ def two_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two_outputs")
 def test_a_watch_prints_a_line_for_each_update_without_a_terminal(cluster: CommandCluster) -> None:
     first, second = call("--watch", "--interval", "0.5").stdout.splitlines()
-    assert "backlog 3 (no_live_copy 3), 0 in flight, 2 parked, rate unknown, remaining unknown" in first
+    assert "backlog 3 (no_live_copy 3), 0 in progress, 2 parked, rate unknown, remaining unknown" in first
     assert "rate 0.0 ledgers/min" in second
     assert second.endswith("remaining unknown")
 

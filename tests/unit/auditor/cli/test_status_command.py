@@ -56,6 +56,8 @@ def test_a_cluster_without_problems(cluster: CommandCluster) -> None:
     text = call("status").stdout
     assert "no_live_copy: 3 ledgers" in text
     assert "remaining   unknown" in text
+    document["underreplicated"]["eta_seconds"] = 0
+    assert "remaining   only parked ledgers" in status.lines(document)
 
 
 def test_everything_unusual_is_shown(cluster: CommandCluster) -> None:

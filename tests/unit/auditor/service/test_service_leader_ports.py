@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from auditor.service.leader_ports import CHECK_S, CONNECTIONS_MAX, IDLE_S, LeaderPort, leader_host, leader_ports
+from auditor.service.leader_ports import (
+    CHECK_S,
+    CONNECTIONS_MAX,
+    HALF_CLOSED_S,
+    IDLE_S,
+    LeaderPort,
+    leader_host,
+    leader_ports,
+)
 from auditor.service.settings import ServiceSettings
 from bookie.runtime.listening import AddressInUseError
 from tests.worlds.clocks import ManualClock
@@ -141,6 +149,23 @@ async def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
         await pass_time(clock, IDLE_S / 2)
         assert await ended(idle)
         assert await ask(busy, b"3") == b"a: 3"
+
+
+async def test_a_client_that_never_ends_its_side_does_not_hold_its_place_for_long() -> None:
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"bye\n")
+        writer.close()
+
+    clock = ManualClock()
+    server = await asyncio.start_server(close, HOST, 0)
+    at = server.sockets[0].getsockname()[1]
+    async with relaying(lambda: (HOST, at), clock) as port, client(port) as streams:
+        assert await streams[0].read() == b"bye\n"
+        assert port.connections == 1
+        await pass_time(clock, HALF_CLOSED_S)
+        while port.connections:  # noqa: ASYNC110  # the port under test sets no event when it has closed one
+            await asyncio.sleep(0)
+    server.close()
 
 
 async def test_connections_are_bounded() -> None:

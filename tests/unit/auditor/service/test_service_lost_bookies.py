@@ -475,6 +475,27 @@ async def test_a_lost_bookie_that_was_back_without_a_leader_is_audited_again(wor
 
 
 @in_service_world
+async def test_a_lost_bookie_that_was_back_while_the_leader_was_not_connected_is_audited_again(
+    world: ServiceWorld,
+) -> None:
+    auditor = await world.leader(**LONG_TIMES)
+    await world.down(A)
+    await when(lambda: bool(world.marked))
+    await asyncio.sleep(60)
+    auditor.store.suspend()
+    await world.up(A)
+    await asyncio.sleep(SESSION_TIMEOUT_S * 0.1)
+    await world.down(A)
+    auditor.store.resume()
+    await when(lambda: len(world.marked) == 2, 60)
+    auditor.store.suspend()
+    await asyncio.sleep(1)
+    auditor.store.resume()
+    await asyncio.sleep(3600)
+    assert world.marked_bookies == [{A}, {A}]
+
+
+@in_service_world
 async def test_a_loss_recorded_in_the_future_by_a_wrong_clock_waits_only_for_the_delay(world: ServiceWorld) -> None:
     await world.set_delay(300)
     await FirstSeenDown(world.session(), ROOT).reconcile(

@@ -24,10 +24,11 @@ from auditor.service.spark_tab import LoopActions
 from bookie.metadata.bookies.maintenance import Window
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.notes import KindPause
+from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity
-from bookie.model.times import rfc3339
+from bookie.model.times import utc_text
 from bookie.runtime.clock import SystemClock
 from spark_jobs.ui.port import ActionOutcome, BacklogRow, KindRow, RunView
 
@@ -45,7 +46,13 @@ STATUS = ServiceStatus(
     is_recovery_enabled=True,
     lost_bookie_delay_s=60,
     lost=[LostBookie("bk1:1", 5, 6)],
-    backlog=Backlog(severities={Severity.CRITICAL: SeverityBacklog(2, 10, 3)}, unreadable=1),
+    backlog=Backlog(
+        severities={Severity.CRITICAL: SeverityBacklog(2, 10, 3)},
+        unreadable=1,
+        parked={ParkReason.OPEN_LEDGER: 1},
+        locked=1,
+        counted_ms=9,
+    ),
     running=[RECORD],
     next_run_ms={RunKind.REPLICAS: 77},
 )
@@ -166,9 +173,10 @@ async def test_the_page_shows_the_service_even_while_the_store_is_unreachable() 
         state = await elsewhere(tab.snapshot)
         assert state.runs == [RunView(RECORD, "http://h/reports/r1/")]
         assert state.backlog == [BacklogRow("critical", 2, 10, 3), BacklogRow("unreadable", 1)]
+        assert (state.in_progress, state.parked) == (1, {"open_ledger": 1})
         assert KindRow("bookies", False, "run r1 is under way") in state.kinds
         assert KindRow("replicas", True, "", 77, why_no_next="") in state.kinds
-        assert [fact.value for fact in state.facts if fact.is_bad] == ["bk1:1"]
+        assert [fact.value.split()[0] for fact in state.facts if fact.is_bad] == ["bk1:1"]
 
 
 @pytest.mark.parametrize("kind", [RunKind.PLACEMENT, RunKind.REFERENCES])
@@ -183,14 +191,21 @@ async def test_an_audit_that_could_only_fail_is_not_offered_and_the_reason_is_sh
     assert rows[kind.value].is_startable, "not known: the run reports it"
 
 
+async def test_marks_are_not_called_absent_before_the_leader_has_counted_them() -> None:
+    control = FakeControl()
+    assert not (await elsewhere(actions(control).snapshot)).why_not_counted
+    control.now = replace(STATUS, backlog=Backlog())
+    assert "not been counted yet" in (await elsewhere(actions(control).snapshot)).why_not_counted
+
+
 async def test_pauses_and_maintenance_windows_are_shown_with_their_ends() -> None:
     control = FakeControl()
     window = Window("rack:/r1", (BookieId("bk1:1"),), "ann", 1_000, 61_000, False, "")
     control.now = replace(STATUS, windows=(window,), paused_kinds={RunKind.REPLICAS: KindPause("ben", 61_000)})
     facts = {fact.label: fact.value for fact in (await elsewhere(actions(control).snapshot)).facts}
-    until = rfc3339(61_000)
-    assert facts["maintenance of rack:/r1"] == f"by ann until {until}"
-    assert facts["schedule of replicas"] == f"paused by ben until {until}"
+    until = utc_text(61_000)
+    assert facts["Maintenance of rack:/r1"] == f"by ann until {until}"
+    assert facts["Schedule of replicas"] == f"paused by ben until {until}"
 
 
 async def test_a_follower_shows_schedules_without_times() -> None:

@@ -12,12 +12,18 @@ import pytest
 
 from auditor.api.problems import OverloadedError
 from auditor.api.upkeep_port import StillWorkingError, WorkCancelledError
-from auditor.operating.client import ClusterClient, Document
+from auditor.operating.client import Actor, ClusterClient, Document
+from auditor.operating.dead_letters import DROP, decide
+from auditor.safety.dead_letters import DeadLetterResult, Outcome
 from auditor.service.upkeep import KEPT_S, LONG_WORKS_MAX, CachedRepairProgress, SharedLongWork, ThreadedUpkeep
 from auditor.service.watch.progress import make_repair_watch
+from bookie.metadata.layout import lock_path
 from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.store.memory import Fault, MemoryStore
+from bookie.model.ids import LedgerId
 from tests.deadlines import PROGRAM_S
 from tests.worlds.clocks import ManualClock
+from tests.worlds.cluster import ROOT
 from tests.worlds.commands import CommandCluster
 
 
@@ -66,6 +72,39 @@ async def test_a_failed_session_is_replaced_on_the_next_request() -> None:
             await upkeep.run(fails)
         assert await upkeep.run(lambda client: client.parked.ids()) == {7, 8}
         assert sessions.opened == 2
+    finally:
+        await upkeep.close()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_lock_whose_release_got_no_answer_does_not_remain(is_cancelled: bool) -> None:
+    sessions, answers = Sessions(), asyncio.Event()
+    upkeep = ThreadedUpkeep(sessions.open, ManualClock())
+
+    async def drop(client: ClusterClient) -> list[DeadLetterResult]:
+        return await decide(client, Actor("an operator", "test"), DROP, [LedgerId(7)], "no reason")
+
+    async def drop_without_answers(client: ClusterClient) -> list[DeadLetterResult]:
+        async def fail(operation: str, path: str) -> Fault | None:
+            if (operation, path) != ("multi", lock_path(ROOT, LedgerId(7))):
+                return Fault.FAIL_BEFORE if answers.is_set() else None
+            answers.set()
+            return None
+
+        assert isinstance(client.store, MemoryStore)
+        client.store.fault_hook = fail
+        results = await drop(client)
+        if is_cancelled:
+            raise asyncio.CancelledError
+        return results
+
+    try:
+        if is_cancelled:
+            with pytest.raises(asyncio.CancelledError):
+                await upkeep.run(drop_without_answers)
+        else:
+            assert [each.outcome for each in await upkeep.run(drop_without_answers)] == [Outcome.UNKNOWN]
+        assert [each.outcome for each in await upkeep.run(drop)] == [Outcome.DROPPED]
     finally:
         await upkeep.close()
 

@@ -105,6 +105,27 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
         assert any(part in problem for problem in found), part
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    share: Annotated[float, Option("A share.", maximum=1)] = 1.0
+
+    def __post_init__(self) -> None:
+        if problems := list(range_problems(self)):
+            raise ConfigurationError(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    mine: Annotated[Share, Group("my_")] = Share()
+
+
+def test_the_problems_of_a_group_are_those_of_its_settings() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        build(Shares, {"my_share": 2.0})
+    (problem,) = caught.value.problems
+    assert problem.startswith("share")
+
+
 def test_a_file_that_cannot_be_checked_is_reported_and_not_called_absent() -> None:
     found = problems(wait=-1.0, file=Path("/" + "n" * 300))
     assert len(found) == 2

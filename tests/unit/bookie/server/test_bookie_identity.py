@@ -32,6 +32,7 @@ from bookie.server.joining.identity import (
     Refusal,
     decide,
 )
+from bookie.server.joining.succession import succeed
 from bookie.server.upkeep.operator_read_only import ReadOnlyRequest, write_recorded_request
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.memory import MemoryDisk, Operation
@@ -259,7 +260,10 @@ class Machine:
         if next(self.changes) == self.dies_at:
             raise Interrupted
 
-    async def start(self, wanted_id: str = "bookie-1", default_id: str = "default") -> Admission:
+    async def start(
+        self, wanted_id: str = "bookie-1", default_id: str = "default", *, is_stamped: bool = False
+    ) -> Admission:
+        """Admit; with ``is_stamped``, also stamp disks whose former contents are in limbo."""
         places = []
         disks = []
         for role, name in ((Role.JOURNAL, "journal"), *((Role.LEDGERS, name) for name in self.ledgers)):
@@ -269,7 +273,10 @@ class Machine:
             disks.append(disk)
             places.append(RoleDirectory(role, self.root / name, disk))
         try:
-            return await admit(self.store, self.cluster, places, wanted_id, default_id, SystemClock(), self.rng)
+            made = await admit(self.store, self.cluster, places, wanted_id, default_id, SystemClock(), self.rng)
+            if is_stamped and not made.is_stamped:
+                made = await stamp(self.store, self.cluster, places, made)
+            return made
         finally:
             for disk in disks:
                 await disk.close()
@@ -440,6 +447,21 @@ def test_a_directory_is_added_while_another_one_is_missing() -> None:
     assert decision == KnownBookie(NEW, (("/more", UNMOUNTED),), ("/third",), True)
 
 
+def test_the_first_start_after_a_rebuild_may_add_an_empty_ledger_directory() -> None:
+    found = [*REBUILT, EMPTY_MORE]
+    assert decide(Evidence(TWO, OURS, [OLD], found)) == NewIncarnation(NEW)
+    for stored, more in ((TWO, EMPTY_MORE), (MOVED, EMPTY_MORE)):  # a lost disk, and other directories
+        with pytest.raises(IdentityError) as refused:
+            decide(Evidence(TWO, stored, [OLD], [*REBUILT, more]))
+        assert refused.value.refusal is Refusal.EMPTY_LEDGERS
+    with pytest.raises(IdentityError) as refused:
+        decide(Evidence(TWO, OURS, [OLD], [*REBUILT, replace(EMPTY_MORE, has_data=True)]))
+    assert refused.value.refusal is Refusal.OTHER_INCARNATION
+    with pytest.raises(IdentityError) as refused:
+        decide(Evidence(TWO, OURS, [OLD], [*REBUILT, replace(EMPTY_MORE, problem="bad")]))
+    assert refused.value.refusal is Refusal.EMPTY_LEDGERS
+
+
 @pytest.mark.parametrize(
     ("refusal", "expected", "stored", "directories", "advice"),
     [
@@ -496,6 +518,39 @@ async def test_the_start_that_adds_a_ledger_directory_may_be_interrupted_anywher
         if machine.dies_at is not None:
             break
     assert moment > 12  # before and after six files, and the cookie
+
+
+async def test_the_start_after_a_rebuild_that_adds_a_ledger_directory_may_be_interrupted_anywhere(
+    machine: Machine,
+) -> None:
+    for moment in count():
+        bookie, names = f"bookie-{moment}", ("ledgers", "second")
+        for name in ("journal", *names):
+            for file in (machine.root / name / "current").glob("[!.]*"):
+                file.unlink()
+        machine.ledgers, machine.dies_at = names[:1], None
+        first = await machine.start(bookie)
+        for name in ("journal", "ledgers"):
+            (machine.root / name / "current" / "data").touch()
+        rebuilt_disks = [await FileDisk.acquire(machine.root / name / "current") for name in ("journal", "ledgers")]
+        incarnation = await succeed(rebuilt_disks, first.incarnation, None, machine.rng)
+        for disk in rebuilt_disks:
+            await disk.close()
+        machine.ledgers, machine.changes, machine.dies_at = names, count(), moment
+        try:
+            await machine.start(bookie, is_stamped=True)
+        except Interrupted:
+            machine.dies_at = None
+            await machine.start(bookie, is_stamped=True)
+        stored = await CookieStore(machine.store, machine.cluster).read(BookieId(bookie))
+        assert stored is not None
+        assert len(stored.cookie.ledger_dirs) == 2
+        for name in ("journal", *names):
+            assert (machine.root / name / "current" / VERSION_FILE).read_bytes() == encode_cookie(stored.cookie)
+            assert (machine.root / name / "current" / INCARNATION_FILE).read_text() == incarnation
+        if machine.dies_at is not None:
+            break
+    assert moment > 12
 
 
 async def test_a_missing_ledger_directory_is_left_out_until_it_returns(machine: Machine) -> None:

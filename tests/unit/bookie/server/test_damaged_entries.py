@@ -18,8 +18,8 @@ def corrupt(*entry_ids: int) -> list[EntryResult]:
 
 def noted(*entry_ids: int) -> DamagedEntries:
     board = DamagedEntries()
-    with board.reading(L1):
-        board.read(L1, corrupt(*entry_ids))
+    with board.reading(L1) as stored:
+        board.read(L1, corrupt(*entry_ids), stored)
     return board
 
 
@@ -45,8 +45,8 @@ def test_an_entry_that_is_stored_or_read_again_is_no_longer_damaged() -> None:
     board = noted(3, 4)
     board.stored(L1, [raw_entry(L1, 3)])
     assert board.ledgers(10) == [(L1, [4])]
-    with board.reading(L1):
-        board.read(L1, [EntryResult(EntryId(4), Status.OK, b"")])
+    with board.reading(L1) as stored:
+        board.read(L1, [EntryResult(EntryId(4), Status.OK, b"")], stored)
     assert (board.count, board.without_damaged_entries(L1, TEN)) == (0, TEN)
 
 
@@ -59,17 +59,27 @@ def test_records_of_deleted_entries_are_removed() -> None:
 
 def test_a_read_that_began_before_an_add_records_no_damage_of_the_added_entry() -> None:
     board = DamagedEntries()
+    with board.reading(L1) as stored:
+        board.stored(L1, [raw_entry(L1, 3)])
+        board.read(L1, corrupt(3, 4), stored)
+    assert board.ledgers(10) == [(L1, [4])]
+    with board.reading(L1) as stored:
+        board.read(L1, corrupt(3), stored)  # the damage is found in this moment
+    assert board.ledgers(10) == [(L1, [3, 4])]
+
+
+def test_a_read_records_damage_of_an_entry_that_was_added_before_it_while_other_reads_ran() -> None:
+    board = DamagedEntries()
     with board.reading(L1):
         board.stored(L1, [raw_entry(L1, 3)])
-        board.read(L1, corrupt(3, 4))
-    assert board.ledgers(10) == [(L1, [4])]
-    with board.reading(L1):
-        board.read(L1, corrupt(3))  # the damage is found in this moment
-    assert board.ledgers(10) == [(L1, [3, 4])]
+        with board.reading(L1) as stored:
+            board.stored(L1, [raw_entry(L1, 4)])
+            board.read(L1, corrupt(3, 4), stored)
+    assert board.ledgers(10) == [(L1, [3])]
 
 
 def test_the_number_of_damage_records_is_bounded() -> None:
     board = DamagedEntries(entries_max=2)
-    with board.reading(L1):
-        board.read(L1, corrupt(1, 2, 3))
+    with board.reading(L1) as stored:
+        board.read(L1, corrupt(1, 2, 3), stored)
     assert (board.count, board.ledgers(10)) == (2, [(L1, [1, 2])])

@@ -20,6 +20,7 @@ from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
+from bookie.wire.requests import ListEntries, Read
 from tests.unit.bookie.storage.test_rebuilding import KEY, L1, L2, add, collect
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import open_bookie
@@ -259,6 +260,36 @@ async def test_known_damage_is_kept_over_restarts_until_it_is_repaired() -> None
     await asyncio.sleep(START_S + 1)
     assert at.service.damaged.count == 0
     running.cancel()
+
+
+@in_virtual_time
+async def test_an_entry_that_the_disk_cannot_read_is_known_damage_after_a_scrub() -> None:
+    at = await world()
+    offset = HEADER_SIZE + 3 * (RECORD_HEADER_SIZE + SIZE) + RECORD_HEADER_SIZE
+    at.disk.bad_sectors = {(log_path(1), offset)}
+    assert (await at.service.answer("", Read(L1, [EntryId(3)]))).results[0].status is Status.IO_ERROR
+    assert at.service.damaged.count == 0, "the error may be temporary"
+    await at.scrubber().run_pass(ScrubProgress(at.clock.epoch_ms()))
+    assert at.service.damaged.ledgers(10) == [(L1, [EntryId(3)])]
+    listed = await at.service.answer("", ListEntries(L1))
+    assert (listed.status, 3 in listed.entries) == (Status.CORRUPT, False)
+    at.disk.bad_sectors = set()
+    await at.service.answer("", Read(L1, [EntryId(3)]))
+    assert at.service.damaged.count == 0
+
+
+@in_virtual_time
+async def test_too_many_open_files_interrupt_a_pass_and_are_no_damage() -> None:
+    at = await world()
+
+    async def before(operation: Operation, path: str) -> None:
+        if operation is Operation.OPEN:
+            raise DiskFullError("too many open files")
+
+    at.disk.before = before
+    with pytest.raises(DiskFullError):
+        await at.scrubber().run_pass(ScrubProgress(at.clock.epoch_ms()))
+    assert (at.value(DAMAGED), at.service.damaged.count) == (0, 0)
 
 
 def test_an_operator_can_pause_resume_and_start_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:

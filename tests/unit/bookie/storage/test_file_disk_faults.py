@@ -217,6 +217,29 @@ async def test_a_file_is_replaced_after_the_replacement_of_a_cancelled_caller(
     assert (tmp_path / "d/a").read_bytes() == b"second"
 
 
+async def test_a_write_does_not_wait_for_reads_of_bad_sectors(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the write would count as stalled, and the bookie would end because of a part of its disk."""
+    real, may_end = os.pread, threading.Event()
+
+    def pread(descriptor: int, size: int, offset: int) -> bytes:
+        assert may_end.wait(STATE_S)
+        return real(descriptor, size, offset)
+
+    written = await disk.create("d/a")
+    await written.append([b"old"])
+    monkeypatch.setattr(os, "pread", pread)
+    read = [await disk.open("d/a") for _ in range(32)]
+    reads = [asyncio.create_task(file.read([(0, 3)])) for file in read]
+    assert await written.append_and_sync([b"new"]) == 6
+    await disk.replace("d/b", b"b")
+    await disk.sync_directory("d")
+    new = await disk.create("d/c")
+    may_end.set()
+    assert await asyncio.gather(*reads) == [[b"old"]] * 32
+    for file in (*read, written, new):
+        await file.close()
+
+
 async def test_a_failed_close_is_a_disk_error(disk: FileDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.close
 

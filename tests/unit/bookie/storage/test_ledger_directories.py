@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -316,6 +318,34 @@ async def test_a_directory_sync_whose_caller_was_cancelled_is_made_up_by_the_nex
         assert f"{DIRECTORY}/new" in world.disks[2].crash(random.Random(seed)).paths()
 
 
+@pytest.mark.parametrize("operation", [Operation.CREATE, Operation.UNLINK])
+async def test_a_change_that_takes_effect_after_a_directory_sync_is_made_durable_by_the_next_sync(
+    world: Directories, operation: Operation
+) -> None:
+    path = f"{DIRECTORY}/changed"
+    if operation is Operation.UNLINK:
+        world.disks[2].before = MemoryDisk().before
+        await world.spread.create(path)
+        await world.spread.sync_directory(DIRECTORY)
+    is_begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def before(now: Operation, path: str) -> None:
+        if now is operation:
+            is_begun.set()
+            await may_end.wait()
+
+    world.disks[2].before = before
+    is_removal = operation is Operation.UNLINK
+    change = asyncio.ensure_future(world.spread.unlink(path) if is_removal else world.spread.create(path))
+    await is_begun.wait()
+    await world.spread.sync_directory(DIRECTORY)
+    may_end.set()
+    await change
+    await world.spread.sync_directory(DIRECTORY)
+    for seed in range(8):
+        assert (path in world.disks[2].crash(random.Random(seed)).paths()) == (not is_removal)
+
+
 async def settle() -> None:
     for _ in range(200):
         await asyncio.sleep(0)
@@ -501,6 +531,20 @@ async def test_too_many_open_files_do_not_fail_a_directory(world: Directories) -
     assert world.problems() == [False, False, False]
 
 
+async def test_a_directory_in_which_no_file_could_be_opened_gets_new_logs_again(world: Directories) -> None:
+    """Otherwise the others, and the index in the first one, would run out of space while it has room."""
+    error = DiskFullError("cannot open entries/a.log: Too many open files")
+    error.__cause__ = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    world.fail(2, lambda operation, _: error if operation is Operation.CREATE else None)
+    assert await world.add(0) is Status.OK
+    with pytest.raises(DiskFullError):
+        await world.store.checkpoint()
+    assert world.store.is_full
+    world.fail(2, lambda *_: None)
+    await world.store.checkpoint()
+    assert world.logs() == [0, 0, 1]
+
+
 async def test_a_directory_that_was_unmounted_is_out_of_use(world: Directories) -> None:
     await world.flush(0)
     for path in world.disks[2].paths():
@@ -557,8 +601,8 @@ async def test_an_operation_that_never_ends_has_a_deadline(world: Directories) -
 
 def test_known_damage_and_a_directory_out_of_use_are_both_left_out_of_a_list() -> None:
     damaged = DamagedEntries()
-    with damaged.reading(LEDGER):
-        damaged.read(LEDGER, [EntryResult(EntryId(4), Status.CORRUPT)])
+    with damaged.reading(LEDGER) as stored:
+        damaged.read(LEDGER, [EntryResult(EntryId(4), Status.CORRUPT)], stored)
     reply = damaged.without_damaged_entries(
         LEDGER, ListReply(Status.CORRUPT, EntryRuns(((0, 9),)), "3 entries are elsewhere")
     )

@@ -746,6 +746,34 @@ async def test_dead_bytes_of_a_removed_entry_log_do_not_remove_a_new_one_being_w
     await world.store.close()
 
 
+async def test_a_compaction_after_a_cancelled_one_keeps_what_that_one_copied() -> None:
+    world = StorageWorld()
+    world.clock = ManualClock(turns=1)
+    await world.start()
+    for entry_ids in (range(3), range(1)):
+        await world.add(*entry_ids)
+        await world.store.checkpoint()
+    is_copied = asyncio.Event()
+
+    async def before(operation: Operation, path: str) -> None:
+        if operation is Operation.SYNC and path.endswith(f"{3:016x}.log"):
+            is_copied.set()
+        await asyncio.sleep(0)
+
+    world.ledgers.before = before
+    async with world.store._parts.checkpointer.exclusive():
+        cancelled = asyncio.create_task(world.store.compact(below=2.0))
+        await is_copied.wait()
+        await settle()
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        compaction = asyncio.create_task(world.store.compact(below=2.0))
+        await settle()
+    await compaction
+    assert [await world.status_of(number) for number in range(3)] == [Status.OK] * 3
+    await world.store.abort()
+
+
 async def test_store_with_a_journal_to_replay_opens_read_only_on_a_full_disk(world: StorageWorld) -> None:
     await world.add(0)
     await world.store.fence(LEDGER, KEY)

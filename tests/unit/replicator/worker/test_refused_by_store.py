@@ -9,12 +9,13 @@ import pytest
 from auditor.metrics import definitions as auditor_names
 from auditor.metrics.service_metrics import state_values
 from bookie.metadata.layout import available_path, cookie_path
-from bookie.metadata.nodes import ensure_path, parent_of
+from bookie.metadata.nodes import ensure_path, parent_of, put
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.runs.election import election_path
 from bookie.model.ids import BookieId
 from bookie.runtime.retry import GrowingPause
+from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import LEDGER, make_metadata, names
@@ -67,6 +68,24 @@ async def test_a_worker_without_access_to_the_list_of_bookies_waits_and_repairs_
         await until(is_clean)
         assert running.worker.problem == ""
         assert await running.stop() is RunEnd.STOPPED
+        await world.assert_whole(LEDGER, packets, "t")
+
+
+@in_virtual_time
+async def test_no_lock_remains_if_a_record_of_the_ledger_cannot_be_read_under_it() -> None:
+    async with a_world("a b c t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.lose("c")
+        path = world.reservations.path(LEDGER)
+        await put(world.store, path, b"")
+        world.cell.deny(path)
+        running = world.worker(once=False)
+        async with world.running(running):
+            await asyncio.sleep(HOUR_S)
+            assert set(running.recorder.endings()) == {Ending.FAILED}
+            assert not await world.tasks.locks.locked()
+            world.cell.allow(path)
+            await until(world.is_clean)
         await world.assert_whole(LEDGER, packets, "t")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from bookie.metadata.nodes import put
+import pytest
+
+from bookie.metadata.nodes import ensure_path, put
 from bookie.metadata.own_state import own_path
 from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore
 from bookie.model.ids import LedgerId
@@ -43,11 +45,15 @@ async def copying(world: RepairWorld) -> int:
     return 0 if workers is None else len(workers.names)
 
 
-async def has_begun(world: RepairWorld, *running: Running) -> None:
-    async def is_sent() -> bool:
-        return sent_bytes(world) > 0 and await copying(world) == len(running)
+async def is_sent(world: RepairWorld) -> bool:
+    return sent_bytes(world) > 0
 
-    await until(is_sent)
+
+async def has_begun(world: RepairWorld, *running: Running) -> None:
+    async def are_copying() -> bool:
+        return await is_sent(world) and await copying(world) == len(running)
+
+    await until(are_copying)
     await asyncio.sleep(3)
 
 
@@ -126,6 +132,27 @@ async def test_undecodable_limits_do_not_count_as_no_limits() -> None:
         async with world.running(running):
             await has_begun(world, running)
             assert running.worker.load().bytes_per_second == UNREADABLE.bytes_per_second
+
+
+@pytest.mark.parametrize("what", ["copy-limits", "copying"])
+@in_virtual_time
+async def test_limits_that_a_worker_may_not_follow_delay_no_copy_for_long(what: str) -> None:
+    """The worker may not read the limits, or may not take a share of them."""
+    async with a_world("a b c t u v") as world:
+        await lost_ledgers(world)
+        await limits_of(world).set(CopyLimits(bytes_per_second=2 * MIB))
+        path = own_path(what, ROOT)
+        await ensure_path(world.store, path)
+        world.cell.deny(path)
+        running = world.worker(once=False)
+        async with world.running(running):
+            await until(lambda: is_sent(world), seconds=30)
+            assert running.worker.load().bytes_per_second == UNREADABLE.bytes_per_second
+            assert path in running.worker.problem
+            world.cell.allow(path)
+            await until(world.is_clean, seconds=900)
+            assert running.worker.load().bytes_per_second == 2 * MIB
+            assert not running.worker.problem
 
 
 @in_virtual_time

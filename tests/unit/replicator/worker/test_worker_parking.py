@@ -373,6 +373,22 @@ async def test_without_a_live_copy_the_ledger_is_parked_until_a_holder_returns()
 
 
 @in_virtual_time
+async def test_an_incomplete_bookie_is_filled_although_it_has_the_only_copies_of_other_entries() -> None:
+    """Of these other entries, the bookie lacks none. There is no bookie that could take the other lost position."""
+    async with a_world("a b c") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=29), 30)
+        held = await world.bookies.nodes[BookieId("a")].holds(LEDGER)
+        await world.kill("a", "c")
+        await world.add_bookies("a", incarnation="2")
+        await world.bookies.put("a", LEDGER, [packets[each] for each in held if each not in (3, 9)])
+        await world.tasks.marking.mark(LEDGER, names("a c"))
+        await world.heal()
+        assert await world.bookies.nodes[BookieId("a")].holds(LEDGER) == held
+        (parked,) = await world.parked.list()
+        assert parked.reason is ParkReason.NO_CANDIDATE_BOOKIE
+
+
+@in_virtual_time
 async def test_a_parked_task_is_retried_when_it_is_marked_again() -> None:
     async with a_world("a b c") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)

@@ -176,6 +176,7 @@ def test_the_text_report_contains_the_next_steps() -> None:
     text = table(replace(FOUND, problems=("2 ledgers were not listed",)))
     for words in ("incomplete", "2 ledgers were not listed", "critical", "b:3181", "4 ledgers are marked for repair"):
         assert words in text
+    assert ["critical", "3", "4", "1000", "B"] in [line.split() for line in text.splitlines()]
     assert "auto-recovery is disabled" in table(replace(FOUND, published=PublishResult(PublishOutcome.DISABLED)))
 
 

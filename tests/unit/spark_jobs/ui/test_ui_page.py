@@ -35,12 +35,14 @@ STATE = TabState(
     (KindRow("bookies"), KindRow("placement", is_startable=False, why_not="no topology is known")),
     (BacklogRow("below_write_quorum", 7, 3 << 30, NOW_MS - 90_000),),
     (RunView(RECORD, "https://auditor/reports/1"),),
+    in_progress=2,
+    parked={"no_live_copy": 1},
 )
 VIEW = PageInput(STATE, TabSettings(), NOW_MS, token="t" * 32)
 
 ALLOWED = {"meta", "input"} | {
     *("a", "ul", "li", "strong", "span", "div", "p", "h4", "small"),
-    *("table", "thead", "tbody", "tr", "th", "td", "form", "button"),
+    *("table", "thead", "tbody", "tr", "th", "td", "form", "button", "code"),
 }
 
 
@@ -60,12 +62,21 @@ def test_everything_is_shown() -> None:
         "holds",
         "below write quorum",
         "3.0 GiB",
+        "7 ledgers: 2 in progress, 1 parked (no live copy).",
         "1 min 30 s ago",
         "clean",
         "no topology is known",
     ):
         assert words in page.text
     assert ("a", {"href": "https://auditor/reports/1", "rel": "noopener"}) in page.elements
+
+
+def test_marks_that_are_not_counted_are_not_called_absent() -> None:
+    uncounted = replace(STATE, backlog=(), in_progress=0, parked={}, why_not_counted="only the leader counts")
+    text = read(render_page(replace(VIEW, state=uncounted))).text
+    assert "only the leader counts" in text
+    assert "No ledger is marked" not in text
+    assert "No ledger is marked" in read(render_page(replace(VIEW, state=replace(uncounted, why_not_counted="")))).text
 
 
 def test_buttons_contain_the_token_and_post_to_the_servlet() -> None:
