@@ -95,8 +95,8 @@ class RunKeeper:
             StoreUnavailableError: the store did not answer.
             NotAClusterError: there is no cluster at the metadata URI.
             StateRootError: the cluster's other processes keep their state below another root (R90).
-            NoTopologyError, InvalidTopologyError, NoPulsarError, ExportError, ReportDirError: the run, if a person
-                starts it, could only fail.
+            NoTopologyError, InvalidTopologyError, NoPulsarError, ExportError, SnapshotError, ReportDirError: the run,
+                if a person starts it, could only fail.
         """
         self._wait_s = min(WAIT_S_MAX, wait_s)  # in this order, NaN is limited as well
         self._thread.start()

@@ -41,6 +41,7 @@ from spark_jobs.runs.needs import ExportError, NoPulsarError, NoTopologyError
 from spark_jobs.runs.port import Progress
 from spark_jobs.session import SessionSettings, SparkEndedError
 from spark_jobs.settings import AuditSettings
+from spark_jobs.snapshot.errors import SnapshotError
 from tests.deadlines import STATE_S
 from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import ROOT, formatted
@@ -218,6 +219,18 @@ def test_a_references_run_that_cannot_write_its_file_of_ids_is_refused_before_it
     kept.end(DONE)
     assert states(cell) == {HERE: RunState.DONE}
     assert not (tmp_path / "ids.txt").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"ZKLG", b"\x1f\x8bdamaged"], ids=repr)
+def test_a_run_from_a_file_that_is_no_snapshot_is_refused_before_it_is_on_record(
+    cell: MemoryCell, tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "file").write_bytes(content)
+    settings = AuditSettings(URI, tmp_path, snapshot=tmp_path / "file")
+    by_hand = replace(record(HERE), cause=RunCause.COMMAND)
+    with pytest.raises(SnapshotError):
+        RunKeeper(settings, by_hand, RunGate(), ManualClock(turns=1)).begin(0)
+    assert (states(cell), asyncio.run(Changes(MemoryStore(cell), ROOT, ManualClock()).newest(9))) == ({}, [])
 
 
 def test_a_placement_run_begins_with_a_topology(cell: MemoryCell, tmp_path: Path) -> None:
