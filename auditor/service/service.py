@@ -431,6 +431,7 @@ class AuditorService(Control):
         await self._end_pauses(parts)
         await parts.windows.remove_ended(self._ports.clock.epoch_ms())
         await parts.returned.remove_old(self._ports.clock.epoch_ms())
+        await parts.runs.note_kept(self._settings.runs_kept)
 
     async def _initialize_tasks(self, tasks: UnderReplication) -> None:
         """Create the nodes of auto-recovery as Apache's auditor does at its start, because Apache's tools need them.

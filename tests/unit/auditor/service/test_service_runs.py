@@ -527,6 +527,7 @@ async def test_old_records_are_removed(world: ServiceWorld) -> None:
         await when(lambda: not auditor.service.status().running)
     await asyncio.sleep(120)
     assert len(await auditor.service.runs()) == 2
+    assert await Runs(world.session(), ROOT).kept(200) == 2, "runs outside the service keep as many"
 
 
 @in_service_world
