@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from auditor.cli.audit import command as audit_cli
 from bookie.metadata.access import current_access, set_current_access
+from bookie.metadata.nodes import put
 from bookie.metadata.own_state import own_path, record_path
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.runs.records import RunLockedError, Runs, lane_of
@@ -129,6 +130,25 @@ def test_old_records_are_removed_after_the_end_of_a_run(
     assert complete in states(cell)
     kept.end(DONE)
     assert states(cell) == {HERE: RunState.DONE, failed[-1]: RunState.FAILED}
+
+
+@pytest.mark.parametrize(("noted", "kept"), [(b"4", 4), (b"damaged", 5), (b"3", 3)], ids=["more", "unknown", "fewer"])
+def test_a_run_outside_the_service_keeps_as_many_records_as_the_auditor(
+    cell: MemoryCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: bytes, kept: int
+) -> None:
+    monkeypatch.setattr(keeper_module, "RUNS_KEPT", 2)
+
+    async def write(runs: Runs) -> None:
+        for number in range(1, 5):
+            await runs.write(record(f"20270115-00000{number}-none", RunState.FAILED))
+        await runs.note_kept(9)
+
+    do(cell, write)
+    asyncio.run(put(MemoryStore(cell), f"{own_path('runs', ROOT)}/kept", noted))
+    run = keeper(tmp_path)
+    run.begin(0)
+    run.end(DONE)
+    assert len(states(cell)) == kept
 
 
 @pytest.mark.parametrize("is_dry_run", [False, True], ids=["marks", "dry run"])
