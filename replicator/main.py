@@ -23,6 +23,7 @@ from bookie.metadata.migration import MigratedError, wait_migrating
 from bookie.metadata.own_state import claim_state_root
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.store.combining import CombiningStore
+from bookie.metadata.store.reaching import until_reached
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.failures import FailedTasks
@@ -43,6 +44,7 @@ from bookie.runtime.telemetry.metrics import SESSION
 from bookie.runtime.telemetry.status_pages import Check
 from bookie.runtime.telemetry.telemetry import observable
 from bookie.runtime.version import installed_version
+from bookie.runtime.waiting import first_of
 from bookie.wire.circuits import Circuits, CircuitTransport
 from bookie.wire.routing import open_transport
 from replicator.ports import RepairPorts
@@ -59,7 +61,8 @@ _log = logging.getLogger(__name__)
 async def run_replicator(settings: ReplicatorSettings, config: ConfigSource | None = None) -> int:
     """Repair until SIGTERM or SIGINT (with ``once``, until nothing is left to repair) and return the exit code.
 
-    The copy rate follows ``config``, the configuration file given at the start.
+    The store may be unavailable at any time, at the start too; only with ``once`` does this end the process. The copy
+    rate follows ``config``, the configuration file given at the start.
     """
     prepare_for_large_messages()
     raise_open_files_limit()
@@ -76,12 +79,12 @@ async def run_replicator(settings: ReplicatorSettings, config: ConfigSource | No
         ) as http:
             if http is not None:
                 _say({"event": "http", "url": http.url}, f"replicator metrics on {http.url}", settings, sys.stdout)
-            store = CombiningStore(await ZooKeeperStore.connect(uri.hosts))
-            try:
-                telemetry.watch_store(store)
-                return await _run_on(store, uri, settings, telemetry, config)
-            finally:
-                await store.close()
+            stop, rate = asyncio.Event(), _Rate()
+            async with contextlib.AsyncExitStack() as stack:
+                with _stopping_on_signals(stop):
+                    live = {"bytes_per_second": rate.set}
+                    async with following(config, live, SystemClock(), stop.set):
+                        return await _run(uri, settings, telemetry, rate, stop, stack)
     except PermanentError as error:
         _log.error("replicator cannot start", extra={"error": str(error)})
         return ExitCode.CONFIGURATION
@@ -131,39 +134,76 @@ class _Telemetry:
         return "" if self._worker is None else self._worker.problem
 
 
-async def _run_on(
-    store: MetadataStore,
+class _Rate:
+    """The copy rate of a worker that may not exist yet."""
+
+    def __init__(self) -> None:
+        self._rate: int | None = None
+        self._worker: Worker | None = None
+
+    def set(self, bytes_per_second: int) -> None:
+        self._rate = bytes_per_second
+        if self._worker is not None:
+            self._worker.set_rate(bytes_per_second)
+
+    def follow(self, worker: Worker) -> None:
+        """Set the rate of this worker from now on."""
+        self._worker = worker
+        if self._rate is not None:
+            worker.set_rate(self._rate)
+
+
+async def _run(
     uri: MetadataUri,
     settings: ReplicatorSettings,
     telemetry: _Telemetry,
-    config: ConfigSource | None,
+    rate: _Rate,
+    stop: asyncio.Event,
+    stack: contextlib.AsyncExitStack,
 ) -> ExitCode:
-    ports = await _ports(store, uri, settings)
+    """Reach the cluster, and work on it until ``stop``; ``stack`` closes what is open after that."""
+
+    async def open_ports() -> RepairPorts:
+        return await _open_ports(uri, settings, telemetry)
+
+    opening = asyncio.create_task(
+        open_ports() if settings.once else until_reached(open_ports, SystemClock()), name="replicator start"
+    )
+    try:
+        await first_of([stop.wait()], [opening])
+    finally:
+        if not opening.done():
+            await cancel(opening)
+    if opening.cancelled():
+        return ExitCode.OK
+    ports = opening.result()
+    stack.push_async_callback(ports.store.close)
     progress = Progress()
+    store = ports.store
     is_from_file = settings.topology_file is not None
     feed = make_placement_feed(
         ports.placement, store, ports.cluster, ports.transport, ports.clock, is_from_file=is_from_file
     )
-    feeding = guarded("placement feed", feed.run())
-    guarding: asyncio.Task[str] | None = None
-    try:
-        events = _sinks(settings, (progress, *telemetry.sinks), sys.stdout)
-        worker = Worker(ports, settings, events, owner=socket.gethostname())
-        telemetry.watch_worker(worker)
-        live = {"bytes_per_second": worker.set_rate}
-        async with following(config, live, ports.clock, worker.stop):
-            with _stopping_on_signals(worker):
-                guarding = guarded("migration guard", _stop_if_migrated(store, ports.cluster.root, worker))
-                _say({"event": "ready"}, "replicator ready", settings, sys.stdout)
-                end = await worker.run()
-        if guarding.done():  # no request to ZooKeeper here: it may be unavailable when the worker stops
-            raise MigratedError(guarding.result())
-    finally:
-        await cancel(guarding)
-        await cancel(feeding)
-        await ports.transport.close()
-        _log.info("replicator ended", extra=_totals(progress.snapshot()))
+    stack.callback(lambda: _log.info("replicator ended", extra=_totals(progress.snapshot())))
+    stack.push_async_callback(ports.transport.close)
+    stack.push_async_callback(cancel, guarded("placement feed", feed.run()))
+    events = _sinks(settings, (progress, *telemetry.sinks), sys.stdout)
+    worker = Worker(ports, settings, events, owner=socket.gethostname())
+    telemetry.watch_worker(worker)
+    rate.follow(worker)
+    stack.push_async_callback(cancel, guarded("stop request", _stop_when(stop, worker)))
+    guarding = guarded("migration guard", _stop_if_migrated(store, ports.cluster.root, worker))
+    stack.push_async_callback(cancel, guarding)
+    _say({"event": "ready"}, "replicator ready", settings, sys.stdout)
+    end = await worker.run()
+    if guarding.done():  # no request to ZooKeeper here: it may be unavailable when the worker stops
+        raise MigratedError(guarding.result())
     return ExitCode.BUSY if end is RunEnd.UNSETTLED else ExitCode.OK
+
+
+async def _stop_when(stop: asyncio.Event, worker: Worker) -> None:
+    await stop.wait()
+    worker.stop()
 
 
 async def _stop_if_migrated(store: MetadataStore, root: str, worker: Worker) -> str:
@@ -189,6 +229,23 @@ async def _stop_if_migrated(store: MetadataStore, root: str, worker: Worker) -> 
         return why
 
 
+async def _open_ports(uri: MetadataUri, settings: ReplicatorSettings, telemetry: _Telemetry) -> RepairPorts:
+    """Open a session with the store, and read what a worker needs. The caller closes the store and the transport.
+
+    Raises:
+        StoreUnavailableError: no answer; nothing remains open.
+        PermanentError: a person must correct something.
+    """
+    store = CombiningStore(await ZooKeeperStore.connect(uri.hosts))
+    try:
+        ports = await _ports(store, uri, settings)
+    except BaseException:
+        await store.close()
+        raise
+    telemetry.watch_store(store)
+    return ports
+
+
 async def _ports(store: MetadataStore, uri: MetadataUri, settings: ReplicatorSettings) -> RepairPorts:
     clock, rng = SystemClock(), random.SystemRandom()
     cluster = await open_cluster(store, uri)
@@ -197,6 +254,7 @@ async def _ports(store: MetadataStore, uri: MetadataUri, settings: ReplicatorSet
     tasks = UnderReplication(store, cluster, clock)
     await tasks.initialize()
     await _check_readable(registrations, tasks)
+    placement = await load_placement(store, cluster, topology_text(settings.topology_file), settings.placement)
     circuits = Circuits()
     transport = open_transport(RegistrationResolver(registrations, clock), settings.security.load())
     return RepairPorts(
@@ -213,7 +271,7 @@ async def _ports(store: MetadataStore, uri: MetadataUri, settings: ReplicatorSet
         transport=CircuitTransport(transport, circuits, clock),
         clock=clock,
         rng=rng,
-        placement=await load_placement(store, cluster, topology_text(settings.topology_file), settings.placement),
+        placement=placement,
         circuits=circuits,
     )
 
@@ -249,11 +307,11 @@ def _totals(snapshot: Snapshot) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _stopping_on_signals(worker: Worker) -> Iterator[None]:
+def _stopping_on_signals(stop: asyncio.Event) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)
     for number in numbers:
-        loop.add_signal_handler(number, worker.stop)
+        loop.add_signal_handler(number, stop.set)
     try:
         yield
     finally:

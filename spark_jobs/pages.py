@@ -51,7 +51,8 @@ def marked_text(ledgers: int, in_progress: int, parked: Mapping[str, int]) -> st
     """
     if not ledgers:
         return ""
-    parts = [f"{in_progress} in progress"]
+    waiting = max(0, ledgers - in_progress - sum(parked.values()))
+    parts = [f"{waiting} waiting", f"{in_progress} in progress"]
     parts += [f"{count} parked ({reason.replace('_', ' ')})" for reason, count in sorted(parked.items())]
     return f"{counted(ledgers, 'ledger', ',')}: {', '.join(parts)}"
 

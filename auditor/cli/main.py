@@ -19,6 +19,7 @@ from typing_extensions import override
 from auditor.cli.configuration.security_options import CallOptions, set_security_before_command
 from auditor.cli.configuration.settings_options import with_options
 from auditor.cli.output import print_error, print_line
+from auditor.cli.running import log_no_attempts_to_connect
 from bookie.metadata.access import VARIABLES, set_current_access
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
@@ -234,8 +235,8 @@ def options(
     if log_level.upper() not in logging.getLevelNamesMapping():
         raise typer.BadParameter(f"{log_level!r} is not a log level; use DEBUG, INFO, WARNING or ERROR")
     setup_logging(log_level.upper())
-    if context.invoked_subcommand not in _SERVERS and logging.getLogger().level >= logging.WARNING:
-        logging.getLogger("kazoo.client").setLevel(logging.ERROR)  # one error summarizes the attempts
+    if context.invoked_subcommand not in _SERVERS:
+        log_no_attempts_to_connect()
 
 
 def main() -> None:

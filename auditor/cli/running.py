@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -73,6 +74,12 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         if ours is None:
             raise
         raise _first(ours) from group
+
+
+def log_no_attempts_to_connect() -> None:
+    """Unless more is to be logged, let the error of a short command summarize its attempts to reach ZooKeeper."""
+    if logging.getLogger().level >= logging.WARNING:
+        logging.getLogger("kazoo.client").setLevel(logging.ERROR)
 
 
 @contextmanager

@@ -109,7 +109,8 @@ EVENTS: Final = (
     Definition(
         RUNS,
         _COUNTER,
-        "Ended audit runs of this process, by result; dry runs are not counted",
+        "Ended audit runs of this process, by result; dry runs are not counted; cancelled are also those that ended "
+        "because their auditor was stopped",
         {"kind": KINDS, "result": RESULTS},
         watch="failed or partial increase, or held increases",
     ),
@@ -261,7 +262,7 @@ STATE: Final = (
     _state(
         FAILED_IN_A_ROW,
         "The newest runs that failed or could not check every ledger, without another one between them; of all "
-        "processes; dry runs and cancelled runs are not counted",
+        "processes; dry runs, cancelled runs, and runs that ended because their auditor was stopped are not counted",
         _BY_KIND,
         "it is 2",
     ),

@@ -91,7 +91,7 @@ def observe_detection(metrics: MetricSet, seconds: float) -> None:
 
 def result_of(record: RunRecord) -> str:
     """Return the result of a completed run as a value of the label ``result``."""
-    if record.state is RunState.CANCELLED:
+    if record.was_stopped:
         return "cancelled"
     if record.state is not RunState.DONE:
         return "failed"
@@ -106,7 +106,7 @@ def consecutive_failures(ended: Iterable[RunRecord]) -> Mapping[str, int]:
     """Count by kind the newest consecutive runs that failed or were partial; kinds with 0 are omitted. Pure.
 
     Args:
-        ended: completed runs, the newest first. Dry runs and cancelled ones are skipped.
+        ended: completed runs, the newest first. Dry runs, and runs that were stopped, are skipped.
     """
     counts: Counter[str] = Counter()
     decided: set[str] = set()

@@ -39,17 +39,18 @@ async def allow_collection(
     return row(held, now_ms)
 
 
-async def deny_collection(client: ClusterClient, actor: Actor, bookie: BookieId) -> None:
-    """Remove the record of a bookie with its allowance; without one, nothing is changed. Idempotent.
+async def deny_collection(client: ClusterClient, actor: Actor, bookie: BookieId) -> bool:
+    """Remove the record of a bookie with its allowance. Return whether there was one. Idempotent.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; denying it again is safe.
     """
     records = _records(client)
     if not await records.exists(bookie):
-        return
+        return False
     await actor.record(client, "collection deny", bookie)
     await records.remove(bookie)
+    return True
 
 
 def row(held: HeldCollection, now_ms: int) -> Document:

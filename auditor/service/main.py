@@ -85,6 +85,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
         counter=counter,
         prepare=holder.get,
         release=holder.stop,
+        fault=spark_watch.fault,
     )
     service = AuditorService(settings, ports)
     late.tab = SparkTab(service, _tab_settings(settings), clock, report_base_url(settings))
@@ -169,6 +170,10 @@ class SparkWatch(ServiceEvents):
         self._holder = holder
         self._stop = stop
         self.is_gone = False
+
+    def fault(self) -> str:
+        """Return why this process must end; empty while Spark works, as far as is known."""
+        return "Spark has ended or hangs" if self.is_gone else ""
 
     async def run(self, clock: Clock) -> None:
         """Check Spark until cancelled. A failed check is logged and repeated."""

@@ -74,6 +74,10 @@ def _nothing() -> None:
     pass
 
 
+def _no_fault() -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
     """A session with the store, and the cluster in it. The owner of the service closes it."""
@@ -125,6 +129,8 @@ class ServicePorts:
     """Called when this process begins to lead, to start what takes long."""
     release: Callable[[], Awaitable[object]] | None = None
     """Called ``RELEASE_DELAY_S`` after a term if no new term has begun, to release what only a leader needs."""
+    fault: Callable[[], str] = _no_fault
+    """Returns the fault of this process that stops the service; empty after an orderly request to stop it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +193,12 @@ class AuditorService(Control):
                 guarded("overview", parts.overview.run()),
                 guarded("leadership", self._follow(parts)),
             ]
+            fault = "the auditor could not continue"
             try:
                 await _first_of(stop, tasks)
+                fault = self._ports.fault()
             finally:
-                await self._stop_parts(parts, tasks)
+                await self._stop_parts(parts, tasks, fault)
         finally:
             await connection.store.close()
 
@@ -431,6 +439,7 @@ class AuditorService(Control):
         await self._end_pauses(parts)
         await parts.windows.remove_ended(self._ports.clock.epoch_ms())
         await parts.returned.remove_old(self._ports.clock.epoch_ms())
+        await parts.runs.note_kept(self._settings.runs_kept)
 
     async def _initialize_tasks(self, tasks: UnderReplication) -> None:
         """Create the nodes of auto-recovery as Apache's auditor does at its start, because Apache's tools need them.
@@ -538,10 +547,11 @@ class AuditorService(Control):
                 )
             raise
 
-    async def _stop_parts(self, parts: _Parts, tasks: Sequence[asyncio.Task[Any]]) -> None:
+    async def _stop_parts(self, parts: _Parts, tasks: Sequence[asyncio.Task[Any]], fault: str) -> None:
         self._scheduler.stop()
         parts.manager.refuse_new_runs()
-        parts.manager.stop_all(Stop("the auditor is stopping", RunState.ABANDONED))
+        code = ExitCode.INTERNAL if fault else ExitCode.CANCELLED
+        parts.manager.stop_all(Stop(fault or "the auditor is stopping", RunState.ABANDONED, code))
         if not await parts.manager.wait_all_ended(STOP_DEADLINE_S):
             _log.warning("runs did not end in time", extra={"deadline_s": STOP_DEADLINE_S})
         for task in tasks:

@@ -241,6 +241,7 @@ class ServiceSettings:
         int,
         Option("Run records kept in ZooKeeper; the last complete run of each kind stays.", minimum=1, maximum=100_000),
     ] = 200
+    """The leading auditor records the number for runs outside the service, which also remove old records."""
     metadata_rate: MetadataRate = 0.0
     metadata_bytes_rate: MetadataBytesRate = 0.0
     metadata_connections: MetadataConnections = 0

@@ -113,6 +113,33 @@ async def find(store: MetadataStore, path: str) -> Node | None:
         return None
 
 
+async def get_permitted(store: MetadataStore, paths: Sequence[str]) -> list[Node | AccessDeniedError | None]:
+    """Read many nodes, as ``get_many``; a node that this session may not read does not prevent the other reads.
+
+    Returns:
+        For each path the node, None if it does not exist, or the refusal.
+
+    Raises:
+        AccessDeniedError: this session may read none of several nodes, so the cause is not a single node.
+        StoreUnavailableError: no answer.
+    """
+    found = await _get_each_permitted(store, paths)
+    refusals = [each for each in found if isinstance(each, AccessDeniedError)]
+    if refusals and 1 < len(paths) == len(refusals):
+        raise refusals[0]
+    return found
+
+
+async def _get_each_permitted(store: MetadataStore, paths: Sequence[str]) -> list[Node | AccessDeniedError | None]:
+    try:
+        return [*await store.get_many(paths)]
+    except AccessDeniedError as error:
+        if len(paths) == 1:
+            return [error]
+    halves = paths[: len(paths) // 2], paths[len(paths) // 2 :]  # a few more requests, not one for each node
+    return [each for half in halves for each in await _get_each_permitted(store, half)]
+
+
 async def child_names(store: MetadataStore, parent: str) -> tuple[str, ...]:
     """Return the names of a node's children; a missing node has none.
 

@@ -136,12 +136,22 @@ def _is_under_way(cluster: Cluster, data: bytes | None, source: str, target: str
     return False
 
 
-async def _check_target(store: MetadataStore, cluster: Cluster, source: str, target: str) -> None:
+def check_paths(ledgers_root: str, source: str, target: str) -> None:
+    """Check the paths of a move. Pure.
+
+    Raises:
+        ConfigurationError: ``target`` is not a path of a state root.
+        StateRootError: two of the roots contain each other.
+    """
     ZooKeeperAccess(state_root=target)
     if overlaps(target, source):
         raise StateRootError(f"the state roots {source} and {target} must not contain each other")
-    if overlaps(target, cluster.root):
-        raise StateRootError(f"the state root {target} and the ledgers root {cluster.root} must not contain each other")
+    if overlaps(target, ledgers_root):
+        raise StateRootError(f"the state root {target} and the ledgers root {ledgers_root} must not contain each other")
+
+
+async def _check_target(store: MetadataStore, cluster: Cluster, source: str, target: str) -> None:
+    check_paths(cluster.root, source, target)
     paths = [state_path(target, kind, cluster.root) for kind in KINDS]
     for path, data in zip(paths, await store.get_many_data(paths), strict=True):
         if data is not None:

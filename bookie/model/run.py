@@ -144,6 +144,12 @@ class RunRecord:
         is_whole = self.is_every_ledger and self.exit_code not in (ExitCode.HELD, ExitCode.PARTIAL)
         return self.state is RunState.DONE and is_whole and self.verdict not in ("held", "incomplete")
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it was cancelled, or ended by an orderly stop of its auditor: then it shows no fault."""
+        is_orderly = self.state is RunState.ABANDONED and self.exit_code == ExitCode.CANCELLED
+        return self.state is RunState.CANCELLED or is_orderly
+
     def by_check(self) -> tuple[RunRecord, ...]:
         """Return the record, and the result of each contained check as if it had been a run of its own. Pure.
 

@@ -25,6 +25,7 @@ from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster, open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.own_state import claim_state_root
+from bookie.metadata.store.reaching import until_reached
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError
@@ -238,16 +239,20 @@ class _Bookie:
 async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
     """Run all steps of the start up to the ready line.
 
-    Ports are bound first, so a second process with the same settings ends before it touches a disk. The bookie joins
-    before it serves, because its answers count as evidence. It registers last, so every bookie that a writer finds
-    answers.
+    The wait for ZooKeeper is first (R147): until then, the ports refuse connections, so clients try other bookies at
+    once. Ports are bound before the disks, so a second process with the same settings ends before it touches one. The
+    bookie joins before it serves, because its answers count as evidence. It registers last, so every bookie that a
+    writer finds answers.
     """
     context, readiness = _Context(settings, stack, bookie_metrics(installed_version())), _Readiness()
     begun_s = context.clock.monotonic_s()
     await _serve_metrics(context, readiness)
+    metadata = await until_reached(partial(_connect, settings), context.clock)
+    context.stack.push_async_callback(metadata.store.close)
+    context.metrics.watch(SESSION, lambda: metadata.store.session.is_connected)
+    readiness.is_store_reached = True
     listeners = _bind(context)
     disks = await _open_disks(context)
-    metadata = await _connect(context)
     admission, ledger_disk, storage = await _join(context, listeners, disks, metadata)
     service = await _serve(context, listeners, ledger_disk, metadata, storage, admission)
     drain = DrainWatch(Drains(metadata.store, metadata.cluster.root), admission.bookie_id, context.clock)
@@ -320,16 +325,19 @@ def _journal_roles(disks: Sequence[FileDisk]) -> dict[str, FileDisk]:
     return {"journal" if number == 1 else f"journal-{number}": disk for number, disk in enumerate(disks, 1)}
 
 
-async def _connect(context: _Context) -> _Metadata:
-    settings, uri = context.settings, parse_uri(context.settings.metadata_uri)
+async def _connect(settings: BookieSettings) -> _Metadata:
+    """Open a session with the cluster's store. The caller closes it; after an error, nothing remains open."""
+    uri = parse_uri(settings.metadata_uri)
     store = await ZooKeeperStore.connect(
         uri.hosts, session_timeout_s=settings.session_timeout_s, connect_timeout_s=settings.connect_timeout_s
     )
-    context.stack.push_async_callback(store.close)
-    metadata = _Metadata(store, await open_cluster(store, uri))
-    await claim_state_root(store, metadata.cluster.root)
-    context.metrics.watch(SESSION, lambda: store.session.is_connected)
-    return metadata
+    try:
+        cluster = await open_cluster(store, uri)
+        await claim_state_root(store, cluster.root)
+    except BaseException:
+        await store.close()
+        raise
+    return _Metadata(store, cluster)
 
 
 async def _join(
@@ -534,9 +542,12 @@ def _collector_settings(settings: BookieSettings) -> CollectorSettings:
 class _Readiness:
     """Whether clients can find the bookie. It can be queried from the beginning of the start."""
 
+    is_store_reached: bool = False
     keeper: RegistrationKeeper | None = None
 
     def check(self) -> str:
+        if not self.is_store_reached:
+            return "not registered: ZooKeeper has not answered yet"
         return "" if self.keeper is not None and self.keeper.is_registered else "not registered in ZooKeeper"
 
 

@@ -116,7 +116,7 @@ class BookieSettings:
     ] = 10.0
     """Time for which a killed bookie still counts as registered."""
     connect_timeout_s: Annotated[
-        float, Option("Seconds that ZooKeeper may take to answer at the start.", "connect_timeout", above=0)
+        float, Option("Seconds that each attempt to reach ZooKeeper may take at the start.", "connect_timeout", above=0)
     ] = 15.0
     takeover_deadline_s: float = 60.0
     """Deadline for the end of an earlier session's registration of this bookie; longer than any session timeout."""

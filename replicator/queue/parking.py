@@ -127,6 +127,8 @@ class _Failures:
     """The token of the record."""
     is_own: bool
     """Whether an attempt of this process was among those that failed."""
+    is_kept: bool
+    """Whether the pause applies although the store has no record of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,20 +160,26 @@ class Memory:
         )
         token = f"{self._rng.getrandbits(_TOKEN_BITS):012x}"
         self._failures[ledger_id] = _Failures(
-            count=count, until_s=now_s + pause_s, noted_s=math.inf, token=token, is_own=True
+            count=count, until_s=now_s + pause_s, noted_s=math.inf, token=token, is_own=True, is_kept=False
         )
         return FailedTask(ledger_id, count, pause_s, token)
 
-    def finish_recording(self, record: FailedTask) -> None:
-        """Record that the attempt to write a record of ``record_failure`` to the store has ended."""
+    def finish_recording(self, record: FailedTask, *, is_kept: bool) -> None:
+        """Record that the attempt to write a record of ``record_failure`` to the store has ended, if there was one.
+
+        ``is_kept`` means that the store has no record, and that this process makes the pause anyway.
+        """
         known = self._failures.get(record.ledger_id)
         if known is not None and known.token == record.token:
-            self._failures[record.ledger_id] = replace(known, noted_s=self._clock.monotonic_s())
+            noted_s = self._clock.monotonic_s()
+            self._failures[record.ledger_id] = replace(known, noted_s=noted_s, is_kept=is_kept)
 
     def note_shared_failure(self, record: FailedTask) -> None:
         """Record a failure, of this process or another, that was read from the store."""
         known = self._failures.get(record.ledger_id)
-        if known is None or known.token != record.token:
+        if known is not None and known.token == record.token:
+            self._failures[record.ledger_id] = replace(known, is_kept=False)
+        else:
             now_s, pause_s = self._clock.monotonic_s(), min(max(record.pause_s, 0.0), 2 * _BACKOFF_S_MAX)
             self._failures[record.ledger_id] = _Failures(
                 count=record.failures,
@@ -179,16 +187,21 @@ class Memory:
                 noted_s=now_s,
                 token=record.token,
                 is_own=known is not None and known.is_own,
+                is_kept=False,
             )
 
     def forget_deleted_failures(self, ledger_ids: Collection[LedgerId], listed_s: float) -> None:
-        """Forget the failures whose record was deleted.
+        """Forget the failures whose record was deleted. Those with ``is_kept`` stay.
 
         Args:
             ledger_ids: the ledgers with a record, according to a listing.
             listed_s: when this listing started; failures noted later are kept.
         """
-        gone = [i for i, known in self._failures.items() if i not in ledger_ids and known.noted_s < listed_s]
+        gone = [
+            ledger_id
+            for ledger_id, known in self._failures.items()
+            if not known.is_kept and ledger_id not in ledger_ids and known.noted_s < listed_s
+        ]
         for ledger_id in gone:
             del self._failures[ledger_id]
 

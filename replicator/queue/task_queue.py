@@ -41,6 +41,7 @@ from bookie.metadata.port import Children, Node
 from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask
+from bookie.metadata.tasks.underreplication import UnreadableTask
 from bookie.model.errors import BkhealError, ConflictError, PermanentError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.fault_points import fault_point
@@ -114,6 +115,8 @@ class _Part:
     """Some tasks of a listing, with the data that is needed to judge them."""
 
     tasks: Sequence[Task]
+    unreadable: Sequence[LedgerId]
+    """The ledgers whose task cannot be read."""
     ledgers: Sequence[Versioned | Unreadable | None]
     """The metadata of each task's ledger."""
     parked: Mapping[LedgerId, ParkedTask]
@@ -132,6 +135,8 @@ class _ListingVerdicts:
 
     def __init__(self) -> None:
         self.ledger_ids: set[LedgerId] = set()
+        self.unreadable: set[LedgerId] = set()
+        """The ledgers whose task cannot be read. Their records stay."""
         self.counts = dict.fromkeys(_Verdict, 0)
         self.backing_off: list[LedgerId] = []
         self.in_grace: list[LedgerId] = []
@@ -291,7 +296,9 @@ class TaskQueue:
         """Record the end of a turn."""
         if ending is Ending.FAILED:
             if turn.ledger_id not in self._failures_noted:
-                self._memory.finish_recording(self._memory.record_failure(turn.ledger_id))
+                # A lock that may remain must be settled by the next attempt, without a pause.
+                is_kept = turn.ledger_id not in self._unsettled_locks
+                self._memory.finish_recording(self._memory.record_failure(turn.ledger_id), is_kept=is_kept)
             self._failures_noted.discard(turn.ledger_id)
         elif ending is Ending.PARKED:
             attempts = turn.parked_attempts + 1 if turn.is_parked else 0
@@ -320,11 +327,13 @@ class TaskQueue:
         """Record a failed turn in the store, for all workers, while its lock is held. Best effort."""
         self._failures_noted.add(turn.ledger_id)
         record = self._memory.record_failure(turn.ledger_id)
+        is_kept = False
         try:
             await self._ports.failures.note(record)
         except BkhealError as error:
+            is_kept = True
             _log.info("failure is not recorded", extra={"ledger_id": turn.ledger_id, "error": str(error)})
-        self._memory.finish_recording(record)
+        self._memory.finish_recording(record, is_kept=is_kept)
 
     def note_lock_answer(self, ledger_id: LedgerId, *, is_settled: bool) -> None:
         """Record whether an attempt to lock was answered. If not, we may have the lock; the next attempt shows it."""
@@ -347,7 +356,7 @@ class TaskQueue:
         async for ids in in_steps(listing.marked, READ_LEDGERS):
             await self._judge_part(await self._read_part(ids, listing), listing, judged)
         await self._replace_list(judged)
-        await self._forget_orphans(listing, judged.ledger_ids)
+        await self._forget_orphans(listing, judged.ledger_ids | judged.unreadable)
         self._plan_renewal(started_s, judged)
         if changes_noted != self._changes_noted:  # a part of the list may be older than the change
             self._renew_anyway_s = self._renew_after_change_s
@@ -371,15 +380,17 @@ class TaskQueue:
         )
 
     async def _read_part(self, ids: Sequence[LedgerId], listing: _Listing) -> _Part:
-        tasks = [task for task in await self._ports.tasks.read_many(ids) if isinstance(task, Task)]
+        found = await self._ports.tasks.read_many_permitted(ids)
+        tasks = [task for task in found if isinstance(task, Task)]
         parked = await self._ports.parked.read_many([i for i in ids if i in listing.parked], listing.bookie_lists)
         named = frozenset(bookie for task in tasks for bookie in task.missing)
-        ledgers = await self._ports.ledgers.read_many([task.ledger_id for task in tasks])
+        ledgers = await self._ports.ledgers.read_many_permitted([task.ledger_id for task in tasks])
         registered, _ = await with_draining(self._ports, await self._ports.recent.list_bookies(), named)
         bookies = self._reuse_if_equal(registered)
         absent = [_absent(task, ledger, bookies) for task, ledger in zip(tasks, ledgers, strict=True)]
         return _Part(
             tasks=tasks,
+            unreadable=[task.ledger_id for task in found if isinstance(task, UnreadableTask)],
             ledgers=ledgers,
             parked={record.ledger_id: record for record in parked},
             bookies=bookies,
@@ -390,6 +401,7 @@ class TaskQueue:
 
     async def _judge_part(self, part: _Part, listing: _Listing, judged: _ListingVerdicts) -> None:
         """Add the verdicts of a part to ``judged``; other tasks of the event loop may run between them."""
+        judged.unreadable.update(part.unreadable)
         for number, (task, ledger, absent) in enumerate(
             zip(part.tasks, part.ledgers, part.absent, strict=True), start=1
         ):

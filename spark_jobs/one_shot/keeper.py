@@ -35,6 +35,7 @@ from spark_jobs.settings import AuditSettings
 _log = logging.getLogger(__name__)
 
 RUNS_KEPT: Final = 200
+"""Number of run records to keep if no auditor has recorded its own (``runs_kept``)."""
 WAIT_S_MAX: Final = 7 * 86_400.0
 """Longest wait for the previous run: every wait has a deadline."""
 _POLL_S: Final = 0.5
@@ -95,8 +96,8 @@ class RunKeeper:
             StoreUnavailableError: the store did not answer.
             NotAClusterError: there is no cluster at the metadata URI.
             StateRootError: the cluster's other processes keep their state below another root (R90).
-            NoTopologyError, InvalidTopologyError, NoPulsarError, ExportError, ReportDirError: the run, if a person
-                starts it, could only fail.
+            NoTopologyError, InvalidTopologyError, NoPulsarError, ExportError, SnapshotError, ReportDirError: the run,
+                if a person starts it, could only fail.
         """
         self._wait_s = min(WAIT_S_MAX, wait_s)  # in this order, NaN is limited as well
         self._thread.start()
@@ -209,7 +210,7 @@ class RunKeeper:
 
     async def _prune(self, runs: Runs) -> None:
         try:
-            await runs.prune(RUNS_KEPT, self._clock.epoch_ms())
+            await runs.prune(await runs.kept(RUNS_KEPT), self._clock.epoch_ms())
         except BkhealError as error:
             _log.warning("records of old runs were not removed", extra={"reason": str(error)})
 

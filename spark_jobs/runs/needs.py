@@ -1,5 +1,5 @@
-"""What a run of a kind cannot do without: locations to judge placement by, ledgers of Pulsar to compare with, and
-places for its report and its list of ids.
+"""What a run of a kind cannot do without: locations to judge placement by, ledgers of Pulsar to compare with, a
+snapshot if it reads one, and places for its report and its list of ids.
 
 A run that a person starts is refused before it is on record. The run of a schedule fails, so its record shows that the
 schedule is useless.
@@ -45,6 +45,7 @@ async def check_run_prerequisites(
         NoTopologyError, InvalidTopologyError: a placement check without a readable topology.
         NoPulsarError: a references check without managed ledgers.
         ExportError: the file for the ids cannot be made.
+        SnapshotError: the snapshot is none, or the cluster has a layout for which none can be used.
         ReportDirError: the report is the purpose of the run, and its directory cannot be written.
         StoreUnavailableError, AccessDeniedError: see ``MetadataStore``.
     """
@@ -57,8 +58,22 @@ async def check_run_prerequisites(
         require_pulsar([root for root in roots if not await PulsarTree(store, root).exists()])
         if settings.export is not None:
             require_export(settings.export)
+    if settings.is_from_snapshot:
+        _require_snapshot(settings.snapshot, cluster)
     if is_for_report(kind, is_dry_run=settings.is_dry_run):  # every other run marks, even without a report (R52)
         require_writable(settings.report_dir)
+
+
+def _require_snapshot(file: Path | None, cluster: Cluster) -> None:
+    """Read the beginning of a snapshot file. The run reads the rest, which shows the cluster and any damage."""
+    from spark_jobs.snapshot.files import opened  # these import pyarrow, which few runs need before Java has started
+    from spark_jobs.snapshot.format import SnapshotStream
+    from spark_jobs.snapshot.index import check_layout
+
+    check_layout(cluster)
+    if file is not None:
+        with opened(file) as source:
+            SnapshotStream(source, str(file)).begin()
 
 
 def require_locations(topology: Topology) -> None:

@@ -62,7 +62,11 @@ class KindLine:
     why_not: str
     asks: str
     last_success: str
+    last_distance: str
+    """How long ago that was; empty: never, or not known."""
     next: str
+    next_distance: str
+    """How long it is until then; empty: the time is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +164,10 @@ def _kind_line(row: KindRow, now_ms: int) -> KindLine:
         is_startable=row.is_startable,
         why_not=row.why_not or "not now",
         asks=_CHECK_DESCRIPTIONS.get(row.kind, ""),
-        last_success=f"{utc_text(last_ms)} ({duration(now_ms - last_ms)} ago)" if last_ms else "never",
-        next=f"{utc_text(next_ms)} (in {duration(next_ms - now_ms)})" if next_ms else row.why_no_next,
+        last_success=utc_text(last_ms) or "never",
+        last_distance=f"{duration(now_ms - last_ms)} ago" if last_ms else "",
+        next=utc_text(next_ms) or row.why_no_next,
+        next_distance=f"in {duration(next_ms - now_ms)}" if next_ms else "",
     )
 
 

@@ -60,6 +60,16 @@ class Pod:
         return self.owner["kind"] in ("Deployment", "StatefulSet")
 
 
+class _UniqueKeys(yaml.CSafeLoader):
+    """A loader that refuses a mapping with a key twice, as Kubernetes and many tools do."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        assert len(set(keys)) == len(keys), f"a key is there twice: {sorted(keys)}"
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        return made
+
+
 def need_helm() -> None:
     """Skip the running test if the tools for rendering the chart are not installed, or fail it if it is required."""
     if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
@@ -86,7 +96,7 @@ def render(values: Mapping[str, Any], name: str = "demo", chart: Path = CHART, n
     texts = _chart(chart).render(dict(values), name=name, namespace=namespace)
     notes = next((text for path, text in texts.items() if path.endswith("NOTES.txt")), "")
     manifests = [text for path, text in sorted(texts.items()) if path.endswith(".yaml")]
-    objects = [item for text in manifests for item in yaml.load_all(text, yaml.CSafeLoader) if item]
+    objects = [item for text in manifests for item in yaml.load_all(text, _UniqueKeys) if item]
     return Release(name, tuple(objects), notes)
 
 

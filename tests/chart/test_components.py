@@ -1123,6 +1123,23 @@ def test_an_exporter_has_the_rules_of_the_audits_for_what_is_held_back(mode: str
     assert settings(made, "exporter")["flapping_delay_s"] == 7
 
 
+@pytest.mark.parametrize("name", ["everything", "cron-scraped", "service-k8s-client"])
+def test_labels_of_the_operator_replace_those_of_the_chart(name: str) -> None:
+    part_of, team, chart, grafana = "app.kubernetes.io/part-of", "team", "helm.sh/chart", "grafana_dashboard"
+    values = load_values(name)
+    values["commonLabels"] = {part_of: "messaging", team: "storage", chart: "ours", grafana: "no"}
+    for component in ("auditor", "replicator", "cron"):
+        values[component] = {**values.get(component, {}), "podLabels": {team: component}}
+    made = render(values)
+    found = [item["metadata"]["labels"] for item in made.objects]
+    assert {(labels[part_of], labels[team], labels[chart]) for labels in found} == {("messaging", "storage", "ours")}
+    dashboards = {labels[grafana] for labels in found} - {"no"}
+    assert dashboards == ({"1"} if values.get("metrics", {}).get("dashboards", {}).get("enabled") else set())
+    of_pods = [pod.metadata["labels"] for pod in pods(made) if pod.owner["kind"] != "Pod"]
+    assert {labels[part_of] for labels in of_pods} == {"messaging"}
+    assert {labels[team] for labels in of_pods} & {"auditor", "replicator", "cron"}
+
+
 def test_an_exporter_has_the_brake_setting_of_the_audits_and_contacts_no_bookie() -> None:
     made = render(
         {**load_values("cron-tls"), "cron": {"missingShareMax": 0.2}, "config": {"exporter": {"session_timeout_s": 20}}}

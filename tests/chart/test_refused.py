@@ -157,6 +157,14 @@ def test_the_schema_refuses_invalid_values(path: str, value: Any) -> None:
             {"bookkeeper": URI, "bookies": {"enabled": True, "apachePort": 3181}},
             "cannot be bookies.ports.bookie or bookies.ports.http",
         ),
+        (
+            {"bookkeeper": URI, "commonLabels": {"app.kubernetes.io/component": "storage"}},
+            "commonLabels: selectors of the chart use the label app.kubernetes.io/component",
+        ),
+        (
+            {"bookkeeper": URI, "bookies": {"podLabels": {"app.kubernetes.io/name": "bookie"}}},
+            "bookies.podLabels: selectors of the chart use the label app.kubernetes.io/name",
+        ),
         ({"bookkeeper": {**URI, "clientSasl": {"username": "bkheal"}}}, "clientSasl.existingSecret go together"),
         ({"bookkeeper": {**URI, "zookeeper": {"login": {"username": "u"}}}}, "login.existingSecret go together"),
         ({"bookkeeper": {**URI, "zookeeper": {"acl": "creator"}}}, "needs an identity"),

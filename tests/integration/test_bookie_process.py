@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import re
 import socket
@@ -30,6 +31,7 @@ from bookie.wire.grpc.transport import GrpcTransport
 from bookie.wire.port import AddBatch, Status
 from bookie.wire.requests import Fence, Read
 from tests.deadlines import STATE_S
+from tests.integration.served import Served
 from tests.sessions import LONG_SESSION_S, end_sessions, expire, kill9, sessions_of
 from tests.worlds.entries import packed_entry
 
@@ -328,10 +330,49 @@ async def test_an_invalid_metadata_uri_is_refused(machine: Machine) -> None:
     assert "zk" in await machine.refused(78, metadata_uri="postgres://nowhere")
 
 
-async def test_a_zookeeper_that_does_not_answer_has_its_own_exit_code(machine: Machine) -> None:
+async def forward(from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter, port: int) -> None:
+    from_server, to_server = await asyncio.open_connection("127.0.0.1", port)
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    await asyncio.gather(pump(from_client, to_server), pump(from_server, to_client))
+
+
+@pytest.mark.parametrize("is_bookie", [True, False], ids=["bookie", "replicator"])
+async def test_a_process_waits_for_a_zookeeper_that_does_not_answer(machine: Machine, is_bookie: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        host = f"127.0.0.1:{mute.getsockname()[1]}"
-        assert host in await machine.refused(69, metadata_uri=f"zk+hierarchical://{host}/ledgers", connect_timeout=1)
+        port = mute.getsockname()[1]
+        uri = f"zk+hierarchical://127.0.0.1:{port}{machine.root}"
+
+        def start() -> ManagedProcess:
+            if is_bookie:
+                return machine.start(metadata_uri=uri, connect_timeout=1, http_port=0)
+            words = [sys.executable, "-m", "replicator", "--metadata-uri", uri, "--http-port", "0"]
+            return ManagedProcess.start("replicator", words, log_path=machine.home / f"log-{random.random()}")
+
+        waiting = []
+        for process in (start(), start()):
+            machine.stack.push_async_callback(process.stop)
+            line = await process.wait_for_line(r"metrics on (http://\S+)$", STATE_S)
+            served = Served(process, line[1])
+            waiting.append(served)
+            assert (await served.get("/livez"))[0] == 200
+            status, why = await served.get("/readyz?verbose")
+            assert (status, "ZooKeeper" in why) == (503, True)
+        assert await waiting[1].process.stop(STATE_S) == 0, waiting[1].process.log_tail()
+
+    async def serve(from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        await forward(from_client, to_client, machine.zookeeper.port)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", port, reuse_address=True)
+    async with server:
+        await waiting[0].until_status("/readyz", 200)
+        assert await waiting[0].process.stop(STATE_S) == 0, waiting[0].process.log_tail()
 
 
 def test_a_bookie_loads_no_heavy_packages() -> None:

@@ -166,6 +166,8 @@ class Auditor:
         self.counted = Counted()
         self.spark: list[str] = []
         """What happened to the session: started, stopped."""
+        self.fault = ""
+        """The fault that makes it stop."""
         self.settings = ServiceSettings(
             **{  # type: ignore[arg-type]
                 "metadata_uri": "zk://h:1/ledgers",
@@ -183,6 +185,7 @@ class Auditor:
             process=f"{name}:1",
             prepare=lambda: self._spark("started"),
             release=lambda: self._spark("stopped"),
+            fault=lambda: self.fault,
             make_scheduler=lambda fire: VirtualScheduler(self.settings.schedules, fire, world.clock),
         )
         self.service = AuditorService(self.settings, ports)

@@ -490,8 +490,19 @@ def tls_context(settings: RemoteSettings, base: str) -> ssl.SSLContext:
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used; it trusts no authority
     try:
         context = ssl.create_default_context(cafile=settings.ca)
+    except (OSError, ValueError) as error:
+        raise _unusable(f"the file {settings.ca} of the authority", error) from error
+    try:
         if settings.cert is not None:
             context.load_cert_chain(settings.cert, settings.key)
     except (OSError, ValueError) as error:
-        raise ConfigurationError([f"cannot use the TLS files for {settings.url}: {error}"]) from error
+        raise _unusable(f"the client certificate {settings.cert} with the key {settings.key}", error) from error
     return context
+
+
+def _unusable(files: str, error: Exception) -> ConfigurationError:
+    if isinstance(error, ssl.SSLError):
+        why = error.reason.lower().replace("_", " ") if error.reason else "it is not in PEM format"
+    else:
+        why = getattr(error, "strerror", None) or str(error)
+    return ConfigurationError([f"cannot use {files}: {why}"])

@@ -97,7 +97,11 @@ def move_state(
 
     Example: `bkheal --state-root /bkheal cluster move-state /pulsar/bkheal`
     """
+    from bookie.metadata.state_move import check_paths
+    from bookie.metadata.uri import parse_uri
+
     source, cluster = current_access().state_root, metadata_uri(uri, config)
+    check_paths(parse_uri(cluster).ledgers_root, source, target)
     confirm(f"Is every process of bkheal stopped? Its state moves from {source} to {target}.", is_sure=is_sure)
     nodes = run(_move_state(cluster, source, target))
     print_line(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from auditor.cli.changing import YesOption, confirm, connected, refuse, show, whoami
+from auditor.cli.changing import YesOption, confirm, connected, exit_if_unknown, refuse, show, whoami
 from auditor.cli.output import OutputFormat, StreamFormat
 from auditor.cli.paging import print_page
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
@@ -112,7 +112,7 @@ def deny(
 
     A running collection is not interrupted. A bookie that still holds ledgers back records it again.
 
-    Exit codes: 0 withdrawn, or there was none, 2 wrong usage, 3 the store did not answer.
+    Exit codes: 0 withdrawn, or there was none, 1 no such bookie, 2 wrong usage, 3 the store did not answer.
     """
     name = bookie_id(bookie)
     run(_deny(metadata_uri(uri, config), name))
@@ -143,4 +143,6 @@ async def _deny(uri: str, name: BookieId) -> None:
     from auditor.operating.collections import deny_collection
 
     async with connected(uri) as client:
-        await deny_collection(client, Actor(whoami(), "command"), name)
+        if not await deny_collection(client, Actor(whoami(), "command"), name):
+            registrations = client.ports.registrations
+            exit_if_unknown([name], await registrations.known() | (await registrations.list()).registered)

@@ -182,8 +182,6 @@ def stop(
     left = [bookie for bookie in bookies if bookie not in stopped]
     would = "would be" if is_dry_run else "is"
     lines = [f"the drain of {bookie} {would} cancelled" for bookie in stopped]
-    if problem is None:
-        lines += [f"{bookie} is not being drained" for bookie in left]
     show(output, "DrainStop", {"dry_run": is_dry_run, "stopped": stopped}, lines)
     if problem is not None:
         from auditor.cli.exit_codes import exit_code_of
@@ -191,6 +189,7 @@ def stop(
         print_error(f"{problem}; these drains were not cancelled, or their state is unknown: {', '.join(left)}")
         raise typer.Exit(exit_code_of(problem))
     if left:
+        print_error(f"not being drained: {', '.join(left)}; `bkheal drain list` lists the drains")
         raise typer.Exit(ExitCode.FAILED)
 
 

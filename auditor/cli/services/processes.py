@@ -12,7 +12,7 @@ from auditor.cli.configuration.reloading import config_source
 from auditor.cli.configuration.settings import bookie_settings, replicator_settings
 from auditor.cli.configuration.settings_options import with_options
 from auditor.cli.output import OutputFormat
-from auditor.cli.running import ConfigOption, MetadataUriOption, metadata_uri, run
+from auditor.cli.running import ConfigOption, MetadataUriOption, log_no_attempts_to_connect, metadata_uri, run
 from bookie.server.settings import BookieSettings
 from replicator.settings import ReplicatorSettings
 
@@ -48,6 +48,7 @@ bookie_app = typer.Typer(
 def bookie(context: typer.Context, uri: MetadataUriOption = None, config: ConfigOption = None, **options: Any) -> None:
     """The command; its help is above."""
     if context.invoked_subcommand is not None:
+        log_no_attempts_to_connect()
         return
     from bookie.server.main import run_bookie
 

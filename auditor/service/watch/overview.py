@@ -187,7 +187,7 @@ def _ended(ended: Iterable[RunRecord]) -> Sequence[RunRecord]:
     kept: dict[str, RunRecord] = {}
     decided: Counter[RunKind] = Counter()
     for record in ended:
-        does_count = not record.is_dry_run and record.state is not RunState.CANCELLED
+        does_count = not record.is_dry_run and not record.was_stopped
         if record.run_id in kept or (
             len(kept) >= RUNS_READ and not (does_count and decided[record.kind] < RUNS_READ_OF_KIND)
         ):

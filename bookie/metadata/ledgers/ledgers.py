@@ -25,6 +25,7 @@ from bookie.metadata.nodes import (
     create_missing,
     create_with_parents,
     find,
+    get_permitted,
     in_steps,
     parent_of,
     prune,
@@ -223,6 +224,22 @@ class LedgerStore:
         found: list[Versioned | Unreadable | None] = []
         async for pairs in in_steps(list(zip(ids, nodes, strict=True))):
             found += [_versioned(ledger_id, node) for ledger_id, node in pairs]
+        return found
+
+    async def read_many_permitted(self, ids: Sequence[LedgerId]) -> list[Versioned | Unreadable | None]:
+        """As ``read_many``, but a ledger that this session may not read is unreadable as well.
+
+        Raises:
+            AccessDeniedError: this session may read none of several ledgers.
+            StoreUnavailableError: no answer.
+        """
+        nodes = await get_permitted(self._store, [self.path(ledger_id) for ledger_id in ids])
+        found: list[Versioned | Unreadable | None] = []
+        async for pairs in in_steps(list(zip(ids, nodes, strict=True))):
+            found += [
+                Unreadable(ledger_id, str(node)) if isinstance(node, AccessDeniedError) else _versioned(ledger_id, node)
+                for ledger_id, node in pairs
+            ]
         return found
 
     async def read_many_metadata(self, ids: Sequence[LedgerId]) -> list[LedgerMetadata | Unreadable | None]:

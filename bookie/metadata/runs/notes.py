@@ -1,8 +1,9 @@
-"""Facts about kinds and runs that are not in their records: success, pauses, and requests to end a run.
+"""Facts about kinds and runs that are not in their records: success, pauses, requests to end a run, records to keep.
 
 last-success/<kind>   beginning of the last complete run of this kind; outlives the records
 paused/<kind>         until its end: no scheduled run of this kind begins
 requests/<run_id>     if it exists, the end of this run was requested; the process of the run looks for it
+kept                  number of records to keep, as set for the last leading auditor; for runs without an auditor
 """
 
 from __future__ import annotations
@@ -66,6 +67,29 @@ class RunNotes:
         nodes = await self._store.get_many_data([self._path("last-success", kind.value) for kind in RunKind])
         times = {kind: _number(data) for kind, data in zip(RunKind, nodes, strict=True) if data is not None}
         return {kind: time_ms for kind, time_ms in times.items() if time_ms > 0}
+
+    async def note_kept(self, count: int) -> None:
+        """Record the number of records to keep, for the runs that do not know the settings of the auditor.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; recording it again is safe.
+        """
+        text = str(count).encode()
+        await change(self._store, f"{self._base}/kept", lambda data: None if data == text else text)
+
+    async def kept(self, default: int) -> int:
+        """Return the recorded number of records to keep; ``default`` if no auditor has recorded one.
+
+        Raises:
+            StoreUnavailableError: no answer.
+            UnreadableRecordError: it is damaged.
+        """
+        node = await find(self._store, f"{self._base}/kept")
+        if node is None:
+            return default
+        if (count := _number(node.data)) == 0:
+            raise UnreadableRecordError(f"no number of records to keep: {node.data[:_TEXT_MAX]!r}")
+        return count
 
     async def pause_kind(self, kind: RunKind, owner: str, until_ms: int) -> None:
         """Prevent scheduled runs of this kind until ``until_ms``, in every process. Replaces an earlier pause.

@@ -396,12 +396,13 @@ class KazooConnection:
                         sends, changes = sends + 1, self.tracker.changes
                         value, error = await self._exchange(request, session)
         except TimeoutError as late:
-            raise _unanswered(request, what, f"ZooKeeper did not answer within {self._timeout_s:g} s") from late
+            why = f"ZooKeeper at {self._hosts} did not answer within {self._timeout_s:g} s"
+            raise _unanswered(request, what, why) from late
         if isinstance(request, _Write) and request.is_withdrawn:
             raise StoreUnavailableError(f"{what}: ZooKeeper session {session.session_id:#x} ended before it was sent")
         if error is not None:
             known = answer_error(getattr(error, "code", None), what)
-            why = f"the connection to ZooKeeper failed ({type(error).__name__})"
+            why = f"the connection to ZooKeeper at {self._hosts} failed ({type(error).__name__})"
             raise known or _unanswered(request, what, why) from error
         return value
 
@@ -551,4 +552,4 @@ class KazooConnection:
 def _unanswered(request: _Request, what: str, why: str) -> StoreUnavailableError | WriteOutcomeUnknownError:
     if isinstance(request, _Write) and not request.withdraw():
         return WriteOutcomeUnknownError(f"{what}: {why} after it was sent; it may have been carried out: read it again")
-    return StoreUnavailableError(f"{what}: {why}")
+    return StoreUnavailableError(f"{what}: {why}; check that a majority of its servers runs")

@@ -37,8 +37,9 @@ from bookie.metadata.layout import (
     task_path,
     tasks_path,
 )
-from bookie.metadata.nodes import READS_PER_BATCH, create_with_parents, ensure_path, in_steps, reread
+from bookie.metadata.nodes import READS_PER_BATCH, create_with_parents, ensure_path, get_permitted, in_steps, reread
 from bookie.metadata.port import (
+    AccessDeniedError,
     Children,
     MetadataStore,
     Node,
@@ -233,6 +234,19 @@ class UnderReplication:
             found += [_task(ledger_id, node) for ledger_id, node in pairs]
         return found
 
+    async def read_many_permitted(self, ledger_ids: Sequence[LedgerId]) -> builtins.list[Task | UnreadableTask | None]:
+        """As ``read_many``, but a task that this session may not read is unreadable as well.
+
+        Raises:
+            AccessDeniedError: this session may read none of several tasks.
+            StoreUnavailableError: no answer.
+        """
+        nodes = await get_permitted(self._store, [task_path(self._root, ledger_id) for ledger_id in ledger_ids])
+        found: builtins.list[Task | UnreadableTask | None] = []
+        async for pairs in in_steps(list(zip(ledger_ids, nodes, strict=True))):
+            found += [_task(ledger_id, node) for ledger_id, node in pairs]
+        return found
+
     async def ids(self) -> builtins.list[LedgerId]:
         """Return the marked ledgers, ascending; yields to the event loop between parts of a long list.
 
@@ -271,12 +285,14 @@ async def _in_order(ids: Sequence[LedgerId | None]) -> list[LedgerId]:
     return known
 
 
-def _task(ledger_id: LedgerId, node: Node | None) -> Task | UnreadableTask | None:
+def _task(ledger_id: LedgerId, node: Node | AccessDeniedError | None) -> Task | UnreadableTask | None:
     if node is None:
         return None
     try:
+        if isinstance(node, AccessDeniedError):
+            raise node
         data = decode_task(node.data)
-    except UnreadableTaskError as error:
+    except (UnreadableTaskError, AccessDeniedError) as error:
         _log.warning("task cannot be read", extra={"ledger_id": ledger_id, "error": str(error)})
         return UnreadableTask(ledger_id, str(error))
     return Task(ledger_id, data.missing, data.ctime_ms, node.stat.version)

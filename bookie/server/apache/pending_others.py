@@ -84,8 +84,9 @@ class PendingOthers:
 
     def end_polls(self) -> None:
         """End the long polls without an answer."""
-        for poll in list(self._polls):
-            poll.cancel()
+        for poll in self._polls:
+            # In the next step of the event loop: a task that is cancelled before its start would not count its end.
+            asyncio.get_running_loop().call_soon(poll.cancel)
 
     def _begin_reads(self, group: list[Read], taken: int) -> None:
         self._reads += 1

@@ -105,7 +105,7 @@ class FileDisk(Disk):
 
     @override
     async def names(self, directory: str) -> list[str]:
-        return await _in_thread(self._threads.reads, _names, self._root / directory)
+        return await _in_thread(self._threads.changes, _names, self._root / directory)
 
     @override
     async def make_directory(self, path: str) -> None:
@@ -163,7 +163,7 @@ class _Threads:
     """The threads of one disk."""
 
     changes: ThreadPoolExecutor
-    """For changes, and for the space and the files that changes need."""
+    """For changes, and for what changes and probes of the disk need: its space, its names and the sizes of files."""
     reads: ThreadPoolExecutor
 
     @classmethod

@@ -21,8 +21,8 @@ record may belong to it or to an earlier file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,7 +46,7 @@ from bookie.storage.entry_logs.entry_log import (
 )
 from bookie.storage.entry_logs.entry_log import log_ids as entry_log_ids
 from bookie.storage.entry_logs.log_ends import log_end_put, read_log_end, uncounted
-from bookie.storage.port import DirectoryFailedError, Disk, DiskFile, EntryIndex
+from bookie.storage.port import DirectoryFailedError, Disk, DiskError, DiskFile, DiskFullError, EntryIndex
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,8 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
     can free the space. In a log that cannot be read to its end, nothing is counted.
 
     Raises:
-        DiskError: a file or the index cannot be read or written, or a removal cannot be made durable.
+        DiskFullError: no more files may be opened.
+        DiskError: the index cannot be read or written, or a removal cannot be made durable.
     """
     removed: list[int] = []
     leftovers = sorted({*log_ids, *await uncounted(index)})
@@ -77,14 +78,18 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
             continue  # keep its records for a later start with its directory
         end = await read_log_end(index, log_id)
         try:
-            file = await disk.open(log_path(log_id))
+            with _file_errors():
+                file = await disk.open(log_path(log_id))
+            try:
+                found = await _read_contents(file, log_id, index, None if end is None else end.offset, is_gone)
+            finally:
+                await file.close()
         except FileNotFoundError:
             removed.append(log_id)  # the crash was before its creation or after its removal
             continue
-        try:
-            found = await _read_contents(file, log_id, index, None if end is None else end.offset, is_gone)
-        finally:
-            await file.close()
+        except _UnreadableLogError as error:  # its records stay for the next start
+            _log.error("entry log of an unfinished flush kept", extra={"log_id": log_id, "error": str(error)})
+            continue
         if found.is_readable and not found.live_end:
             with suppress(DirectoryFailedError):
                 await disk.unlink(log_path(log_id))
@@ -98,6 +103,20 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
     if removed:
         await disk.sync_directory(DIRECTORY)
         await index.write((), [key for log_id in removed for key in (dead_key(log_id), end_key(log_id))])
+
+
+class _UnreadableLogError(Exception):
+    """The device cannot read a log. Not raised outside this module."""
+
+
+@contextmanager
+def _file_errors() -> Iterator[None]:
+    try:
+        yield
+    except DiskFullError:
+        raise
+    except DiskError as error:
+        raise _UnreadableLogError(str(error)) from error
 
 
 @dataclass(slots=True)
@@ -119,12 +138,19 @@ class _Contents:
 async def _read_contents(
     file: DiskFile, log_id: int, index: EntryIndex, recorded_end: int | None, is_gone: Callable[[int], bool]
 ) -> _Contents:
-    """Read the readable part of a log. Unreadable bytes after its recorded end are dead."""
+    """Read the readable part of a log. Unreadable bytes after its recorded end are dead.
+
+    Raises:
+        _UnreadableLogError: the device reports an error.
+        DiskError: the index cannot be read or written.
+    """
     found = _Contents()
-    offset, size = HEADER_SIZE, await file.size()
+    with _file_errors():
+        offset, size = HEADER_SIZE, await file.size()
     end = size if recorded_end is None else recorded_end
     if recorded_end is not None and size > HEADER_SIZE:
-        [data] = await file.read([(0, HEADER_SIZE)])
+        with _file_errors():
+            [data] = await file.read([(0, HEADER_SIZE)])
         header = decode_header(data)
         if header is None or header.log_id != log_id:
             found.is_readable = False
@@ -132,7 +158,8 @@ async def _read_contents(
         if not header.is_end_recorded:
             found.is_end_right, end = False, size
     while offset < size:
-        [window] = await file.read([(offset, min(_WINDOW_BYTES, size - offset))])
+        with _file_errors():
+            [window] = await file.read([(offset, min(_WINDOW_BYTES, size - offset))])
         records = decode_records(window)
         if not records:
             break

@@ -47,6 +47,10 @@
 {{- if ne (int $named) 1 -}}
 {{- fail "name the cluster by exactly one of bookkeeper.metadataServiceUri, bookkeeper.existingConfigMap.name and bookkeeper.pulsar.release" -}}
 {{- end -}}
+{{- include "bkheal.checkLabels" (dict "option" "commonLabels" "labels" .Values.commonLabels) -}}
+{{- range $part := list "auditor" "cron" "exporter" "replicator" "bookies" -}}
+{{- include "bkheal.checkLabels" (dict "option" (printf "%s.podLabels" $part) "labels" (get $.Values $part).podLabels) -}}
+{{- end -}}
 {{- if and .Values.bookies.enabled $b.pulsar.release (not .Values.bookies.apachePort) -}}
 {{- fail "bookies.enabled: these bookies cannot join a Pulsar cluster, whose clients do not speak bookie-grpc; set bookies.apachePort, or give them a root of their own" -}}
 {{- end -}}

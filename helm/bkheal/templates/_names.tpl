@@ -29,27 +29,29 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
+{{/* Labels of an object, each key once: its `extraLabels`, then commonLabels, then those of the chart. */}}
 {{- define "bkheal.labels" -}}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
-{{ include "bkheal.selectorLabels" . }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/part-of: bkheal
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $version := dict "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-") "app.kubernetes.io/version" .root.Chart.AppVersion "app.kubernetes.io/managed-by" .root.Release.Service -}}
+{{- toYaml (merge (dict) (default (dict) .extraLabels) (default (dict) .root.Values.commonLabels) $version (include "bkheal.ownLabels" . | fromYaml)) -}}
 {{- end -}}
 
 {{/* Labels of pods: as above, without the version of the chart, which would restart them for nothing. */}}
 {{- define "bkheal.podLabels" -}}
+{{- toYaml (merge (dict) (default (dict) .values.podLabels) (default (dict) .root.Values.commonLabels) (include "bkheal.ownLabels" . | fromYaml)) -}}
+{{- end -}}
+
+{{- define "bkheal.ownLabels" -}}
 {{ include "bkheal.selectorLabels" . }}
 app.kubernetes.io/part-of: bkheal
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
-{{- with .values.podLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- end -}}
+
+{{/* Refuse labels that selectors use: of (dict "option" "commonLabels" "labels" …). */}}
+{{- define "bkheal.checkLabels" -}}
+{{- range list "name" "instance" "component" -}}
+{{- if hasKey (default (dict) $.labels) (printf "app.kubernetes.io/%s" .) -}}
+{{- fail (printf "%s: selectors of the chart use the label app.kubernetes.io/%s, so it cannot be replaced" $.option .) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The whole metadata of an object: (dict "root" $ "component" c "name" n "annotations" a). */}}
@@ -58,9 +60,6 @@ name: {{ .name }}
 namespace: {{ .root.Release.Namespace }}
 labels:
   {{- include "bkheal.labels" . | nindent 2 }}
-  {{- with .extraLabels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
 {{- $annotations := merge (dict) (default (dict) .annotations) .root.Values.commonAnnotations }}
 {{- with $annotations }}
 annotations:

@@ -161,6 +161,12 @@ def _after_unknown(summary: RunSummary) -> Iterator[Step]:
 def _after_incomplete(summary: RunSummary) -> Iterator[Step]:
     if summary.problems and summary.published.outcome is not PublishOutcome.INTERRUPTED:
         yield Step("Run again, so that every ledger is seen.", (audit_command(summary),))
+    checks = [part.check for part in summary.parts if part.problem]
+    if checks and not summary.problems:
+        yield Step(
+            f"Remove the reason why a check is not complete ({', '.join(checks)}). Then run again.",
+            (audit_command(summary),),
+        )
 
 
 def _preventive_steps(summary: RunSummary) -> Iterator[Step]:

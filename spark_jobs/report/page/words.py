@@ -150,6 +150,9 @@ def _only_accepted(summary: RunSummary) -> Headline:
 
 def _incomplete(summary: RunSummary) -> Headline:
     text, unseen = "Not every ledger was checked.", "Ledgers that were not read are unknown."
+    if summary.is_read:
+        checks = ", ".join(part.check for part in summary.parts if part.problem)
+        text, unseen = f"Not every check is complete: {checks}.", "Every ledger was read."
     if not summary.severities:
         return Headline(Tone.WARN, text, f"{unseen} No problem was found in the rest.")
     found = _found(summary)

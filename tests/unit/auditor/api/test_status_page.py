@@ -130,7 +130,7 @@ def test_marks_that_this_auditor_has_not_counted_are_not_called_absent() -> None
 
 def test_marked_ledgers_are_counted_by_what_becomes_of_them() -> None:
     text = read(page_of(STATUS)).text
-    assert "5 ledgers: 1 in progress, 1 parked (no live copy)." in text
+    assert "5 ledgers: 3 waiting, 1 in progress, 1 parked (no live copy)." in text
     assert "bkheal dead-letters list" in text
     assert "healthy again" in text
     text = read(page_of(QUIET)).text

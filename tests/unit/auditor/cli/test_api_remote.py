@@ -358,8 +358,13 @@ def test_a_token_that_is_invalid_in_a_header_is_refused_and_not_shown() -> None:
 
 
 def test_unusable_tls_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="TLS files"):
+    with pytest.raises(ConfigurationError, match=r"cannot use the file .*: No such file or directory"):
         Remote(RemoteSettings("https://auditor.example", ca=tmp_path / "none.pem"))
+    (tmp_path / "text").write_text("no certificate")
+    with pytest.raises(ConfigurationError, match=r"text of the authority: no certificate or crl found$"):
+        Remote(RemoteSettings("https://auditor.example", ca=tmp_path / "text"))
+    with pytest.raises(ConfigurationError, match=r"text with the key .*text: it is not in PEM format$"):
+        Remote(RemoteSettings("https://auditor.example", cert=tmp_path / "text", key=tmp_path / "text"))
 
 
 def test_token_is_read_from_the_file_or_else_from_the_environment(tmp_path: Path) -> None:

@@ -252,6 +252,7 @@ async def test_drains_start_and_stop(world: ApiWorld) -> None:
     assert (await document(world, "drain", "stop", "c", "--dry-run"))["stopped"] == ["c"]
     absent = await call(world, "drain", "stop", "d", "-o", "json")  # without a question
     assert (absent.exit_code, json.loads(absent.stdout)["stopped"]) == (ExitCode.FAILED, [])
+    assert "not being drained: d; `bkheal drain list`" in absent.stderr
     assert (await document(world, "drain", "stop", "c", "--yes"))["stopped"] == ["c"]
 
 

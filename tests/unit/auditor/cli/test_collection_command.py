@@ -51,6 +51,9 @@ def test_no_collection_is_held_back(cluster: CommandCluster) -> None:
     assert refused.exit_code == ExitCode.FAILED
     assert "holds back no collection" in refused.stderr
     assert call("deny", "c").exit_code == ExitCode.OK
+    misspelt = call("deny", "cc")
+    assert (misspelt.exit_code, misspelt.stdout) == (ExitCode.FAILED, "")
+    assert "no bookie of this cluster: cc" in misspelt.stderr
     assert not asyncio.run(Changes(cluster.keeper, ROOT, cluster.clock).newest(1)), "nothing was changed"
 
 

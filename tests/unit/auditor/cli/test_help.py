@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -131,3 +132,14 @@ def test_the_refusal_of_a_misplaced_option_names_the_right_place(
     shown: Shown, words: tuple[str, ...], place: str
 ) -> None:
     assert place in shown(140, *words)
+
+
+@pytest.mark.parametrize("command", [("bookie", "status", "--at", "nowhere"), ("config", "show", "--config", "/no")])
+def test_one_error_summarizes_the_attempts_of_a_short_command_to_reach_zookeeper(
+    monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    log = logging.getLogger("kazoo.client")
+    monkeypatch.setattr(log, "level", logging.NOTSET)
+    monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
+    CliRunner().invoke(app, command)
+    assert log.level == logging.ERROR

@@ -18,7 +18,9 @@ from auditor.cli.changing import confirm, confirm_ledgers
 from auditor.cli.ledgers import ledger, log
 from auditor.cli.main import app
 from auditor.cli.running import run
+from bookie.metadata.own_state import StateRootError
 from bookie.model.exit_codes import ExitCode
+from bookie.runtime.configuration.settings import ConfigurationError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -145,3 +147,10 @@ def test_nothing_is_deleted_without_a_yes(monkeypatch: pytest.MonkeyPatch, words
     assert done == []
     assert CliRunner().invoke(app, [*words, *uri], input="y\n").exit_code == ExitCode.OK
     assert done == ["changed"]
+
+
+@pytest.mark.parametrize("root", ["relative", "/bkheal/below", "/ledgers"])
+def test_there_is_no_question_about_a_move_to_an_impossible_state_root(root: str) -> None:
+    asked = CliRunner().invoke(app, ["cluster", "move-state", root, "--metadata-uri", "zk://h:1/ledgers"], input="y\n")
+    assert isinstance(asked.exception, ConfigurationError | StateRootError)
+    assert "[y/N]" not in asked.output

@@ -18,6 +18,7 @@ from auditor.metrics.service_metrics import AuditorMetrics, result_of, state_val
 from bookie.metadata.bookies.maintenance import Window
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.model.severity import Severity
@@ -246,6 +247,8 @@ def test_results_of_earlier_processes_are_shown_from_their_records() -> None:
         ({"exit_code": 5, "findings": {"critical": 2}}, "partial"),
         ({"state": RunState.FAILED}, "failed"),
         ({"state": RunState.ABANDONED}, "failed"),
+        ({"state": RunState.ABANDONED, "exit_code": ExitCode.STORE_UNREACHABLE}, "failed"),
+        ({"state": RunState.ABANDONED, "exit_code": ExitCode.CANCELLED}, "cancelled"),
         ({"state": RunState.CANCELLED}, "cancelled"),
     ],
 )

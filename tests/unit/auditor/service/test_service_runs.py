@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from auditor.api.control import NotLeaderError, RunBusyError, RunEndedError, UnknownRunError, why_no_next_run
+from auditor.metrics.service_metrics import consecutive_failures
 from auditor.operating.client import RefusedError
 from auditor.service.runs.manager import RunManager, RunRequest
 from auditor.service.service import HOUSEKEEPING_S, AuditorService
@@ -519,6 +520,23 @@ async def test_a_stopped_service_ends_its_runs_and_another_one_leads_at_once(wor
     assert await Runs(world.session(), ROOT).holder(RunLane(RunKind.BOOKIES)) is None
 
 
+@pytest.mark.parametrize("fault", ["", "Spark has ended or hangs"], ids=["rollout", "hung Spark"])
+@in_service_world
+async def test_only_runs_that_end_because_of_a_fault_of_their_auditor_count_as_failed(
+    world: ServiceWorld, fault: str
+) -> None:
+    world.check_s = 10_000
+    for name in "ab":
+        auditor = await world.leader(name)
+        await start_soon(auditor.service)
+        await asyncio.sleep(5)
+        auditor.fault = fault
+        await auditor.stop()
+    last = await world.leader("c")
+    await when(lambda: len(last.service.status().ended) == 2, 60)
+    assert consecutive_failures(last.service.status().ended) == ({"bookies": 2} if fault else {})
+
+
 @in_service_world
 async def test_old_records_are_removed(world: ServiceWorld) -> None:
     auditor = await world.leader(runs_kept=2)
@@ -527,6 +545,7 @@ async def test_old_records_are_removed(world: ServiceWorld) -> None:
         await when(lambda: not auditor.service.status().running)
     await asyncio.sleep(120)
     assert len(await auditor.service.runs()) == 2
+    assert await Runs(world.session(), ROOT).kept(200) == 2, "runs outside the service keep as many"
 
 
 @in_service_world

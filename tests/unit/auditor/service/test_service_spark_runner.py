@@ -218,6 +218,7 @@ async def test_a_hanging_session_ends_the_process_and_what_waits_for_it(monkeypa
         with pytest.raises(ConnectionResetError):
             await run
     assert watch.is_gone
+    assert watch.fault()
     assert not await holder.is_alive()
     await cancel(watching)
 

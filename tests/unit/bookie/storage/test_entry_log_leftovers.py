@@ -8,7 +8,7 @@ import pytest
 from crc32c import crc32c
 
 from bookie.storage.disks.index_format import dead_key, pack_entry_key, unpack_dead, unpack_location
-from bookie.storage.disks.memory import MemoryDisk, MemoryIndex
+from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.entry_logs import leftovers
 from bookie.storage.entry_logs.entry_log import (
     DIRECTORY,
@@ -20,7 +20,7 @@ from bookie.storage.entry_logs.entry_log import (
 )
 from bookie.storage.entry_logs.leftovers import remove_leftovers
 from bookie.storage.entry_logs.log_ends import log_end_put, read_log_end, uncounted
-from bookie.storage.port import DiskFullError
+from bookie.storage.port import DiskError, DiskFullError
 from tests.worlds.entries import raw_entry
 
 COUNT = 5
@@ -96,6 +96,36 @@ async def test_log_that_cannot_be_read_to_its_end_is_kept() -> None:
     disk.cut(log_path(1), size - 1)
     await remove_leftovers(disk, MemoryIndex(), [1])
     assert await log_ids(disk) == [1]
+
+
+@pytest.mark.parametrize("operation", [Operation.OPEN, Operation.READ])
+async def test_a_log_that_the_device_cannot_read_is_kept_and_does_not_prevent_the_start(operation: Operation) -> None:
+    disk, values = await disk_with_log()
+    index = MemoryIndex()
+    await index.write([log_end_put(1, HEADER_SIZE), (pack_entry_key(7, 0), values[0])])
+
+    async def before(now: Operation, path: str) -> None:
+        if now is operation:
+            raise DiskError("input/output error")
+
+    disk.before = before
+    await remove_leftovers(disk, index, [])
+    disk.before = MemoryDisk().before
+    assert (await log_ids(disk), await uncounted(index)) == ([1], [1])
+    await remove_leftovers(disk, index, [])
+    assert (await log_ids(disk), await uncounted(index)) == ([1], [])
+
+
+async def test_too_many_open_files_prevent_the_start() -> None:
+    disk, _ = await disk_with_log()
+
+    async def before(operation: Operation, path: str) -> None:
+        if operation is Operation.OPEN:
+            raise DiskFullError("too many open files")
+
+    disk.before = before
+    with pytest.raises(DiskFullError):
+        await remove_leftovers(disk, MemoryIndex(), [1])
 
 
 @pytest.mark.parametrize("size", [0, 5, 24])

@@ -8,12 +8,12 @@ import pytest
 
 from auditor.metrics import definitions as auditor_names
 from auditor.metrics.service_metrics import state_values
-from bookie.metadata.layout import available_path, cookie_path
+from bookie.metadata.layout import available_path, cookie_path, task_path
 from bookie.metadata.nodes import ensure_path, parent_of, put
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.runs.election import election_path
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.retry import GrowingPause
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
@@ -87,6 +87,33 @@ async def test_no_lock_remains_if_a_record_of_the_ledger_cannot_be_read_under_it
             world.cell.allow(path)
             await until(world.is_clean)
         await world.assert_whole(LEDGER, packets, "t")
+
+
+@pytest.mark.parametrize("what", ["metadata", "task"])
+@in_virtual_time
+async def test_a_ledger_that_a_worker_may_not_read_delays_no_other_one_and_is_tried_less_and_less_often(
+    what: str,
+) -> None:
+    other = LedgerId(8)
+    async with a_world("a b c t") as world:
+        metadata = make_metadata((0, "a b c"), quorum=(3, 2), last=9)
+        packets = {number: await world.ledger(number, metadata, 10) for number in (LEDGER, other)}
+        await world.lose("c")
+        await world.tasks.marking.mark(other, names("c"))
+        path = world.ledgers.path(other) if what == "metadata" else task_path(ROOT, other)
+        world.cell.deny(path)
+        await world.reservations.reserve(other, "token", [])  # by a worker that may read it
+        running = world.worker(once=False)
+        async with world.running(running):
+            await asyncio.sleep(HOUR_S)
+            await world.assert_whole(LEDGER, packets[LEDGER], "t")
+            assert await world.task(LEDGER) is None
+            assert len(running.recorder.results) <= 30
+            assert not await world.tasks.locks.locked()
+            assert await world.reserved() == [str(other)]
+            world.cell.allow(path)
+            await until(world.is_clean)
+        await world.assert_whole(other, packets[other], "t")
 
 
 @pytest.mark.parametrize("is_disabled", [False, True])

@@ -150,7 +150,7 @@ def test_a_listing_that_overlaps_the_write_of_a_failure_does_not_forget_it() -> 
     clock.now_s += 1
     memory.forget_deleted_failures((), clock.monotonic_s())
     assert memory.failures(LEDGER) == 1
-    memory.finish_recording(record)
+    memory.finish_recording(record, is_kept=False)
     clock.now_s += 1
     memory.forget_deleted_failures((), clock.monotonic_s())
     assert memory.failures(LEDGER) == 0

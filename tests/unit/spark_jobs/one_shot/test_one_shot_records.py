@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from auditor.cli.audit import command as audit_cli
 from bookie.metadata.access import current_access, set_current_access
+from bookie.metadata.nodes import put
 from bookie.metadata.own_state import own_path, record_path
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.runs.records import RunLockedError, Runs, lane_of
@@ -41,6 +42,7 @@ from spark_jobs.runs.needs import ExportError, NoPulsarError, NoTopologyError
 from spark_jobs.runs.port import Progress
 from spark_jobs.session import SessionSettings, SparkEndedError
 from spark_jobs.settings import AuditSettings
+from spark_jobs.snapshot.errors import SnapshotError
 from tests.deadlines import STATE_S
 from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import ROOT, formatted
@@ -128,6 +130,25 @@ def test_old_records_are_removed_after_the_end_of_a_run(
     assert complete in states(cell)
     kept.end(DONE)
     assert states(cell) == {HERE: RunState.DONE, failed[-1]: RunState.FAILED}
+
+
+@pytest.mark.parametrize(("noted", "kept"), [(b"4", 4), (b"damaged", 5), (b"3", 3)], ids=["more", "unknown", "fewer"])
+def test_a_run_outside_the_service_keeps_as_many_records_as_the_auditor(
+    cell: MemoryCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: bytes, kept: int
+) -> None:
+    monkeypatch.setattr(keeper_module, "RUNS_KEPT", 2)
+
+    async def write(runs: Runs) -> None:
+        for number in range(1, 5):
+            await runs.write(record(f"20270115-00000{number}-none", RunState.FAILED))
+        await runs.note_kept(9)
+
+    do(cell, write)
+    asyncio.run(put(MemoryStore(cell), f"{own_path('runs', ROOT)}/kept", noted))
+    run = keeper(tmp_path)
+    run.begin(0)
+    run.end(DONE)
+    assert len(states(cell)) == kept
 
 
 @pytest.mark.parametrize("is_dry_run", [False, True], ids=["marks", "dry run"])
@@ -218,6 +239,18 @@ def test_a_references_run_that_cannot_write_its_file_of_ids_is_refused_before_it
     kept.end(DONE)
     assert states(cell) == {HERE: RunState.DONE}
     assert not (tmp_path / "ids.txt").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"ZKLG", b"\x1f\x8bdamaged"], ids=repr)
+def test_a_run_from_a_file_that_is_no_snapshot_is_refused_before_it_is_on_record(
+    cell: MemoryCell, tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "file").write_bytes(content)
+    settings = AuditSettings(URI, tmp_path, snapshot=tmp_path / "file")
+    by_hand = replace(record(HERE), cause=RunCause.COMMAND)
+    with pytest.raises(SnapshotError):
+        RunKeeper(settings, by_hand, RunGate(), ManualClock(turns=1)).begin(0)
+    assert (states(cell), asyncio.run(Changes(MemoryStore(cell), ROOT, ManualClock()).newest(9))) == ({}, [])
 
 
 def test_a_placement_run_begins_with_a_topology(cell: MemoryCell, tmp_path: Path) -> None:

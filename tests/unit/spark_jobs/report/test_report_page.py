@@ -164,6 +164,11 @@ def test_a_page_is_accessible_to_screen_readers(run: RunSummary) -> None:
         (world.NO_LIVE_COPY, ["3 ledgers have entries without a live copy.", "Do not wipe"]),
         (world.HELD, ["The brake held this run.", "7 of 9 known bookies", "2 of 9", "nothing is known of what"]),
         (world.INCOMPLETE, ["Not every ledger was checked.", "318 ledgers exist", "443 ledgers have too few copies."]),
+        (
+            changed(world.CLEAN, kind=RunKind.EVERYTHING, parts=world.EVERYTHING.parts),
+            ["Not every check is complete: placement.", "Every ledger was read. No problem", "Then run again"],
+        ),
+        (world.EVERYTHING, ["Not every check is complete: placement.", "In the rest: 5 ledgers have too few copies."]),
         (world.WAITING, ["Missing bookies that may still return", "within the lost-bookie delay", "5 min 17 s left"]),
         (world.PLACEMENT, ["81 ledgers should be spread", "at least 2 racks, 1 zone, 1 region", "Place unknown"]),
         (

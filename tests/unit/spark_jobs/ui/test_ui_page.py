@@ -62,7 +62,7 @@ def test_everything_is_shown() -> None:
         "holds",
         "below write quorum",
         "3.0 GiB",
-        "7 ledgers: 2 in progress, 1 parked (no live copy).",
+        "7 ledgers: 4 waiting, 2 in progress, 1 parked (no live copy).",
         "1 min 30 s ago",
         "clean",
         "no topology is known",
