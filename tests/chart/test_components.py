@@ -24,6 +24,8 @@ from tests.chart.rendering import (
 )
 
 URI = {"metadataServiceUri": "zk://zookeeper:2181/ledgers"}
+DNS = [53, 53, 5353, 5353]
+"""Ports of pods of DNS, for UDP and TCP; OpenShift's listen on 5353."""
 COMPONENT = "app.kubernetes.io/component"
 CLIENT_KEYS = {"caKey": "ca.crt", "certKey": "tls.crt", "keyKey": "tls.key"}
 
@@ -931,7 +933,7 @@ def test_spread_constraints_get_their_selector() -> None:
 def test_replicators_can_reach_only_what_they_need() -> None:
     policy = release("service-secured").one("NetworkPolicy", "demo-bkheal-replicator")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
-    assert [[port["port"] for port in rule["ports"]] for rule in policy["egress"]] == [[53, 53], [2181], [3181]]
+    assert [[port["port"] for port in rule["ports"]] for rule in policy["egress"]] == [DNS, [2181], [3181]]
     [rule] = policy["ingress"]
     scraper, chart_test = rule["from"]
     assert scraper == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
@@ -1156,7 +1158,7 @@ def test_an_exporter_has_the_brake_setting_of_the_audits_and_contacts_no_bookie(
     assert {mount["name"] for mount in container["volumeMounts"]} == {"config", "tmp"}
     assert [name for name in environment(container) if name.startswith("BKHEAL_TLS_")] == []
     policy = made.one("NetworkPolicy", "demo-bkheal-exporter")["spec"]
-    assert [[port["port"] for port in rule["ports"]] for rule in policy["egress"]] == [[53, 53], [2181]]
+    assert [[port["port"] for port in rule["ports"]] for rule in policy["egress"]] == [DNS, [2181]]
     assert [[port["port"] for port in rule["ports"]] for rule in policy["ingress"]] == [[8002]]
 
 
