@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from bookie.metadata.ledgers.glance import PartialMetadata, decode_partial
 from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.ledgers.partial import PartialMetadata, decode_partial
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata

@@ -32,6 +32,7 @@ TARGET_OF: Final[Mapping[str, str]] = {
     "bookie.metadata.bookies.topology": "small-nodes",
     "bookie.metadata.cluster": "small-nodes",
     "bookie.metadata.ledgers.ledgers": "ledger-metadata",
+    "bookie.metadata.ledgers.partial": "partial-metadata",
     "bookie.metadata.ledgers.serde": "ledger-metadata",
     "bookie.metadata.ledgers.serde_v1": "ledger-metadata",
     "bookie.metadata.logs.log_list": "records",

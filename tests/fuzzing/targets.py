@@ -12,6 +12,7 @@ from crc32c import crc32c
 from bookie.metadata.bookies.cookies import Cookie, decode_cookie, encode_cookie
 from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo, decode_service_info, encode_service_info
 from bookie.metadata.bookies.topology import parse_topology
+from bookie.metadata.ledgers.partial import PartialMetadata, decode_partial
 from bookie.metadata.ledgers.serde import decode, encode
 from bookie.metadata.proto.managed_ledgers_pb2 import ManagedLedgerInfo
 from bookie.metadata.pulsar.decoding import cursor_references, managed_ledger_references, schema_references
@@ -116,6 +117,15 @@ def _usual_metadata(data: bytes) -> object:
     return found
 
 
+def _partial_metadata(data: bytes) -> object:
+    """Check that both decoders return the same fields if both accept the metadata."""
+    found = decode_partial(data)
+    if found is not None:
+        full = decode(data)
+        assert found == PartialMetadata(full.is_closed, full.ensemble_size, full.write_quorum)
+    return found
+
+
 def _usual() -> bytes:
     custom = (("application", b"pulsar"), ("pulsar/managed-ledger", b"t/n/persistent/a"))
     fragments = (Fragment(EntryId(0), _MEMBERS),)
@@ -170,6 +180,7 @@ TARGETS: Final[Mapping[str, Target]] = {
         CheckpointMark.decode, [CheckpointMark((1,), 2, 3).encode(), CheckpointMark((1, 2), 3).encode()]
     ),
     "ledger-metadata": Target(decode, _ledger_metadata()),
+    "partial-metadata": Target(_partial_metadata, [_usual(), *_ledger_metadata()]),
     "usual-metadata": Target(_usual_metadata, [_usual(), *_ledger_metadata()]),
     "packet": Target(_packet, _packets(), (DamagedEntry,)),
     "cookie": Target(decode_cookie, _cookies()),

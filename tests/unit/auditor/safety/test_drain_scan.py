@@ -15,7 +15,7 @@ from auditor.safety.holdings import Holdings, unloadable_topic
 from auditor.safety.recovering import brake, refusal
 from auditor.safety.scan import Shape, count, scan, scan_ids
 from bookie.metadata.bookies.registration import Bookies
-from bookie.metadata.ledgers.glance import PartialMetadata, decode_partial
+from bookie.metadata.ledgers.partial import PartialMetadata, decode_partial
 from bookie.metadata.ledgers.serde import decode, encode
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.ids import BookieId, LedgerId
