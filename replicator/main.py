@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TextIO
 
 from bookie.client.placement.feed import load_placement, make_placement_feed
@@ -23,7 +24,7 @@ from bookie.metadata.migration import MigratedError, wait_migrating
 from bookie.metadata.own_state import claim_state_root
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.store.combining import CombiningStore
-from bookie.metadata.store.reaching import until_reached
+from bookie.metadata.store.reaching import reached_unless_stopped
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.failures import FailedTasks
@@ -44,7 +45,6 @@ from bookie.runtime.telemetry.metrics import SESSION
 from bookie.runtime.telemetry.status_pages import Check
 from bookie.runtime.telemetry.telemetry import observable
 from bookie.runtime.version import installed_version
-from bookie.runtime.waiting import first_of
 from bookie.wire.circuits import Circuits, CircuitTransport
 from bookie.wire.routing import open_transport
 from replicator.ports import RepairPorts
@@ -162,21 +162,10 @@ async def _run(
     stack: contextlib.AsyncExitStack,
 ) -> ExitCode:
     """Reach the cluster, and work on it until ``stop``; ``stack`` closes what is open after that."""
-
-    async def open_ports() -> RepairPorts:
-        return await _open_ports(uri, settings, telemetry)
-
-    opening = asyncio.create_task(
-        open_ports() if settings.once else until_reached(open_ports, SystemClock()), name="replicator start"
-    )
-    try:
-        await first_of([stop.wait()], [opening])
-    finally:
-        if not opening.done():
-            await cancel(opening)
-    if opening.cancelled():
+    open_ports = partial(_open_ports, uri, settings, telemetry)
+    ports = await reached_unless_stopped(open_ports, SystemClock(), stop, is_patient=not settings.once)
+    if ports is None:
         return ExitCode.OK
-    ports = opening.result()
     stack.push_async_callback(ports.store.close)
     progress = Progress()
     store = ports.store

@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from auditor.api.control import ServiceStatus
@@ -17,12 +18,12 @@ from auditor.metrics.cluster_metrics import exporter_metrics
 from auditor.service.events import ServiceEvents
 from auditor.service.watch.backlog import CountsApart
 from bookie.metadata.cluster import Cluster, open_cluster
+from bookie.metadata.store.reaching import reached_unless_stopped
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
-from bookie.model.errors import BkhealError, OutcomeUnknownError, PermanentError, TransientError
+from bookie.model.errors import BkhealError, PermanentError
 from bookie.model.exit_codes import ExitCode
 from bookie.runtime.clock import Clock, SystemClock
-from bookie.runtime.tasks import cancel
 from bookie.runtime.telemetry.metrics import SESSION
 from bookie.runtime.telemetry.status_pages import Check
 from bookie.runtime.telemetry.telemetry import observable
@@ -30,7 +31,6 @@ from bookie.runtime.version import installed_version
 
 _log = logging.getLogger(__name__)
 
-CONNECT_RETRY_S: Final = 2.0
 _CLOSE_DEADLINE_S: Final = 5.0
 """Deadline for a count under way; the process ends in any case."""
 
@@ -84,22 +84,7 @@ async def _opened(
     Raises:
         NotAClusterError: there is no cluster at the metadata URI.
     """
-    stopping = asyncio.ensure_future(stop.wait())
-    try:
-        while not stop.is_set():
-            opening = asyncio.ensure_future(_connect(settings))
-            try:
-                await asyncio.wait([opening, stopping], return_when=asyncio.FIRST_COMPLETED)
-                if opening.done():
-                    return opening.result()
-            except (TransientError, OutcomeUnknownError) as error:
-                _log.warning("metadata store is not available, trying again", extra={"reason": str(error)})
-                await asyncio.wait([stopping], timeout=CONNECT_RETRY_S)
-            finally:
-                await cancel(opening)
-        return None
-    finally:
-        stopping.cancel()
+    return await reached_unless_stopped(partial(_connect, settings), clock, stop)
 
 
 async def _connect(settings: ExporterSettings) -> tuple[ZooKeeperStore, Cluster]:

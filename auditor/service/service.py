@@ -37,6 +37,7 @@ from bookie.metadata.pulsar.tree import PulsarTree
 from bookie.metadata.runs.election import Election, Leadership
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.runs.records import Runs
+from bookie.metadata.store.reaching import reached_unless_stopped
 from bookie.metadata.tasks.changes import Changes
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
@@ -51,7 +52,6 @@ from spark_jobs.runs.needs import NoPulsarError, require_pulsar, roots_in
 
 _log = logging.getLogger(__name__)
 
-CONNECT_RETRY_S: Final = 2.0
 HOUSEKEEPING_S: Final = 60.0
 """Interval at which records of runs are checked: for runs of processes that have ended, and for surplus records."""
 CLOCK_STEP_S_MAX: Final = 60.0
@@ -342,21 +342,7 @@ class AuditorService(Control):
 
     async def _connected(self, connect: Connect, stop: asyncio.Event) -> Connection | None:
         """Connect, however long it takes; None if the service is stopped before that."""
-        while not stop.is_set():
-            connecting, stopping = asyncio.ensure_future(connect()), asyncio.ensure_future(stop.wait())
-            try:
-                await asyncio.wait([connecting, stopping], return_when=asyncio.FIRST_COMPLETED)
-                if connecting.done():
-                    return connecting.result()
-            except (TransientError, OutcomeUnknownError) as error:
-                _log.warning("metadata store is not available, trying again", extra={"reason": str(error)})
-            finally:
-                await cancel(stopping)
-                await cancel(connecting)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CONNECT_RETRY_S):
-                    await stop.wait()
-        return None
+        return await reached_unless_stopped(connect, self._ports.clock, stop)
 
     async def _follow(self, parts: _Parts) -> None:
         """Do a leader's work during each term."""

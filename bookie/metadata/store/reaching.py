@@ -6,6 +6,7 @@ shows the reason.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
@@ -13,6 +14,8 @@ from typing import Final, TypeVar
 from bookie.metadata.store.outage import Outage
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.runtime.clock import Clock
+from bookie.runtime.tasks import cancel
+from bookie.runtime.waiting import first_of
 
 _log = logging.getLogger(__name__)
 
@@ -44,3 +47,29 @@ async def until_reached(connect: Callable[[], Awaitable[T]], clock: Clock) -> T:
         if (lasted_s := outage.over(clock.monotonic_s())) is not None:
             _log.warning("metadata store is available", extra={"after_s": round(lasted_s)})
         return reached
+
+
+async def reached_unless_stopped(
+    connect: Callable[[], Awaitable[T]], clock: Clock, stop: asyncio.Event, *, is_patient: bool = True
+) -> T | None:
+    """Return the result of ``connect``, or None if ``stop`` is set first; ``connect`` is then cancelled.
+
+    Args:
+        connect: as for ``until_reached``.
+        clock: for the pauses.
+        stop: set to end the wait.
+        is_patient: whether to wait for the store as ``until_reached`` does; if not, ``connect`` is called once.
+
+    Raises:
+        BkhealError: as for ``until_reached``; if not patient, any error of ``connect``.
+    """
+
+    async def reach() -> T:
+        return await (until_reached(connect, clock) if is_patient else connect())
+
+    reaching = asyncio.create_task(reach(), name="metadata store")
+    try:
+        await first_of([stop.wait()], [reaching])
+        return reaching.result() if reaching.done() else None
+    finally:
+        await cancel(reaching)
