@@ -320,12 +320,23 @@ class _FragmentPlan:
         sources, starts = self._sources(position), self.metadata.stripe.starts(first, last)
         if is_in_place:
             starts &= self.knowledge.lacking.get(self._key(position), starts)
+        not_in_own = self._write_sets_not_in_own(position, starts, is_in_place)
         for start in sorted(starts):
             write_set = list(self.metadata.stripe.write_set(start))
-            if position in write_set and all(sources[p] is None for p in write_set):
+            holders = {p for p in write_set if sources[p] is not None}
+            if start in not_in_own:
+                holders.discard(position)
+            if position in write_set and not holders:
                 detail = f"no registered bookie holds entries of positions {write_set} in entries {first}..{last}"
                 return self._blocked(position, ParkReason.NO_LIVE_COPY, detail)
         return None
+
+    def _write_sets_not_in_own(self, position: int, starts: frozenset[int], is_in_place: bool) -> frozenset[int]:
+        """Return those of ``starts`` whose entries the position's own bookie cannot be the only source of."""
+        key = self._key(position)
+        if key not in self.knowledge.incomplete or key in self.knowledge.damaged:
+            return frozenset()
+        return self.knowledge.lacking.get(key, starts if is_in_place else frozenset())
 
     def _target(self, position: int, cause: Cause, choose: Choose) -> BookieId | None:
         old = self.metadata.fragments[self.index].members[position]
@@ -384,7 +395,9 @@ class _FragmentPlan:
     def _sources(self, position: int) -> tuple[BookieId | None, ...]:
         members = self.metadata.fragments[self.index].members
         registered, draining = self.bookies.registered, self.bookies.draining
-        is_read = members[position] in draining or self._key(position) in self.knowledge.damaged
+        key = self._key(position)
+        has_some = key in self.knowledge.damaged or key in self.knowledge.incomplete
+        is_read = members[position] in draining or has_some
         return tuple(m if m in registered and (p != position or is_read) else None for p, m in enumerate(members))
 
     def _key(self, position: int) -> PositionKey:

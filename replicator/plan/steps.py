@@ -45,7 +45,7 @@ class CopyPosition:
     write_quorum: int
     sources: tuple[BookieId | None, ...]
     """For each position of the ensemble, the registered bookie to read from, or None. At ``position`` it is None unless
-    the bookie is draining, misplaced, or has damaged copies."""
+    the bookie is draining, misplaced or incomplete, or has damaged copies."""
 
     @property
     def entry_count(self) -> int:
@@ -76,7 +76,7 @@ class CopyPosition:
 
         The order starts after the step's own position, not at the first position of the write set. So neighbouring
         entries have the same first holder if possible, and one request covers a run of entries. The own position comes
-        last, so a draining or misplaced bookie is read only if no other bookie has the entry.
+        last, so a bookie that is to be replaced is read only if no other bookie has the entry.
         """
         stripe, size = self.stripe, len(self.sources)
         around = ((self.position + step) % size for step in range(1, size + 1))

@@ -14,9 +14,17 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bookie.metadata.nodes import change, ensure_path, find, put, remove
+from bookie.metadata.nodes import change, create_with_parents, find, put, remove
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import Children, MetadataStore, NodeExistsError, NoNodeError, Stat, WriteOutcomeUnknownError
+from bookie.metadata.port import (
+    Children,
+    MetadataStore,
+    NodeExistsError,
+    NoNodeError,
+    Stat,
+    StoreUnavailableError,
+    WriteOutcomeUnknownError,
+)
 from bookie.model.records import decode_record, encode_record
 
 
@@ -140,15 +148,15 @@ class CopyLimitsStore:
             name: unique among all workers, including those of other sessions.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; joining again is safe.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer, or the parents of the node are deleted as fast
+                as they are made; joining again is safe.
         """
         try:
-            await self._store.create(f"{self._workers}/{name}", b"", is_ephemeral=True)
+            await create_with_parents(self._store, f"{self._workers}/{name}", b"", "/", is_ephemeral=True)
         except NodeExistsError:
             return
-        except NoNodeError:
-            await ensure_path(self._store, self._workers)
-            await self.join(name)
+        except NoNodeError as error:
+            raise StoreUnavailableError(str(error)) from error
 
     async def leave(self, name: str) -> None:
         """Stop counting as a copying worker. Idempotent.

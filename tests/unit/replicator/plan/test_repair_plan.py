@@ -261,6 +261,21 @@ def test_an_incomplete_bookie_is_filled_in_place_if_possible() -> None:
     assert replaced.target == "c"
 
 
+@pytest.mark.parametrize("awaited", ["", "c"])
+def test_a_replaced_incomplete_bookie_is_a_source_of_the_entries_that_it_has(awaited: str) -> None:
+    """Bookie b lacks entries of write set 0, which a has; only b has those of write set 1, because c is lost."""
+    striped, key = ledger((0, "a b c"), last=9), PositionKey(EntryId(0), 1, BookieId("b"))
+    registered = Bookies(name_set("a d e"), name_set("b"), awaited=name_set(awaited))
+
+    def planned(lacking: set[int]) -> Plan:
+        return plan(striped, registered, Knowledge(incomplete=frozenset({key}), lacking={key: frozenset(lacking)}))
+
+    step = planned({0}).steps[0]
+    assert isinstance(step, CopyPosition)
+    assert (step.position, step.target, step.holders(0), step.holders(1)) == (1, "d", ("a", "b"), ("b",))
+    assert reasons(planned({0, 1})) == [(0, 1, ParkReason.NO_LIVE_COPY)]
+
+
 def test_every_worker_chooses_the_same_target_for_a_position() -> None:
     choose = target_chooser(LEDGER)
     key = PositionKey(EntryId(0), 1, BookieId("b"))

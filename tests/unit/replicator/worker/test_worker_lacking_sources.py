@@ -246,3 +246,22 @@ async def test_missing_copies_of_a_source_of_an_open_ledger_are_stored_there_aft
         await world.heal()
         await world.assert_whole(LEDGER, packets)
         assert (await world.is_clean(), await notes.all()) == (True, [])
+
+
+@in_virtual_time
+async def test_read_only_members_with_different_missing_entries_complete_each_other_one_after_another() -> None:
+    """There is only one target, so each copy is made alone, from both members."""
+    async with a_world("a b t") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        for name, kept in (("a", range(5)), ("b", range(5, 10))):
+            await world.kill(name)
+            await world.add_bookies(name, incarnation="2")
+            await world.bookies.put(name, LEDGER, [packets[EntryId(each)] for each in kept])
+            await world.register(name, is_read_only=True)
+        await world.tasks.marking.mark(LEDGER, names("a b"))
+        await world.heal()
+        assert (await world.metadata(LEDGER)).fragments[0].members == names("t b")
+        assert await world.bookies.nodes[BookieId("t")].holds(LEDGER) == sorted(packets)
+        await world.add_bookies("u")
+        await world.heal()
+        await world.assert_whole(LEDGER, packets, "t", "u")

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from bookie.metadata.nodes import ensure_path, put
+from bookie.metadata.nodes import ensure_path, put, remove
 from bookie.metadata.own_state import own_path
+from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore
 from bookie.model.ids import LedgerId
 from replicator.copying.shared_limits import UNREADABLE
@@ -170,3 +171,21 @@ async def test_idle_workers_send_no_requests_while_there_are_limits() -> None:
         async with world.running(running):
             await asyncio.sleep(300)
         assert len(requests) <= 2
+
+
+@in_virtual_time
+async def test_joining_has_a_bound_while_its_parent_node_is_deleted_each_time() -> None:
+    async with a_world("a") as world:
+        parent, store = own_path("copying", ROOT), world.session()
+        limits = CopyLimitsStore(store, ROOT)
+
+        async def delete_parent(operation: str, path: str) -> None:
+            if operation == "create" and path.startswith(f"{parent}/"):
+                await remove(world.store, parent)
+
+        store.fault_hook = delete_parent
+        with pytest.raises(StoreUnavailableError):
+            await limits.join("w")
+        store.fault_hook = None
+        await limits.join("w")
+        assert await copying(world) == 1
