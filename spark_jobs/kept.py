@@ -20,7 +20,8 @@ class Kept:
     reports_max: int | None = None
     """Number of directories of runs, at least 1."""
     days_max: int | None = None
-    """Number of days in the tables, including today, at least 1."""
+    """Number of days in the tables, including today, at least 1. This limit and the next one do not apply to the table
+    of unhealthy ledgers, which is a state."""
     table_bytes_max: int | None = None
     """Size of each table. If a table is larger, its oldest days are removed, but never the newest day."""
 

@@ -119,12 +119,12 @@ def _compact_and_prune(report_dir: Path, now_ms: int, kept: Kept) -> None:
     today = day_of(now_ms)
     yesterday = _days_after(today, -1)  # a run finished before midnight may still write its files
     for table, schema in TABLES.items():
-        if schema.is_by_run:
-            _move_into_days(report_dir, table)
-        else:
-            _remove_other_states(report_dir, table, now_ms)
         for leftover in table_dir(report_dir, table).glob(f"{_PRUNED_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
+        if not schema.is_by_run:  # the next run of its check continues a state, however old
+            _remove_other_states(report_dir, table, now_ms)
+            continue
+        _move_into_days(report_dir, table)
         held = days(report_dir, table)
         dropped = days_to_drop(held, today, kept.days_max)
         if kept.table_bytes_max is not None:
@@ -135,7 +135,7 @@ def _compact_and_prune(report_dir: Path, now_ms: int, kept: Kept) -> None:
         for day in dropped:
             _drop(report_dir, table, day)
         for day in held:
-            if day not in dropped and schema.is_by_run:
+            if day not in dropped:
                 runs = None if schema is RUNS else day_dir(report_dir, RUNS.name, day)
                 _compact(day_dir(report_dir, table, day), runs, is_over=day < yesterday)
 

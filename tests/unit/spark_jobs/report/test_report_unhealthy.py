@@ -117,15 +117,22 @@ def test_each_check_and_each_cluster_has_a_state_of_its_own(tmp_path: Path) -> N
     assert state(tmp_path) == {}
 
 
-def test_only_one_state_is_kept_and_it_expires_with_the_retention(tmp_path: Path) -> None:
+def test_only_the_newest_state_is_kept(tmp_path: Path) -> None:
     write_history(tmp_path)
-    last = HISTORY[-1][0]
     assert len(table_files(tmp_path, TABLE).partitioned) == 1
     assert len(list((tmp_path / "history" / TABLE).rglob("*.parquet"))) == 1
-    compact_and_prune(tmp_path, last.finished_ms + 5 * world.DAY_MS, EVERYTHING)
+    compact_and_prune(tmp_path, HISTORY[-1][0].finished_ms + 5 * world.DAY_MS, EVERYTHING)
     assert days(tmp_path, TABLE) == ("2026-01-04",)
-    compact_and_prune(tmp_path, last.finished_ms + 5 * world.DAY_MS, Kept(days_max=3))
-    assert days(tmp_path, TABLE) == ()
+
+
+@pytest.mark.parametrize("kept", [Kept(days_max=1), Kept(table_bytes_max=1)])
+def test_the_state_of_a_rarely_run_check_outlives_the_limits_of_the_tables(tmp_path: Path, kept: Kept) -> None:
+    found = (finding(1, "b:3181"),)
+    write(tmp_path, run(0, found, of=REPLICAS), found, kept=kept)
+    write(tmp_path, run(5), kept=kept)
+    assert days(tmp_path, "runs") == ("2026-01-07",)
+    write(tmp_path, run(9, found, of=REPLICAS), found, kept=kept)
+    assert state(tmp_path) == {1: (1, 10)}
 
 
 def test_a_damaged_state_is_started_again(tmp_path: Path) -> None:
