@@ -61,7 +61,7 @@ async def reached_unless_stopped(
         is_patient: whether to wait for the store as ``until_reached`` does; if not, ``connect`` is called once.
 
     Raises:
-        BkhealError: as for ``until_reached``; if not patient, any error of ``connect``.
+        BkhealError: a person must correct something; without patience, also that the store does not answer.
     """
 
     async def reach() -> T:
