@@ -35,7 +35,7 @@ from spark_jobs.datasource.options import (
     source_uri,
 )
 from spark_jobs.datasource.partitions import LeafParent, balance, partition_count
-from spark_jobs.datasource.task_rows import in_event_loop
+from spark_jobs.datasource.task_rows import READING_DDL, in_event_loop, numbered
 from spark_jobs.pacing.budget import FREE, TaskBudget
 from spark_jobs.pacing.paced_store import PacedStore
 from spark_jobs.reference_rows import LEDGERS, REFERENCE_DDL, REFERENCE_SCHEMA, ledgers_column
@@ -102,7 +102,7 @@ class ReferenceSource(DataSource):
 
     def schema(self) -> str:
         """Columns."""
-        return REFERENCE_DDL
+        return f"{REFERENCE_DDL}, {READING_DDL}"
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader. If the caller gives a schema, it must equal the source's."""
@@ -144,14 +144,14 @@ class ReferenceReader(DataSourceReader):
         return [ReferencePartition(tuple(planned[int(each.path)][0] for each in group), budget) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one partition with a connection of its own.
+        """Read one partition with a connection of its own. The last column is the number of the reading.
 
         Raises:
             StoreUnavailableError: no answer; the task fails, and Spark repeats it.
         """
         # Without topics there is no partition. Spark then passes a partition of its own.
         part = partition if isinstance(partition, ReferencePartition) else ReferencePartition((), FREE)
-        return in_event_loop(_read(self._options, part))
+        return numbered(in_event_loop(_read(self._options, part)))
 
 
 async def _plan_shares(options: ReferenceOptions) -> list[tuple[TopicShare, int]]:

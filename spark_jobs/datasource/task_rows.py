@@ -29,6 +29,11 @@ def one_reading(batches: Generator[pa.RecordBatch], driver_version: str) -> Iter
         OtherVersionError: this executor has another version of the package.
     """
     check_version(driver_version)
+    yield from numbered(batches)
+
+
+def numbered(batches: Generator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of one reading, with its number as the last column."""
     reading = secrets.randbits(_READING_BITS)
     try:
         for batch in batches:

@@ -61,12 +61,17 @@ def opened_store(address: str) -> ReportStore | None:
     return ReportStore(parse_address(address)) if address else None
 
 
+class UnreadableReportError(ReportStoreError):
+    """A report cannot be sent because of this machine, such as one with an unreadable file. Others can be sent."""
+
+
 def send_run(store: ReportStore, report_dir: Path, run_id: str) -> None:
     """Write the report of a finished run to the store, the summary last. Sending it again changes nothing.
 
     If this fails, or the process ends, ``send_unsent`` sends the report later.
 
     Raises:
+        UnreadableReportError: this machine cannot read the report, or cannot mark it.
         ReportStoreError: the store cannot be written; the report on this machine is complete.
     """
     directory = report_dir / run_id
@@ -74,25 +79,36 @@ def send_run(store: ReportStore, report_dir: Path, run_id: str) -> None:
         (directory / _UNSENT).touch()
         names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
         visible = [name for name in names if not any(part.startswith((".", "_")) for part in name.split("/"))]
+        for name in visible:  # the store would report an unreadable file as its own failure
+            (directory / name).open("rb").close()
         for name in [*(name for name in visible if name != SUMMARY), SUMMARY]:
             store.upload(directory / name, f"{run_id}/{name}")
         (directory / _UNSENT).unlink(missing_ok=True)
     except OSError as error:
-        raise ReportStoreError(f"the report in {directory} was not sent: {error.strerror}") from error
+        raise UnreadableReportError(f"the report in {directory} was not sent: {error.strerror}") from error
     except ReportStoreError as error:
         raise ReportStoreError(f"{error}; the report of this run is complete in {directory}") from error
 
 
 def send_unsent(store: ReportStore, report_dir: Path) -> list[str]:
-    """Send the finished reports that earlier runs left unsent, the newest first; return their ids.
+    """Send the finished reports that earlier runs left unsent, the newest first; return the ids of those sent.
+
+    A report that this machine cannot read is logged and stays unsent.
 
     Raises:
         ReportStoreError: the store cannot be written; a later call sends the rest.
     """
     waiting = sorted((path.parent.name for path in report_dir.glob(f"*/{_UNSENT}")), reverse=True)
-    sent = [run_id for run_id in waiting if is_run_id(run_id) and (report_dir / run_id / SUMMARY).is_file()]
-    for run_id in sent:
-        send_run(store, report_dir, run_id)
+    sent: list[str] = []
+    for run_id in waiting:
+        if not is_run_id(run_id) or not (report_dir / run_id / SUMMARY).is_file():
+            continue
+        try:
+            send_run(store, report_dir, run_id)
+        except UnreadableReportError as error:
+            _log.warning("a report is not sent", extra={"run_id": run_id, "reason": str(error)})
+        else:
+            sent.append(run_id)
     return sent
 
 

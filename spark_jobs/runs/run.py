@@ -270,15 +270,22 @@ def _begin_exchange(store: ReportStore, settings: AuditSettings) -> threading.Th
 
 
 def _exchange(store: ReportStore, settings: AuditSettings) -> None:
-    """Send unsent reports of earlier runs, and fetch those of other machines, so that trends continue. Best effort."""
-    try:
-        send_unsent(store, settings.report_dir)
-        most = settings.reports_kept
-        fetch_missing(store, settings.report_dir, most or RUNS_FETCHED, kept_max=most)
-    except PermanentError as error:
-        _log.warning(
-            "reports were not exchanged with the store", extra={"store": str(store.address), "reason": str(error)}
-        )
+    """Send unsent reports of earlier runs, and fetch those of other machines, so that trends continue. Best effort.
+
+    A store that cannot be written may still be read.
+    """
+    most = settings.reports_kept
+    exchanges: tuple[Callable[[], object], ...] = (
+        lambda: send_unsent(store, settings.report_dir),
+        lambda: fetch_missing(store, settings.report_dir, most or RUNS_FETCHED, kept_max=most),
+    )
+    for exchange in exchanges:
+        try:
+            exchange()
+        except PermanentError as error:
+            _log.warning(
+                "reports were not exchanged with the store", extra={"store": str(store.address), "reason": str(error)}
+            )
 
 
 def _ignore(event: ProgressEvent) -> None:

@@ -15,7 +15,7 @@ from spark_jobs.executor_version import version_problem
 from spark_jobs.session import DRIVER_ENDED, first_line
 
 READ_AGAIN: Final = "bkheal: metadata was read again"
-"""The error of an action on ``LedgerScan.suspects`` contains this text if the rows are not those of the scan."""
+"""The error of an action on ``restricted_to_readings`` contains this text if a row is of another reading."""
 
 _GUIDE: Final = "docs/spark-clusters.md describes how executors get the code"
 _MISSING_MODULE_PATTERN: Final = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)

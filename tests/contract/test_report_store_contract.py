@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
 import json
 import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
 from pyarrow import fs
@@ -27,6 +29,8 @@ from spark_jobs.report.history import find, reports
 from spark_jobs.report.store import ReportStore, ReportStoreError
 from spark_jobs.report.store_runs import fetch_missing, fetch_run, remove_runs, send_run, send_unsent, stored_runs
 from spark_jobs.report.tables.sql import ask
+from spark_jobs.runs.run import _exchange
+from spark_jobs.settings import AuditSettings
 from spark_jobs.store_address import StoreAddressError, parse_address
 from tests.loopback_s3 import CREDENTIALS, KEY_ID, SECRET, s3_server
 from tests.worlds.clocks import ManualClock
@@ -211,6 +215,46 @@ def test_a_report_that_was_not_uploaded_is_uploaded_later(store: ReportStore, wr
     assert stored_runs(store) == sorted(RUNS[:2], reverse=True)
     assert fetch_missing(store, tmp_path / "there") == sorted(RUNS[:2])
     assert not list((tmp_path / "there").rglob(".unsent"))
+
+
+def test_an_unreadable_report_delays_no_other_report(
+    store: ReportStore, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here, there, bad = tmp_path / "here", tmp_path / "there", max(RUNS)
+    write(there, run(20))
+    send_run(store, there, run(20).run_id)
+    for run_id in RUNS:
+        (here / run_id / ".unsent").touch()
+    opened: Callable[..., IO[Any]] = Path.open
+
+    def failing(path: Path, *args: Any, **options: Any) -> IO[Any]:
+        if path == here / bad / PAGE:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", failing)
+    _exchange(store, AuditSettings("zk://unused/ledgers", here))
+    assert stored_runs(store) == sorted({*RUNS, run(20).run_id} - {bad}, reverse=True)
+    assert (here / run(20).run_id / SUMMARY).is_file()
+    assert (here / bad / ".unsent").is_file()
+    assert [record.message for record in caplog.records] == ["a report is not sent"]
+
+
+def test_reports_are_fetched_from_a_store_that_cannot_be_written(
+    store: ReportStore, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "there"
+    write(there, run(20))
+    send_run(store, written, RUNS[0])
+    (there / run(20).run_id / ".unsent").touch()
+
+    def denied(path: Path, name: str) -> None:
+        raise ReportStoreError(f"cannot write {name}: ACCESS_DENIED")
+
+    monkeypatch.setattr(store, "upload", denied)
+    _exchange(store, AuditSettings("zk://unused/ledgers", there))
+    assert (there / RUNS[0] / SUMMARY).is_file()
+    assert (there / run(20).run_id / ".unsent").is_file()
 
 
 def test_a_report_whose_upload_was_interrupted_is_uploaded_again(

@@ -103,6 +103,13 @@ def opened(hosts: str, root: str, path: Path) -> Iterator[Place]:
             runner.run(store.close())
 
 
+def lose_blocks(spark: SparkSession) -> None:
+    """Delete Spark's stored blocks of every table, like the end of an executor; the next read computes them again."""
+    java: Any = spark.sparkContext._jsc
+    for number in list(java.getPersistentRDDs()):
+        java.sc().unpersistRDD(number, True)
+
+
 def after_listing(monkeypatch: pytest.MonkeyPatch, count: int, act: Callable[[], None]) -> None:
     """Run ``act`` as soon as the audit has listed the bookies ``count`` times."""
     real = ClusterView.bookies

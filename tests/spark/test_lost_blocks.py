@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
@@ -22,7 +21,7 @@ from spark_jobs.runs.cluster_view import opened_cluster
 from spark_jobs.runs.reading.ledger_scan import scan_ledgers
 from spark_jobs.runs.spark_failures import READ_AGAIN, MetadataReadAgainError
 from spark_jobs.settings import AuditSettings
-from tests.spark.audit_world import Place, after_listing, closed, opened
+from tests.spark.audit_world import Place, after_listing, closed, lose_blocks, opened
 
 pytestmark = pytest.mark.spark
 
@@ -36,13 +35,6 @@ def place(zookeeper: EmbeddedZooKeeper, fresh_root: str, tmp_path: Path) -> Iter
         place.register("a:1", "b:1")
         place.create({LOST: closed("a:1", "x:1"), MOVED: closed("a:1", "b:1")})
         yield place
-
-
-def lose_blocks(spark: SparkSession) -> None:
-    """Delete Spark's stored blocks of every table, like the end of an executor; the next read computes them again."""
-    java: Any = spark.sparkContext._jsc
-    for number in list(java.getPersistentRDDs()):
-        java.sc().unpersistRDD(number, True)
 
 
 def move(place: Place) -> None:

@@ -21,8 +21,10 @@ from bookie.metadata.port import AccessDeniedError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
+from spark_jobs.checks.references.comparison import suspects
 from spark_jobs.datasource import references
 from spark_jobs.datasource.register import register
+from spark_jobs.datasource.task_rows import READING
 from spark_jobs.reference_rows import REFERENCE_SCHEMA
 from spark_jobs.report.console import table
 from spark_jobs.report.counts import NamespaceCount
@@ -30,12 +32,13 @@ from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.findings.one_run import read_findings
 from spark_jobs.report.summary import Verdict
 from spark_jobs.runs.cluster_view import ClusterView
+from spark_jobs.runs.kinds import reference_run
 from spark_jobs.runs.needs import ExportError, NoPulsarError
 from spark_jobs.runs.port import RunStoppedError
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.settings import FailOn
 from tests.sessions import LONG_SESSION_S
-from tests.spark.audit_world import Place, kept_by, opened
+from tests.spark.audit_world import Place, kept_by, lose_blocks, opened
 from tests.worlds.pulsar_nodes import (
     KINDS,
     MESSAGES,
@@ -90,6 +93,27 @@ def counts(result: AuditResult) -> Sequence[int]:
     found = result.summary.references
     assert found is not None
     return found.referenced, found.unreferenced, found.lost, found.undecodable
+
+
+def test_references_that_were_lost_with_an_executor_are_read_again(
+    spark: SparkSession, pulsar: Pulsar, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise, one verdict would be based on references that were read at two different times (R2)."""
+    pulsar.place.create({1: ledger(MESSAGES)})
+    pulsar.put(f"managed-ledgers/{ML}", managed(1, 40))
+    first_look = [None]
+
+    def after_a_loss(first: DataFrame, found: DataFrame, lost: int) -> DataFrame:
+        if first_look:
+            first_look.pop()
+            assert lost == 1
+            lose_blocks(spark)
+            pulsar.place.do(pulsar.place.store.set(f"{pulsar.root}/managed-ledgers/{ML}", managed(1), -1))
+        return suspects(first, found, lost)
+
+    monkeypatch.setattr(reference_run, "suspects", after_a_loss)
+    assert counts(pulsar.check(spark)) == (1, 0, 0, 0)
+    assert "metadata was lost with an executor, so it is read again" in caplog.text
 
 
 def test_every_kind_of_reference_is_counted_and_all_other_ledgers_are_reported(
@@ -255,8 +279,9 @@ def test_a_large_namespace_is_read_in_parts_without_loss(
     read = spark.read.format(references.NAME).option("metadata_uri", pulsar.place.uri)
     frame = read.option(references.PULSAR_ROOTS, pulsar.root).load()
     assert sorted(each["ledger_id"] for row in frame.collect() for each in row["ledgers"]) == list(range(100, 120))
-    assert pa.schema(list(to_arrow_schema(frame.schema))).names == REFERENCE_SCHEMA.names
-    assert to_arrow_schema(frame.schema).types == REFERENCE_SCHEMA.types
+    written = frame.drop(READING).schema
+    assert pa.schema(list(to_arrow_schema(written))).names == REFERENCE_SCHEMA.names
+    assert to_arrow_schema(written).types == REFERENCE_SCHEMA.types
 
 
 def test_a_run_without_pulsar_an_export_directory_or_a_permission_fails_with_the_reason(

@@ -41,6 +41,7 @@ from spark_jobs.checks.references.second_look import SECOND_LOOK_DDL, SecondLook
 from spark_jobs.checks.sql_text import literal
 from spark_jobs.datasource import options, references
 from spark_jobs.datasource.register import register
+from spark_jobs.datasource.task_rows import READING
 from spark_jobs.report.counts import (
     FindingSums,
     NamespaceCount,
@@ -55,7 +56,7 @@ from spark_jobs.runs.needs import ExportError, require_export, require_pulsar, r
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase
 from spark_jobs.runs.reading.completeness import incomplete_parents, problems
-from spark_jobs.runs.reading.ledger_scan import LedgerScan, scan_ledgers, store_error
+from spark_jobs.runs.reading.ledger_scan import LedgerScan, restricted_to_readings, scan_ledgers, store_error
 from spark_jobs.runs.reading.one_reading import retry_until_one_reading
 from spark_jobs.runs.releasing import unpersist
 from spark_jobs.runs.slots import session_slots
@@ -132,6 +133,10 @@ class ReferenceRun:
         return Outcome(ScanResult(scan.totals, bookies, incomplete), checked)
 
     def _read_references(self, kept: ExitStack) -> DataFrame:
+        """Return the references. If Spark loses some of them and reads them again, an action on them fails (R2).
+
+        After that, a node of unknown content could be taken for one without references.
+        """
         settings, budget = self._settings, self._context.budget
         register(self._context.spark)
         read = (
@@ -150,8 +155,8 @@ class ReferenceRun:
         with self._context.tasks(Phase.SCAN, is_reported=False), _reading():
             found = read.load().persist(StorageLevel.MEMORY_AND_DISK)
             kept.callback(unpersist, found)
-            found.count()
-        return found
+            readings = [row[READING] for row in found.select(READING).distinct().collect()]
+        return restricted_to_readings(found, readings)
 
     def _doubts(self, found: DataFrame) -> _UnknownReferences:
         doubts = found.where(HAS_UNKNOWN_REFERENCE)
@@ -241,7 +246,7 @@ class ReferenceRun:
         lost = ledgers_found(_findings(_with_verdict(seen, Verdict.LOST), _LOST))
         lost = lost.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            with self._context.tasks(Phase.REPORT, is_reported=False):
+            with self._context.tasks(Phase.REPORT, is_reported=False), _reading():
                 sums = finding_sums(lost) if counts.lost else FindingSums((), {})
                 limit = self._settings.worst_ledgers_max if sums.severities else 0
                 worst = worst_ledgers(lost, limit) if limit else ()

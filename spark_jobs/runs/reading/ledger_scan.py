@@ -175,7 +175,7 @@ class Collected:
 def scan_of(collected: Collected) -> LedgerScan:
     """Return the scan for rows of ``bk_ledgers`` with a summary and the number of their reading."""
     cached, totals = collected.cached, collected.totals
-    suspects = _restricted_to_readings(cached, collected.readings)
+    suspects = restricted_to_readings(cached, collected.readings)
     suspects = suspects.where(F.col("summary").isNull()).drop("summary", READING)
     # A single partition needs no later shuffle, which would take most of the time if there are few suspects.
     return LedgerScan(
@@ -219,7 +219,7 @@ def _collected(cached: DataFrame, uri: str) -> Collected:
     return Collected(cached, _totals(summaries), readings, _image(summaries))
 
 
-def _restricted_to_readings(rows: DataFrame, readings: Sequence[int]) -> DataFrame:
+def restricted_to_readings(rows: DataFrame, readings: Sequence[int]) -> DataFrame:
     """Return the same rows. An action on them fails if a row comes from a reading other than these."""
     is_same = F.when(F.col(READING).isin(*readings), F.lit(True))
     return rows.where(is_same.otherwise(F.raise_error(F.lit(READ_AGAIN)).cast("boolean")))
