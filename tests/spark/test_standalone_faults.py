@@ -147,8 +147,12 @@ def test_a_cancelled_audit_releases_its_executors(
 ) -> None:
     run = StandingRun(cluster, place, python, tmp_path, listing=1)
     standing.append(run)
+
+    async def are_started() -> bool:
+        return len(cluster.executors()) == 2
+
+    place.do(run.process.wait_until(are_started, "two executors", STATE_S))
     paused = cluster.executors()
-    assert len(paused) == 2
     for executor in paused:
         executor.suspend()  # executors that the run starts later would not end by themselves
     runs = Runs(place.store, place.cluster.root)
