@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import threading
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
@@ -260,6 +261,7 @@ class SyncBookKeeper:
     def __init__(self, loop: LoopThread, client: asynchronous.ConnectedBookKeeper) -> None:
         self._loop = loop
         self._client = client
+        self._closing = threading.RLock()  # reentrant: a signal handler may close the client during a call of ``close``
 
     def create_ledger(
         self,
@@ -318,12 +320,13 @@ class SyncBookKeeper:
 
     def close(self) -> None:
         """Close every connection and stop the thread. Idempotent; calls that wait in other threads are cancelled."""
-        if self._loop.is_stopped:
-            return
-        try:
-            self._loop.run(self._client.close())
-        finally:
-            self._loop.stop()
+        with self._closing:
+            if self._loop.is_stopped:
+                return
+            try:
+                self._loop.run(self._client.close())
+            finally:
+                self._loop.stop()
 
     def __enter__(self) -> SyncBookKeeper:
         return self

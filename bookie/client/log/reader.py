@@ -108,16 +108,18 @@ class LogReader:
                 listed = await self._lists.read(self._name)
                 place = next_position_after(self._name, listed.list, cursor)
                 if place is None:
+                    failures = 0
                     await self._lists.wait_changed(listed)
                     continue
                 cursor = Cursor(place)
                 reader = await self._open(listed, place.ledger_id)
+                failures = 0
                 async with aclosing(reader.tail(place.entry_id, poll_s=wait_s)) as entries:
                     async for entry in entries:
                         position = LogPosition(place.ledger_id, entry.entry_id)
-                        cursor, failures = Cursor(position.following()), 0
+                        cursor = Cursor(position.following())
                         yield LogEntry(position, entry.payload)
-                self._gone = failures = 0
+                self._gone = 0
                 cursor = Cursor(cursor.position, is_done=True)
             except (NoSuchLedgerError, NoSuchEntryError):
                 self._gone += 1

@@ -4,7 +4,8 @@
   never reach ``Qa`` without one, or if a bookie is read-only. Nothing is acknowledged until it is complete.
 - If no replacement is left and each write set still has ``Qa`` members, the writer continues with those. After growing
   pauses it looks again for a spare bookie, and for former members that are back with the same disks.
-- Bookies that lack a confirmed entry are marked for repair while the ledger is still written, and again at the close.
+- Bookies that lack a confirmed entry are marked for repair while the ledger is still written: after the failure, again
+  when they are used again or replaced, because a repair may have ended before that, and again at the close.
 - In every other case the writer fails.
 """
 
@@ -29,6 +30,10 @@ from bookie.wire.port import Status
 _log: Final = logging.getLogger(__name__)
 
 _Waiter = asyncio.Future[EntryId]
+
+_SERIES_PAUSES: Final = 2
+"""A failure after this many of the longest pauses without one begins a new series, with the first pause. More than one,
+because a bookie that hangs fails again only some time after a pause."""
 
 
 class FailingPipeline(Protocol):
@@ -79,6 +84,7 @@ class Failover:
         self._retry_at_s = 0.0
         self._retry_pause_s = ports.settings.degraded_retry_s
         self._marked: set[BookieId] = set()
+        """Bookies that were marked, or are being marked, since they failed."""
         self._marking: asyncio.Task[None] | None = None
 
     @property
@@ -93,7 +99,9 @@ class Failover:
         """
         extra = {"ledger_id": self.ledger.ledger_id, "bookie_id": lane.bookie, "status": status.name, "reason": reason}
         _log.info("writer stops using a bookie", extra=extra)
-        now_s = self._ports.clock.monotonic_s()
+        now_s, settings = self._ports.clock.monotonic_s(), self._ports.settings
+        if now_s - max(self._failed_at_s.values(), default=now_s) > _SERIES_PAUSES * settings.degraded_retry_max_s:
+            self._retry_pause_s = settings.degraded_retry_s
         self._failed_at_s[lane.bookie] = now_s
         self._reasons[lane.bookie] = reason
         self._state.fail(lane, is_wiped=status is Status.WRONG_INCARNATION, is_change_due=status is Status.READ_ONLY)
@@ -127,6 +135,7 @@ class Failover:
             self._change.cancel()
 
     async def _run(self) -> None:
+        failed = self._failed_bookies()
         change = EnsembleChange(
             self._ports, self._state, self.ledger, self._failed_at_s, self._changes_left, self._reasons
         )
@@ -144,6 +153,7 @@ class Failover:
             self._retry_later()
         else:
             self._state.is_patient = self._is_delayed
+        self._marked -= failed - self._failed_bookies()
         self._start_marking()
         self._pipeline.resume()
 
@@ -171,15 +181,20 @@ class Failover:
         self._retry_at_s = self._ports.clock.monotonic_s() + self._retry_pause_s
         self._retry_pause_s = min(2 * self._retry_pause_s, self._ports.settings.degraded_retry_max_s)
 
+    def _failed_bookies(self) -> set[BookieId]:
+        return {self._state.lanes[position].bookie for position in self._state.failed_positions()}
+
     def _start_marking(self) -> None:
         if self._marking is None and not self._state.incomplete <= self._marked:
-            self._marking = self._pipeline.start("mark incomplete bookies", self._mark(sorted(self._state.incomplete)))
+            incomplete = sorted(self._state.incomplete)
+            self._marked.update(incomplete)
+            self._marking = self._pipeline.start("mark incomplete bookies", self._mark(incomplete))
 
     async def _mark(self, incomplete: list[BookieId]) -> None:
         try:
             await self._ports.tasks.marking.mark(self.ledger.ledger_id, incomplete)
-        except BkhealError as error:  # not tried again before the ledger is closed
+        except BkhealError as error:  # not tried again before the next change
             extra = {"ledger_id": self.ledger.ledger_id, "reason": str(error)}
             _log.warning("ledger not marked for repair yet", extra=extra)
-        self._marked.update(incomplete)
         self._marking = None
+        self._start_marking()

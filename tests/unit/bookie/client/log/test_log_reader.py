@@ -41,3 +41,19 @@ async def test_a_poll_interval_that_is_not_positive_is_refused(poll_s: float) ->
         await client.log(NAME).create(SMALL)  # an empty log has no ledger to follow yet
         with pytest.raises(InvalidPollError):
             await anext(client.log(NAME).tail(poll_s=poll_s))
+
+
+@in_virtual_time
+async def test_a_tail_without_new_entries_outlasts_any_number_of_lost_sessions() -> None:
+    async with log_world() as world:
+        reader = world.client(2)
+        await reader.log(NAME).create(SMALL)
+        async with aclosing(reader.log(NAME).tail()) as entries:
+            waiting = asyncio.ensure_future(anext(entries))
+            for _ in range(70):
+                await world.clock.sleep(60)
+                reader.store.expire()
+                reader.store.resume()
+            async with await world.client(1).log(NAME).write(SMALL) as writer:
+                await writer.append(b"one")
+            assert (await waiting).payload == b"one"

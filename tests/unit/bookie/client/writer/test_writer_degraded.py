@@ -9,9 +9,11 @@ import pytest
 from bookie.client.errors import AddOutcomeUnknownError
 from bookie.client.options import WriterOptions
 from bookie.client.writer.writer import LedgerWriter
+from bookie.metadata.layout import task_path
 from bookie.metadata.store.memory import Fault
 from bookie.model.ids import EntryId
 from bookie.wire.port import Status
+from tests.worlds.cluster import ROOT
 from tests.worlds.writer import WriterWorld, in_world
 
 DELAYED = WriterOptions(is_ensemble_change_delayed=True)
@@ -134,6 +136,45 @@ async def test_a_returned_bookie_is_written_to_again(world: WriterWorld) -> None
     assert len(world.stored(writer).fragments) == 1
     await writer.close()
     assert await world.marked(writer) == (name,)  # it lacks the entries written after its failure
+
+
+@in_world(3)
+async def test_a_bookie_that_fails_hours_later_is_tried_again_as_soon_as_the_first_time(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2, DELAYED)
+    bookie = world.member(writer, 1)
+    for _ in range(3):
+        bookie.refusal = Status.SHUTTING_DOWN
+        await world.fill(writer, 3)
+        bookie.refusal = None
+        await asyncio.sleep(6)
+        await world.fill(writer, 1)
+        await asyncio.sleep(1)
+        before = len(bookie.stored)
+        await world.fill(writer, 3)
+        await writer.settle()
+        assert len(bookie.stored) == before + 3
+        await asyncio.sleep(3600)
+    await writer.close()
+
+
+@in_world(3)
+async def test_a_bookie_that_is_used_again_is_marked_again_as_its_repair_may_have_ended(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2, DELAYED)
+    await world.fill(writer, 3)
+    name = writer.metadata.last_fragment.members[1]
+    world.bookies[name].refusal = Status.SHUTTING_DOWN
+    await world.fill(writer, 3)
+    await asyncio.sleep(1)
+    assert await world.marked(writer) == (name,)
+    await world.store.delete(task_path(ROOT, writer.ledger_id))  # it is repaired
+    await world.fill(writer, 3)
+    world.bookies[name].refusal = None
+    await asyncio.sleep(6)
+    await world.fill(writer, 1)
+    await asyncio.sleep(1)
+    assert held(world, writer, name)[-1] > 6
+    await writer.abandon()
+    assert await world.marked(writer) == (name,)
 
 
 @in_world(3)
