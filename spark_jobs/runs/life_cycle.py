@@ -212,25 +212,46 @@ class RunLifeCycle:
         self.gate.forbid_if(lambda: "" if lease.is_held else "the session that held the run's lock has ended")
 
     async def follow(self) -> None:
-        """Keep the record current and check for requests to end the run, until the gate stops it."""
+        """Keep the record current and check for requests to end the run, until the gate stops it.
+
+        A step that the store refuses is tried again like one without an answer, because a permission may be given back
+        during the run. The other steps do not wait for it.
+        """
+        refused: dict[str, str] = {}
         while self.gate.stopped is None:
             await self._clock.sleep(REPORT_INTERVAL_S)
             self._take_progress()
-            try:
-                if self._pause_ends_s is not None and self._clock.monotonic_s() >= self._pause_ends_s:
-                    _log.warning("paused run continues, its pause has ended", extra={"run_id": self._record.run_id})
-                    await self.resume(
-                        f"continues automatically: its pause ended at {rfc3339(self._record.pause_ends_ms)}"
+            for step in (self._end_pause_if_due, self._write_changes, self._end_if_requested):
+                try:
+                    await step()
+                except (TransientError, WriteOutcomeUnknownError) as error:
+                    _log.info(
+                        "the progress of a run could not be recorded, trying again",
+                        extra={"run_id": self._record.run_id, "reason": str(error)},
                     )
-                if self._record != self._written:
-                    await self._write()
-                if (owner := await self._runs.cancel_requested_by(self._record.run_id)) is not None:
-                    self.gate.stop(Stop(f"cancelled by {owner}", RunState.CANCELLED))
-            except (TransientError, WriteOutcomeUnknownError) as error:
-                _log.info(
-                    "the progress of a run could not be recorded, trying again",
-                    extra={"run_id": self._record.run_id, "reason": str(error)},
-                )
+                    break
+                except (PermanentError, ConflictError) as error:
+                    if refused.get(step.__name__) != str(error):
+                        refused[step.__name__] = str(error)
+                        _log.error(
+                            "the record of a run or the requests to end it are refused, trying again",
+                            extra={"run_id": self._record.run_id, "reason": str(error)},
+                        )
+                else:
+                    refused.pop(step.__name__, None)
+
+    async def _end_pause_if_due(self) -> None:
+        if self._pause_ends_s is not None and self._clock.monotonic_s() >= self._pause_ends_s:
+            _log.warning("paused run continues, its pause has ended", extra={"run_id": self._record.run_id})
+            await self.resume(f"continues automatically: its pause ended at {rfc3339(self._record.pause_ends_ms)}")
+
+    async def _write_changes(self) -> None:
+        if self._record != self._written:
+            await self._write()
+
+    async def _end_if_requested(self) -> None:
+        if (owner := await self._runs.cancel_requested_by(self._record.run_id)) is not None:
+            self.gate.stop(Stop(f"cancelled by {owner}", RunState.CANCELLED))
 
     def cancel(self, owner: str) -> None:
         """End the run at its next gate."""

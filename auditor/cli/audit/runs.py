@@ -59,7 +59,7 @@ def list_runs(
         ("RUN", "KIND", "STATE", "VERDICT", "LEDGERS", "NEW MARKS", "CAUSE", "OWNER"),
         lambda each: (
             *(each["run_id"], _kind(each), _state(each), each["verdict"] or "-", each["ledgers"]),
-            *(each["tasks_changed"], *_cause_and_owner(each)),
+            *(each["tasks_changed"], *(printable(text or "-") for text in _cause_and_owner(each))),
         ),
         right=(4, 5),
         nothing="no run is on record",
@@ -68,9 +68,9 @@ def list_runs(
 
 
 def _cause_and_owner(run: Mapping[str, Any]) -> tuple[str, str]:
-    """Return cause and owner as text. The owner of the reaction to a loss is the list of lost bookies."""
-    owner = printable(run["owner"])
-    return (f"loss of {owner}", "-") if run["cause"] == RunCause.BOOKIE_LOSS.value else (run["cause"], owner)
+    """Return cause and owner as text. The reaction to a loss has no owner: the field names the lost bookies."""
+    cause, owner = run["cause"], run["owner"]
+    return (f"loss of {owner}", "") if cause == RunCause.BOOKIE_LOSS.value else (cause, owner)
 
 
 def _kind(run: Mapping[str, Any]) -> str:
@@ -294,6 +294,7 @@ def _say(run: RemoteRun) -> None:
 
 def run_lines(fields: Mapping[str, Any]) -> list[str]:
     """A run for people, with the words and units of the other commands. Facts that are not known are left out. Pure."""
+    fields = {**fields, **dict(zip(("cause", "owner"), _cause_and_owner(fields), strict=True))}
     known = {name: _words(name, value) for name, value in fields.items() if value not in (None, "", {})}
     shown = {name: text for name, text in known.items() if text}
     if shown.get("total") is None:

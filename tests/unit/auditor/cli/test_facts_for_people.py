@@ -34,6 +34,14 @@ def test_the_figures_of_a_run() -> None:
     assert all(text in shown["image"] for text in ("1 ledger ", "192 ledgers", "2.0 KiB", "T", "Z"))
 
 
+def test_a_run_after_a_loss_has_the_bookie_in_its_cause_and_no_owner() -> None:
+    shown = values(run_lines(replace(RUN, cause=RunCause.BOOKIE_LOSS, owner="bk1:3181").to_json()))
+    assert shown["cause"] == "loss of bk1:3181"
+    assert "owner" not in shown
+    shown = values(run_lines(RUN.to_json()))
+    assert (shown["cause"], shown["owner"]) == ("command", "me")
+
+
 def test_facts_that_say_nothing_are_left_out() -> None:
     image = {"marked": 0, "written_from_ms": 0, "written_ledgers": 0, "written_bytes": 0}
     assert "image" not in values(run_lines(replace(RUN, image=image).to_json()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -17,8 +17,9 @@ from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from spark_jobs.one_shot.run import exit_code_of
-from spark_jobs.runs.gate import RunGate
+from spark_jobs.runs.gate import RunGate, Stop
 from spark_jobs.runs.life_cycle import REPORT_INTERVAL_S, RunLifeCycle, RunOutcome, outcome_of_error
+from spark_jobs.runs.port import Phase, ProgressEvent
 from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import ROOT, formatted
 
@@ -122,3 +123,65 @@ async def test_a_pause_that_was_ended_early_does_not_end_again(runs: Unsteady) -
         await following
     assert (life.record.state, life.record.detail) == (RunState.RUNNING, "resumed by alice")
     assert not gate.is_paused
+
+
+async def test_a_run_can_be_cancelled_although_its_record_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    following = await _followed("records")
+    following.life.note(ProgressEvent(Phase.SCAN, 1, 2))
+    await following.some_turns()
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "it is logged once"
+    await following.runs.request_cancel(RECORD.run_id, "alice")
+    await following.end()
+    assert following.life.gate.stopped == Stop("cancelled by alice", RunState.CANCELLED)
+
+
+async def test_a_request_to_cancel_a_run_is_found_once_it_can_be_read(caplog: pytest.LogCaptureFixture) -> None:
+    following = await _followed("requests")
+    following.life.note(ProgressEvent(Phase.SCAN, 1, 2))
+    await following.some_turns()
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "it is logged once"
+    record = await following.runs.get(RECORD.run_id)
+    assert record is not None
+    assert (record.done, record.total) == (1, 2)
+    following.allow()
+    await following.end()
+    assert following.life.gate.stopped == Stop("cancelled by alice", RunState.CANCELLED)
+
+
+@dataclass
+class _Followed:
+    """A run with a node that the store refuses, and the task that follows it."""
+
+    store: MemoryStore
+    runs: Runs
+    life: RunLifeCycle
+    clock: ManualClock
+    denied: str
+    task: asyncio.Task[None]
+
+    async def some_turns(self) -> None:
+        end_s = self.clock.now_s + 5 * REPORT_INTERVAL_S
+        for _ in range(500):
+            await asyncio.sleep(0)
+        assert self.clock.now_s > end_s
+        assert not self.task.done()
+
+    def allow(self) -> None:
+        self.store.cell.allow(self.denied)
+
+    async def end(self) -> None:
+        async with asyncio.timeout(5):
+            await self.task
+
+
+async def _followed(part: str) -> _Followed:
+    store = MemoryStore(MemoryCell())
+    await formatted(store)
+    runs, clock = Runs(store, ROOT), ManualClock(turns=1)
+    life = RunLifeCycle(runs, RECORD, RunGate(), clock)
+    await life.begin()
+    if part == "requests":
+        await runs.request_cancel(RECORD.run_id, "alice")
+    denied = f"{own_path('runs', ROOT)}/{part}/{RECORD.run_id}"
+    store.cell.deny(denied)
+    return _Followed(store, runs, life, clock, denied, asyncio.create_task(life.follow()))
