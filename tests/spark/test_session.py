@@ -56,6 +56,29 @@ def test_sparks_processes_have_a_lower_priority_and_this_process_does_not(spark:
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("has_cause", [False, True])
+def test_spark_logs_an_unreachable_master_in_one_line_with_the_first_cause(
+    spark: SparkSession, has_cause: bool
+) -> None:
+    jvm: Any = spark.sparkContext._jvm
+    log4j, java = jvm.org.apache.logging.log4j, jvm.java
+    name = "org.apache.spark.deploy.client.StandaloneAppClient$ClientEndpoint"
+    event = log4j.core.impl.Log4jLogEvent.newBuilder().setLoggerName(name).setLevel(log4j.Level.WARN)
+    event.setMessage(log4j.message.SimpleMessage("Failed to connect to master nowhere:7077"))
+    if has_cause:
+        refused = java.net.ConnectException("Connection refused")
+        event.setThrown(java.lang.RuntimeException("awaitResult", java.io.IOException("Failed to connect", refused)))
+    loggers = log4j.LogManager.getContext(False).getConfiguration()
+    logger = loggers.getLoggerConfig(name)
+    (appender,) = logger.getAppenders().values()
+    assert not logger.isAdditive()
+    _, level, text = appender.getLayout().toSerializable(event.build()).split(" ", 2)
+    assert level == "WARN"
+    why = ": java.net.ConnectException: Connection refused" if has_cause else ""
+    assert text == f"spark StandaloneAppClient$ClientEndpoint Failed to connect to master nowhere:7077{why}\n"
+
+
+@pytest.mark.spark
 def test_workers_import_compiled_modules(spark: SparkSession) -> None:
     """The path that Spark sets has an archive of sources, which each process would have to compile."""
 
