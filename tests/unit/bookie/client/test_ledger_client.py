@@ -10,9 +10,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from bookie.client.bookkeeper import BookKeeper, InvalidQuorumError, LedgerOptions
-from bookie.client.connect import connect
+from bookie.client.connect import ConnectedBookKeeper, connect
 from bookie.client.errors import (
     AddOutcomeUnknownError,
     CloseOutcomeUnknownError,
@@ -26,6 +27,7 @@ from bookie.client.errors import (
 )
 from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
+from bookie.client.sync import SyncBookKeeper
 from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.metadata.store.memory import Fault, MemoryStore
@@ -712,3 +714,19 @@ def test_a_call_during_the_close_ends_as_well() -> None:
             loop.stop()
             with pytest.raises((concurrent.futures.CancelledError, RuntimeError)):
                 calling.result(20)
+
+
+def test_a_synchronous_client_may_be_closed_by_several_threads() -> None:
+    class Connected(ConnectedBookKeeper):
+        def __init__(self) -> None:
+            pass
+
+        @override
+        async def close(self) -> None:
+            await asyncio.sleep(0)
+
+    for _ in range(100):
+        client = SyncBookKeeper(LoopThread(), Connected())
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            for closing in [pool.submit(client.close) for _ in range(3)]:
+                closing.result(20)
