@@ -28,9 +28,11 @@ class ClientSettings:
     close_timeout_s: float = 30.0
     """Time for which ``close`` waits for outstanding copies."""
     pipeline_bytes_max: int = 32 << 20
-    """Payload bytes admitted and not yet stored on the full write quorum; ``append`` waits beyond it."""
+    """Payload bytes admitted and not yet acknowledged, or not yet stored on the full write quorum; ``append`` waits
+    beyond it."""
     pipeline_entries_max: int = 20_000
-    """Entries admitted and not yet stored on the full write quorum; ``append`` waits beyond it."""
+    """Entries admitted and not yet acknowledged, or not yet stored on the full write quorum; ``append`` waits beyond
+    it."""
     batches_in_flight_max: int = 4
     """Batches in flight to one bookie: enough to hide its sync latency, few enough to form large batches."""
     busy_retries_max: int = 50

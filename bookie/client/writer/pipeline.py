@@ -96,11 +96,16 @@ class Pipeline:
 
     @property
     def has_room(self) -> bool:
-        """Whether another entry may be admitted."""
+        """Whether another entry may be admitted.
+
+        In a large ensemble, entries can have all their copies and still wait for the acknowledgement of an earlier one.
+        """
         state, settings = self.state, self._ports.settings
+        unconfirmed_bytes = state.next_length - state.confirmed_length
+        unconfirmed_entries = state.next_entry_id - 1 - state.last_add_confirmed
         return (
-            state.unsettled_bytes < settings.pipeline_bytes_max
-            and state.unsettled_entries < settings.pipeline_entries_max
+            max(state.unsettled_bytes, unconfirmed_bytes) < settings.pipeline_bytes_max
+            and max(state.unsettled_entries, unconfirmed_entries) < settings.pipeline_entries_max
         )
 
     async def wait_room(self) -> None:

@@ -369,3 +369,14 @@ async def test_a_writer_that_cannot_read_the_outcome_of_its_change_acknowledges_
     assert len(world.stored(writer).fragments) == 3
     world.store.fault_hook = None
     assert (await writer.close()).last_entry_id == 5
+
+
+@in_world(10)
+async def test_entries_that_wait_only_for_an_earlier_one_count_as_unfinished(world: WriterWorld) -> None:
+    writer = await world.writer(10, 2, 2, pipeline_entries_max=20)
+    world.member(writer, 0).latency_s = 5
+    waiting = [asyncio.ensure_future(world.submit(writer)) for _ in range(100)]
+    await asyncio.sleep(4)
+    assert sum(submitted.done() for submitted in waiting) == 20
+    assert await asyncio.gather(*[await submitted for submitted in waiting]) == list(range(100))
+    await writer.close()
