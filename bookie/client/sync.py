@@ -320,13 +320,7 @@ class SyncBookKeeper:
 
     def close(self) -> None:
         """Close every connection and stop the thread. Idempotent; calls that wait in other threads are cancelled."""
-        with self._closing:
-            if self._loop.is_stopped:
-                return
-            try:
-                self._loop.run(self._client.close())
-            finally:
-                self._loop.stop()
+        self._loop.end(self._client.close)
 
     def __enter__(self) -> SyncBookKeeper:
         return self

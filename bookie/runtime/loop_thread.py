@@ -26,6 +26,7 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._lock = threading.RLock()  # reentrant: an iterator dropped during a call takes it in the same thread
+        self._ending = threading.RLock()  # reentrant: a signal handler may call ``end`` during a call of it
         self._is_stopping = False
         """Whether new work is refused. Earlier work is cancelled when the loop ends, so no caller waits forever."""
         self._thread = threading.Thread(target=self._run, name="bkheal-client", daemon=True)
@@ -76,6 +77,19 @@ class LoopThread:
             with self._lock:
                 if not self._is_stopping:  # do not wait here: the iterator may be dropped in any thread
                     self._loop.call_soon_threadsafe(pump.stop)
+
+    def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run ``last`` in the thread and wait for it, then end the thread as ``stop`` does.
+
+        Idempotent: every call returns after the end of the thread, and only the first one runs ``last``.
+        """
+        with self._ending:
+            if self.is_stopped:
+                return
+            try:
+                self.run(last())
+            finally:
+                self.stop()
 
     def stop(self) -> None:
         """End the thread; pending calls of other threads are cancelled. Idempotent."""
