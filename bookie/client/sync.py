@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import threading
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
@@ -261,7 +260,6 @@ class SyncBookKeeper:
     def __init__(self, loop: LoopThread, client: asynchronous.ConnectedBookKeeper) -> None:
         self._loop = loop
         self._client = client
-        self._closing = threading.RLock()  # reentrant: a signal handler may close the client during a call of ``close``
 
     def create_ledger(
         self,
