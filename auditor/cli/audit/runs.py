@@ -69,7 +69,7 @@ def list_runs(
 
 def _cause_and_owner(run: Mapping[str, Any]) -> tuple[str, str]:
     """Return cause and owner as text. The reaction to a loss has no owner: the field names the lost bookies."""
-    cause, owner = run["cause"], run["owner"]
+    cause, owner = run.get("cause", ""), run.get("owner", "")
     return (f"loss of {owner}", "") if cause == RunCause.BOOKIE_LOSS.value else (cause, owner)
 
 
