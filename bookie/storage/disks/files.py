@@ -31,8 +31,9 @@ THREAD_NAME: Final = "disk-"
 """Prefix of the names of the threads that wait for a disk."""
 _CLOSE_S: Final = 5.0
 """Longest wait of ``close`` for running operations."""
-_CHANGE_THREADS: Final = 3
-"""Threads per disk for changes: for the journal or a flush, for a compaction, and for removals and small files."""
+_CHANGE_THREADS: Final = 6
+"""Threads per disk for changes, as of the journal, a flush, a compaction, and removals. With three, the storage alone
+added entries of 16 KiB at 0.6 times the rate, with twice the processor time."""
 _READ_THREADS: Final = 5
 """Threads per disk for reads. Reads do not wait for a sync, and changes do not wait for reads of bad sectors, each of
 which can take half a minute."""
