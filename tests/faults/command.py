@@ -1,0 +1,165 @@
+"""The command line of a run under faults."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.embedded.cluster import EmbeddedCluster
+from bookie.model.errors import BkhealError
+from bookie.model.exit_codes import ExitCode
+from bookie.runtime.clock import Clock, SystemClock
+from tests.deadlines import PROGRAM_S
+from tests.faults.processes import BOOKIES, LOST_BOOKIE_DELAY_S, Service
+from tests.faults.verdict import faults_of_ledger, unfinished
+from tests.faults.workload import Workload, WrongBytesError
+
+MINUTES: Final = 20.0
+_FIRST_FAULT_S: Final = 30.0
+"""The first fault happens after the auditor has started Spark."""
+_BETWEEN_FAULTS_S: Final = (1.0, 12.0)
+_LOOK_S: Final = 1.0
+_HEALED_WITHIN_S: Final = 2 * PROGRAM_S
+"""The longest time from the last fault to the end of all repairs: two audits, one of them under way."""
+
+
+class FaultsError(Exception):
+    """A finding of the run, in one sentence."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One run, from the first fault to the check of every copy."""
+
+    client: ConnectedBookKeeper
+    service: Service
+    workload: Workload
+    clock: Clock
+    rng: random.Random
+    say: Callable[[str], None]
+    clients: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def run(self, seconds: float) -> None:
+        """Cause faults for this time, and then check the outcome.
+
+        Raises:
+            FaultsError: the cluster is not repaired in time, or a copy is missing or wrong.
+            WrongBytesError: a client read something else than it wrote.
+        """
+        self.clients = [asyncio.create_task(one) for one in self.workload.tasks(self.client)]
+        try:
+            await self._cause_faults(seconds)
+            self.say("no more faults")
+            self.workload.is_ending = True
+            await self.service.recovered()
+            async with asyncio.timeout(_HEALED_WITHIN_S):
+                await asyncio.gather(*self.clients)
+                await self.workload.finish(self.client)
+        finally:
+            for task in self.clients:
+                task.cancel()
+            await asyncio.gather(*self.clients, return_exceptions=True)
+        self.say(str(self.workload))
+        self.say(str(self.service))
+        await self._repaired("by the service")
+        await self.service.audit_copies()
+        await self._repaired("after an audit of all copies")
+        await self._check_copies()
+
+    async def _cause_faults(self, seconds: float) -> None:
+        now_s = self.clock.monotonic_s()
+        end_s, next_s = now_s + seconds, now_s + _FIRST_FAULT_S
+        while (now_s := self.clock.monotonic_s()) < end_s:
+            await asyncio.wait(self.clients, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            for task in self.clients:
+                if task.done():
+                    task.result()
+            self.service.start_ended()
+            if now_s >= next_s:
+                self.service.cause_fault(is_repaired=not await self._unfinished())
+                next_s = self.clock.monotonic_s() + self.rng.uniform(*_BETWEEN_FAULTS_S)
+
+    async def _repaired(self, how: str) -> None:
+        began_s = self.clock.monotonic_s()
+        while left := await self._unfinished():
+            self.service.start_ended()
+            if self.clock.monotonic_s() - began_s > _HEALED_WITHIN_S:
+                raise FaultsError(f"not repaired within {_HEALED_WITHIN_S:g} s: {'; '.join(left)}")
+            await asyncio.sleep(_LOOK_S)
+        self.say(f"repaired {how} within {self.clock.monotonic_s() - began_s:.0f} s")
+
+    async def _unfinished(self) -> Sequence[str]:
+        try:
+            return await unfinished(self.client)
+        except BkhealError as error:
+            return [f"unknown: {error}"]
+
+    async def _check_copies(self) -> None:
+        faults: list[str] = []
+        for ledger_id in sorted(self.workload.closed):
+            faults += await faults_of_ledger(self.client, ledger_id, self.workload.acknowledged[ledger_id])
+        for fault in faults:
+            self.say(fault)
+        if faults:
+            raise FaultsError(f"{len(faults)} copies are missing or wrong; the first: {faults[0]}")
+
+
+async def under_faults(directory: Path, minutes: float, seed: int, say: Callable[[str], None]) -> None:
+    """Run one cluster under faults in ``directory``.
+
+    Raises:
+        FaultsError: see ``Run.run``.
+        WrongBytesError: see ``Run.run``.
+    """
+    rng, clock = random.Random(seed), SystemClock()
+    began_s = clock.monotonic_s()
+
+    def timed(line: str) -> None:
+        say(f"{clock.monotonic_s() - began_s:7.1f} s  {line}")
+
+    async with (
+        await EmbeddedCluster.start(directory, bookies=BOOKIES) as cluster,
+        await connect(cluster.metadata_uri) as client,
+        Service(cluster, random.Random(rng.random()), timed) as service,
+    ):
+        await client.ports.tasks.initialize()
+        await client.ports.tasks.switches.set_lost_bookie_delay_s(LOST_BOOKIE_DELAY_S)
+        service.start_workers()
+        workload = Workload(random.Random(rng.random()))
+        await Run(client, service, workload, clock, rng, timed).run(minutes * 60)
+
+
+def main() -> int:
+    """Run a cluster under faults. If that finds a problem, return 1; the last line of the output then describes it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults", description="Cause random faults in a whole service, and check its data."
+    )
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="default: %(default)g")
+    parser.add_argument("--seed", type=int, default=0, help="another number gives other faults (default: %(default)s)")
+    parser.add_argument("--directory", type=Path, help="an empty folder on the disk to use; default: a temporary one")
+    options = parser.parse_args()
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="bkheal-faults-"))
+
+    def say(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    try:
+        asyncio.run(under_faults(directory, options.minutes, options.seed, say))
+    except (FaultsError, WrongBytesError, BkhealError) as error:
+        sys.stderr.write(f"faults: {error}; the files are in {directory}\n")
+        return 1
+    except KeyboardInterrupt:
+        shutil.rmtree(directory)
+        return ExitCode.INTERRUPTED
+    shutil.rmtree(directory)
+    return 0
