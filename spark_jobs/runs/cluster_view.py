@@ -20,12 +20,12 @@ from bookie.metadata.bookies.rack_outage import Losses
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.bookies.topology import TopologyStore, parse_topology, topology_text
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.layout import available_path, ledger_path, locks_path, tasks_path
+from bookie.metadata.layout import available_path, ledger_ids_under, ledger_path, locks_path, tasks_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.migration import read_migration
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import AccessDeniedError, Stat, StoreUnavailableError
+from bookie.metadata.port import AccessDeniedError, NoNodeError, Stat, StoreUnavailableError
 from bookie.metadata.pulsar.tree import PulsarTree
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.metadata.tasks.damage_notes import DamageNotes
@@ -36,16 +36,19 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.topology import Topology
 from bookie.runtime.clock import Clock
 from spark_jobs.connect import PacedConnection, connected_as_reader
-from spark_jobs.datasource.ledgers import leaf_parents
+from spark_jobs.datasource.ledgers import leaf_parents, leaf_stat
 from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.datasource.scan import read_metadata
+from spark_jobs.image.leaves import LeafStat, creates_of
 from spark_jobs.pacing.budget import Budget
 from spark_jobs.runs.marking.noted_damage import mark_recorded_damage
 from spark_jobs.runs.marking.publish import Marking, Publisher
 from spark_jobs.runs.marking.withdrawal import Withdrawal, WithdrawalStep
+from spark_jobs.runs.reading.completeness import ScanTotals, incomplete_parents, planned_remaining
 from spark_jobs.settings import CONNECT_TIMEOUT_S
 
 _STATS_AT_ONCE: Final = 100
+_NODES_AT_ONCE: Final = 1_000
 
 
 class ClusterView:
@@ -87,9 +90,17 @@ class ClusterView:
         """Return the newest transaction of some frequently changed nodes, which the cluster has certainly reached."""
         return self._runner.run(self._newest_zxid())
 
-    def count_ledgers(self, paths: Sequence[str]) -> Mapping[str, int]:
-        """Return the current number of ledgers directly under each of ``paths``."""
-        return self._runner.run(self._count_ledgers(paths))
+    def count_planned(self, plan: Sequence[LeafParent], totals: ScanTotals) -> Mapping[str, int]:
+        """Return the number of planned ledgers that still exist, for each node that listed fewer than planned.
+
+        The result is exact for nodes that may have more planned ledgers than they listed; it is an upper limit for the
+        others. Memory does not depend on the number of ledgers.
+
+        Args:
+            plan: the nodes of a scan, as they were before it.
+            totals: the counts of the scan.
+        """
+        return self._runner.run(self._count_planned(plan, totals))
 
     def ledgers_under(self, paths: Sequence[str]) -> Sequence[Sequence[LedgerId]]:
         """Return the current ledgers directly under each of ``paths``."""
@@ -290,9 +301,32 @@ class ClusterView:
     async def _staying(self) -> AbstractSet[BookieId]:
         return (await self._bookies()).staying
 
-    async def _count_ledgers(self, paths: Sequence[str]) -> Mapping[str, int]:
-        listings = await LedgerTree(self._connection.store, self.cluster).ids_under_many(paths)
-        return {path: len(ids) for path, ids in zip(paths, listings, strict=True)}
+    async def _count_planned(self, plan: Sequence[LeafParent], totals: ScanTotals) -> Mapping[str, int]:
+        store, short = self._connection.store, incomplete_parents(plan, totals)
+        found: dict[str, int] = {}
+        if short:
+            await store.sync(self.cluster.root)  # this server may lag behind those of the tasks
+        for start in range(0, len(short), _NODES_AT_ONCE):
+            some = short[start : start + _NODES_AT_ONCE]
+            for parent, node in zip(some, await store.get_many([each.path for each in some]), strict=True):
+                found[parent.path] = 0 if node is None else _planned_remaining(parent, leaf_stat(node.stat))
+        for parent in short:
+            if found[parent.path] > sum(totals.listed.get(parent.path, ())):
+                found[parent.path] = await self._list_planned(parent)  # not each child may be a ledger
+        return found
+
+    async def _list_planned(self, parent: LeafParent) -> int:
+        try:
+            listing = await self._connection.store.children(parent.path)
+        except NoNodeError:
+            return 0
+        ledgers = ledger_ids_under(self.cluster.kind, self.cluster.root, parent.path, listing.names)
+        creates = creates_of(listing.version, len(listing.names))
+        return planned_remaining(parent, len(ledgers), listing.czxid, creates)
+
+
+def _planned_remaining(parent: LeafParent, now: LeafStat) -> int:
+    return planned_remaining(parent, now.children, now.czxid, now.creates)
 
 
 @contextmanager

@@ -266,7 +266,9 @@ def test_unlisted_ledgers_make_the_run_incomplete(
         "leaf_parents",
         lambda self: tuple(type(parent)(parent.path, parent.planned + 2) for parent in real(self)),
     )
-    monkeypatch.setattr(ClusterView, "count_ledgers", lambda self, paths: dict.fromkeys(paths, 1_000))
+    monkeypatch.setattr(
+        ClusterView, "count_planned", lambda self, plan, totals: {parent.path: 1_000 for parent in plan}
+    )
     of_a_deleted_ledger = {9_999: ["gone:1"]}
     place.do(place.tasks.marking.mark(LedgerId(9_999), [BookieId("gone:1")]))
     result = place.audit(spark)

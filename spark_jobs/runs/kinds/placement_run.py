@@ -28,7 +28,7 @@ from spark_jobs.runs.marking.brake import held_because
 from spark_jobs.runs.marking.limits import MarkLimiter
 from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
-from spark_jobs.runs.reading.completeness import incomplete_parents, problems
+from spark_jobs.runs.reading.completeness import problems
 from spark_jobs.runs.reading.ledger_scan import scan_ledgers
 from spark_jobs.runs.reading.one_reading import retry_until_one_reading
 
@@ -61,7 +61,7 @@ class PlacementRun:
                 return Outcome(None, CheckResult(bookies), held)
         plan = self._cluster.leaf_parents()
         found, tally = self._chunks(plan, part)
-        recount = self._cluster.count_ledgers([parent.path for parent in incomplete_parents(plan, found.totals)])
+        recount = self._cluster.count_planned(plan, found.totals)
         counts = part.counts(tally, found.sums, found.totals)
         scanned = ScanResult(found.totals, bookies, problems(plan, found.totals, recount) + not_judged(counts))
         return Outcome(scanned, CheckResult(bookies, found.sums, found.worst, found.published, placement=counts))

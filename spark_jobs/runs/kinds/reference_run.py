@@ -55,7 +55,7 @@ from spark_jobs.runs.findings import finding_sums, ledgers_found, worst_ledgers
 from spark_jobs.runs.needs import ExportError, require_export, require_pulsar, roots_in
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase
-from spark_jobs.runs.reading.completeness import incomplete_parents, problems
+from spark_jobs.runs.reading.completeness import problems
 from spark_jobs.runs.reading.ledger_scan import LedgerScan, restricted_to_readings, scan_ledgers, store_error
 from spark_jobs.runs.reading.one_reading import retry_until_one_reading
 from spark_jobs.runs.releasing import unpersist
@@ -126,7 +126,7 @@ class ReferenceRun:
             counts = self._counts(settled, seen, doubts)
             if self._settings.export is not None:
                 export(_with_verdict(seen, Verdict.UNREFERENCED), self._settings.export)
-            recount = self._cluster.count_ledgers([parent.path for parent in incomplete_parents(plan, scan.totals)])
+            recount = self._cluster.count_planned(plan, scan.totals)
             bookies = self._cluster.bookies()
             incomplete = problems(plan, scan.totals, recount) + _undecodable_problems(counts)
             checked = self._report(scan, seen, unread(found) if doubts.has_any else None, bookies, counts)

@@ -56,7 +56,7 @@ from spark_jobs.runs.marking.limits import MarkLimiter
 from spark_jobs.runs.marking.publish import publish
 from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult
 from spark_jobs.runs.port import Phase, ProgressEvent
-from spark_jobs.runs.reading.completeness import incomplete_parents, problems
+from spark_jobs.runs.reading.completeness import problems
 from spark_jobs.runs.reading.ledger_scan import LedgerScan, scan_ledgers, store_error
 from spark_jobs.runs.reading.one_reading import retry_until_one_reading
 from spark_jobs.runs.releasing import unpersist
@@ -129,7 +129,7 @@ class ReplicaRun:
             self._context.progress(ProgressEvent(Phase.ASK, done, total))
             bookies = retry_until_one_reading(partial(self._chunk, parents, found))
             done += sum(parent.planned for parent in parents)
-        recount = self._cluster.count_ledgers([parent.path for parent in incomplete_parents(plan, found.totals)])
+        recount = self._cluster.count_planned(plan, found.totals)
         took_s = self._context.clock.monotonic_s() - started_s
         counts = self._counts(took_s, sum(parent.planned for parent in every))
         scanned = ScanResult(

@@ -1,7 +1,8 @@
 """Decide whether a scan saw every ledger it should have seen (S20, R20). Pure.
 
 A scan is planned from the number of children of each metadata node. Every planned ledger must be in the listing of its
-node, or must be deleted. Deleted ledgers are normal (S15); a short listing without deletions is not.
+node, or must be deleted. Deleted ledgers are normal (S15); a short listing without deletions is not. Ledgers created
+after the plan belong to a later scan, so they neither complete a short listing nor make it incomplete.
 """
 
 from __future__ import annotations
@@ -79,9 +80,24 @@ NO_TOTALS: Final = ScanTotals(
 def incomplete_parents(plan: Sequence[LeafParent], totals: ScanTotals) -> list[LeafParent]:
     """Return the nodes that listed fewer ledgers than planned.
 
-    Counting them again shows whether ledgers were deleted or missed.
+    Counting their planned ledgers again shows whether ledgers were deleted or missed.
     """
     return [parent for parent in plan if sum(totals.listed.get(parent.path, ())) < parent.planned]
+
+
+def planned_remaining(parent: LeafParent, children: int, czxid: int, creates: int) -> int:
+    """Return how many ledgers under a node existed when the scan was planned, and certainly still exist.
+
+    Args:
+        parent: the node, with its stat when the scan was planned; without it, no ledger counts as created since then.
+        children: the current number of its children.
+        czxid: the transaction that created the node. If it is another one, the node was deleted with all of its
+            planned ledgers.
+        creates: number of children ever created under it.
+    """
+    if parent.stat is None:
+        return children
+    return max(0, children - (creates - parent.stat.creates)) if czxid == parent.stat.czxid else 0
 
 
 def problems(plan: Sequence[LeafParent], totals: ScanTotals, recount: Mapping[str, int]) -> tuple[str, ...]:
@@ -90,7 +106,8 @@ def problems(plan: Sequence[LeafParent], totals: ScanTotals, recount: Mapping[st
     Args:
         plan: the nodes to be read.
         totals: the counts of the scan.
-        recount: number of ledgers under each of ``incomplete_parents``, counted after the scan.
+        recount: number of planned ledgers that still exist under each of ``incomplete_parents``, counted after the
+            scan.
     """
     found = []
     unread = [parent.path for parent in plan if parent.path not in totals.listed]

@@ -29,7 +29,7 @@ from spark_jobs.image.part import ImageFile
 from spark_jobs.report.counts import SnapshotCounts
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.port import Phase
-from spark_jobs.runs.reading.completeness import NO_TOTALS, incomplete_parents, problems
+from spark_jobs.runs.reading.completeness import NO_TOTALS, problems
 from spark_jobs.runs.reading.image_upkeep import ImageUpkeep
 from spark_jobs.runs.reading.incremental_plan import Times, cost_of, groups_of_work, plan_incremental
 from spark_jobs.runs.reading.ledger_scan import LEDGERS_PER_TASK, LedgerScan, collected, scan_of, task_options
@@ -100,8 +100,7 @@ class IncrementalReading:
         """Report the missing parts of the last scan, one sentence each."""
         if not self._plan:
             return self._live.problems()
-        short = [parent.path for parent in incomplete_parents(self._plan, self._totals)]
-        return problems(self._plan, self._totals, self._context.cluster.count_ledgers(short))
+        return problems(self._plan, self._totals, self._context.cluster.count_planned(self._plan, self._totals))
 
     def _leaf_work(self, sources: _Sources) -> Sequence[LeafWork]:
         context = self._context

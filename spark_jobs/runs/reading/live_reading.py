@@ -10,7 +10,7 @@ from spark_jobs.datasource.partitions import LeafParent
 from spark_jobs.report.counts import SnapshotCounts
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.port import Phase
-from spark_jobs.runs.reading.completeness import NO_TOTALS, incomplete_parents, problems
+from spark_jobs.runs.reading.completeness import NO_TOTALS, problems
 from spark_jobs.runs.reading.image_upkeep import ImageUpkeep
 from spark_jobs.runs.reading.ledger_scan import LedgerScan, scan_ledgers
 
@@ -72,6 +72,5 @@ class LiveReading:
         return scan
 
     def problems(self) -> tuple[str, ...]:
-        """Count the ledgers of nodes with short listings again, and report the missing parts."""
-        short = [parent.path for parent in incomplete_parents(self._plan, self._totals)]
-        return problems(self._plan, self._totals, self._context.cluster.count_ledgers(short))
+        """Count the planned ledgers of nodes with short listings again, and report the missing parts."""
+        return problems(self._plan, self._totals, self._context.cluster.count_planned(self._plan, self._totals))

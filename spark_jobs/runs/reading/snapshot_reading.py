@@ -22,13 +22,14 @@ from pyspark.sql import DataFrame
 
 from bookie.metadata.port import Stat
 from bookie.runtime.human import agreeing, counted
+from spark_jobs.datasource.ledgers import leaf_stat
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent
 from spark_jobs.datasource.snapshot_ledgers import NAMED_DDL, SETTLED_DDL, SnapshotTasks, divide_parts
 from spark_jobs.image import leaves
 from spark_jobs.report.counts import SnapshotCounts
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.port import Phase
-from spark_jobs.runs.reading.completeness import NO_TOTALS, ScanTotals, incomplete_parents, problems
+from spark_jobs.runs.reading.completeness import NO_TOTALS, ScanTotals, problems
 from spark_jobs.runs.reading.ledger_scan import LedgerScan, collected, scan_ledgers
 from spark_jobs.runs.reading.reread_rows import reread_rows
 from spark_jobs.runs.reading.streamed_snapshot import StreamedSnapshot
@@ -65,7 +66,7 @@ def divide(index: SnapshotIndex, nodes: Sequence[tuple[str, Stat]]) -> Division:
         if part is not None and (part.czxid, part.creates) == (stat.czxid, creates_of(stat)):
             served.add(path)
         elif stat.children_count:
-            live.append(LeafParent(path, stat.children_count))
+            live.append(LeafParent(path, stat.children_count, leaf_stat(stat)))
     return Division(tuple(part for part in index.parts if part.parent in served and part.ledgers), tuple(live))
 
 
@@ -143,9 +144,7 @@ class SnapshotReading:
     def problems(self) -> tuple[str, ...]:
         """Report the missing parts of the last scan, one sentence each."""
         read = self._read
-        recount = self._context.cluster.count_ledgers(
-            [p.path for p in incomplete_parents(read.division.live, read.live)]
-        )
+        recount = self._context.cluster.count_planned(read.division.live, read.live)
         found = problems(read.division.live, read.live, recount)
         planned = sum(part.ledgers for part in read.division.parts)
         seen = read.counted.ledgers + read.counted.skipped + read.counted.returned
