@@ -77,7 +77,7 @@ class RunEnd(enum.Enum):
     SETTLED = "settled"
     """Only with ``once``: every task is repaired or parked."""
     UNSETTLED = "unsettled"
-    """Only with ``once``: some tasks fail repeatedly, or repair is disabled."""
+    """Only with ``once``: some tasks fail repeatedly or cannot be read, or repair is disabled."""
 
 
 class Worker:
@@ -286,7 +286,10 @@ class Worker:
     async def _check_once_ended(self) -> RunEnd | None:
         """Return how a run with ``once`` ended; None for another round, if the search for debts may succeed then."""
         if self._search_error is None or isinstance(self._search_error, PermanentError):
-            is_settled = self._search_error is None and not self._queue.queue_state.given_up
+            unreadable = self._queue.unreadable_tasks
+            if unreadable:
+                _log.warning("tasks cannot be read, so their ledgers are not repaired", extra={"tasks": unreadable})
+            is_settled = self._search_error is None and not self._queue.queue_state.given_up and not unreadable
             return RunEnd.SETTLED if is_settled else RunEnd.UNSETTLED
         await first_of([self._wake.wait(), self._ports.clock.sleep(STORE_PAUSE_S)])
         self._queue.mark_stale()

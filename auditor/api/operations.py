@@ -31,7 +31,7 @@ from bookie.metadata.port import MetadataStore
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks
 from bookie.metadata.tasks.switches import AlreadyDisabledError, AlreadyEnabledError
-from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.ownership import NO_OWNER, owner_names, owner_of
@@ -114,12 +114,12 @@ class StoreOperations(Operations):
 
     @override
     async def list_marks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> MarkPage:
-        found: list[Task] = []
+        found: list[Task | UnreadableTask] = []
         examined = 0
         while len(found) < limit and examined < MARKS_EXAMINED_MAX:
             places = min(_PLACES_AT_ONCE, limit - len(found) if wanted == ALL_MARKS else _PLACES_AT_ONCE)
             part = await self._under_replication.page(after, places)
-            found += [task for task in part.tasks if isinstance(task, Task) and wanted.matches(task)]
+            found += [task for task in part.tasks if wanted.matches(task)]
             after = part.next_after
             if after is None:
                 break
@@ -203,7 +203,7 @@ def worst_fragment(metadata: LedgerMetadata, bookies: Bookies) -> FragmentHealth
     return worst
 
 
-def _view(task: Task, ledger: Versioned | Unreadable | None, cluster_state: _ClusterState) -> TaskView:
+def _view(task: Task | UnreadableTask, ledger: Versioned | Unreadable | None, cluster_state: _ClusterState) -> TaskView:
     park = cluster_state.parked.get(task.ledger_id)
     is_locked = task.ledger_id in cluster_state.locked
     state = TaskState.IN_PROGRESS if is_locked else TaskState.PARKED if park else TaskState.WAITING
@@ -218,10 +218,13 @@ def _view(task: Task, ledger: Versioned | Unreadable | None, cluster_state: _Clu
         copies_min = worst.copies_min if worst else None
         ledger_bytes = ledger.metadata.length
         owner = owner_names(owner_of(ledger.metadata.custom))
+    missing, marked_ms = ((), 0) if isinstance(task, UnreadableTask) else (task.missing, max(0, task.ctime_ms))
+    if isinstance(task, UnreadableTask):
+        condition, detail = "unreadable", task.reason
     return TaskView(
         ledger_id=task.ledger_id,
-        missing=task.missing,
-        marked_ms=max(0, task.ctime_ms),
+        missing=missing,
+        marked_ms=marked_ms,
         state=state,
         condition=condition,
         copies_min=copies_min,

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkReason
+from bookie.metadata.tasks.underreplication import UnreadableTask
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.ownership import NO_OWNER, OwnerNames
 
@@ -38,20 +39,20 @@ class TaskView:
 
     ledger_id: LedgerId
     missing: Sequence[BookieId]
-    """The missing bookies that its mark names."""
+    """The missing bookies that its mark names; none if the mark cannot be read."""
     marked_ms: int
     """When it was marked, epoch milliseconds; 0: not known."""
     state: TaskState
     condition: str
     """Name of its worst severity in lower case. ``healthy``: every bookie that it names is registered; ``unreadable``:
-    its metadata cannot be read; ``gone``: its metadata was deleted."""
+    its metadata or its mark cannot be read; ``gone``: its metadata was deleted."""
     copies_min: int | None = None
     """Copies left of the entry with the fewest copies; None if nothing is missing, or if the number is unknown."""
     ledger_bytes: int | None = None
     """Payload of the whole ledger, in bytes; None unless it is closed."""
     park_reason: ParkReason | None = None
     detail: str = ""
-    """Why it is parked, or what is wrong with its metadata."""
+    """Why it is parked, or what is wrong with its metadata or its mark."""
     owner: OwnerNames = NO_OWNER
     """The Pulsar object that the ledger belongs to."""
 
@@ -69,7 +70,7 @@ class TaskPage:
 class MarkPage:
     """Some marks, by ledger id."""
 
-    tasks: Sequence[Task]
+    tasks: Sequence[Task | UnreadableTask]
     next_after: LedgerId | None
     """As in ``TaskPage``."""
 
@@ -83,8 +84,10 @@ class MarkFilter:
     not_missing: str = ""
     """Only marks without a missing copy on this bookie; empty: all."""
 
-    def matches(self, task: Task) -> bool:
-        """Return whether to list a mark."""
+    def matches(self, task: Task | UnreadableTask) -> bool:
+        """Return whether to list a mark. One that cannot be read is always listed: its bookies are unknown."""
+        if isinstance(task, UnreadableTask):
+            return True
         is_wanted = not self.missing or self.missing in task.missing
         return is_wanted and (not self.not_missing or self.not_missing not in task.missing)
 
@@ -127,7 +130,7 @@ class Operations(Protocol):
         ...
 
     async def list_marks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> MarkPage:
-        """Return the readable marks, without the metadata of their ledgers; otherwise as ``list_tasks``.
+        """Return the marks without the metadata of their ledgers; otherwise as ``list_tasks``.
 
         Raises:
             StoreUnavailableError: no answer.

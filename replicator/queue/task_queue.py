@@ -210,6 +210,8 @@ class TaskQueue:
         self._empty_top: Children | None = None
         self._reserved_due_s = ports.clock.monotonic_s() + _RESERVATION_SEARCH_INTERVAL_S
         self.queue_state = QueueState()
+        self.unreadable_tasks = 0
+        """The ledgers of the last listing whose task cannot be read. No worker repairs them."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -500,6 +502,7 @@ class TaskQueue:
         return _Verdict.PARKED
 
     def _sum_up(self, judged: _ListingVerdicts) -> None:
+        self.unreadable_tasks = len(judged.unreadable)
         counts = judged.counts
         self.queue_state = QueueState(
             eligible=counts[_Verdict.ELIGIBLE] + counts[_Verdict.RECHECK],

@@ -11,12 +11,12 @@ from typing_extensions import override
 
 from auditor.api import operations as api_operations
 from auditor.api.operations import StoreOperations, worst_fragment
-from auditor.api.operations_port import BookieState, MarkFilter, MarkPage, TaskState
+from auditor.api.operations_port import ALL_MARKS, BookieState, MarkFilter, MarkPage, TaskState
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.registration import Bookies, Registrations
 from bookie.metadata.bookies.service_info import PROTOCOL_GRPC, Endpoint, ServiceInfo
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.layout import bookie_path, ledger_path, lost_bookie_delay_path
+from bookie.metadata.layout import bookie_path, ledger_path, lost_bookie_delay_path, task_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import ANY_VERSION, MetadataStore, Node
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
@@ -126,6 +126,21 @@ async def test_marked_ledgers_are_judged_and_paged(
     assert [view.ledger_id for view in missing.tasks] == [3]
     assert [task.ledger_id for task in (await operations.list_marks(10)).tasks] == walked
     assert await operations.is_any_marked()
+
+
+async def test_a_mark_that_cannot_be_read_is_in_every_list_because_its_bookies_are_unknown(
+    store: MetadataStore, cluster: Cluster, operations: StoreOperations, clock: ManualClock
+) -> None:
+    ledgers, tasks = LedgerStore(store, cluster, random.Random(1)), UnderReplication(store, cluster, clock)
+    await tasks.initialize()
+    await ledgers.create(LedgerId(1), ledger(A, B, C))
+    await tasks.marking.mark_many([(LedgerId(1), [C])])
+    await store.set(task_path(cluster.root, LedgerId(1)), b"rubbish", ANY_VERSION)
+    for wanted in (ALL_MARKS, MarkFilter(missing=B), MarkFilter(not_missing=C)):
+        (view,) = (await operations.list_tasks(10, wanted=wanted)).tasks
+        assert (view.ledger_id, view.condition, view.missing, view.marked_ms) == (1, "unreadable", (), 0)
+        assert "cannot be read" in view.detail
+        assert [task.ledger_id for task in (await operations.list_marks(10, wanted=wanted)).tasks] == [1]
 
 
 async def test_a_cluster_without_marks_has_an_empty_page(

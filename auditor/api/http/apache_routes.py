@@ -20,6 +20,7 @@ from auditor.api.operations_port import BookieState, MarkFilter, Operations
 from auditor.api.problems import InvalidRequestError, NotFoundError
 from auditor.api.upkeep_port import Upkeep
 from auditor.operating.client import Actor
+from bookie.metadata.tasks.locks import Task
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
 from bookie.model.run import RunCause, RunKind
 from bookie.runtime.access.tokens import Role
@@ -89,7 +90,7 @@ class ApacheRoutes:
             raise NotFoundError("No under replicated ledgers found")
         headers = {} if page.next_after is None else {"Link": f'<{_next(call.request, page.next_after)}>; rel="next"'}
         if "printmissingreplica" in query:
-            found = {str(task.ledger_id): list(task.missing) for task in page.tasks}
+            found = {str(task.ledger_id): list(task.missing) if isinstance(task, Task) else [] for task in page.tasks}
             return web.json_response(found, headers=headers)
         return web.json_response([task.ledger_id for task in page.tasks], headers=headers)
 

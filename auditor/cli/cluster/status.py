@@ -183,6 +183,9 @@ def list_tasks(
 ) -> None:
     """List under-replicated ledgers with their missing bookies, since when, and why they wait, by ledger id.
 
+    A mark that cannot be read is listed without bookies and with the reason, also with --missing: its bookies are
+    unknown.
+
     If there are more than --limit, a note on standard error names the value of --after for the next page.
     """
     if service is not None:
@@ -249,12 +252,14 @@ async def _part(client: ConnectedBookKeeper, missing: str | None, limit: int, af
     """Return the rows of the next places of the tree; the part may be short or empty even if more follow."""
     from auditor.operating.owners import with_owners
     from bookie.metadata.tasks.boosts import Boosts
-    from bookie.metadata.tasks.locks import Task
+    from bookie.metadata.tasks.underreplication import UnreadableTask
 
     tasks = client.ports.tasks
     places = min(limit, _PLACES_AT_ONCE) if missing is None else _PLACES_AT_ONCE
     part = await tasks.page(None if after is None else LedgerId(after), places)
-    found = [task for task in part.tasks if isinstance(task, Task) and (missing is None or missing in task.missing)]
+    found = [
+        task for task in part.tasks if missing is None or isinstance(task, UnreadableTask) or missing in task.missing
+    ]
     kept, following = found[:limit], part.next_after
     if len(found) > limit:
         following = kept[-1].ledger_id
@@ -273,10 +278,10 @@ async def _part(client: ConnectedBookKeeper, missing: str | None, limit: int, af
                 "ledger_id": task.ledger_id,
                 "state": state.value,
                 "park_reason": park.reason.value if park else None,
-                "since": rfc3339_if_known(task.ctime_ms),
-                "missing": list(task.missing),
+                "since": None if isinstance(task, UnreadableTask) else rfc3339_if_known(task.ctime_ms),
+                "missing": [] if isinstance(task, UnreadableTask) else list(task.missing),
                 "boosted_until": rfc3339_if_known(ends.get(task.ledger_id, -1)),
-                "detail": park.detail if park else "",
+                "detail": task.reason if isinstance(task, UnreadableTask) else park.detail if park else "",
             }
         )
     return {"items": await with_owners(client.ports.ledgers, rows), "next_after": following}

@@ -13,7 +13,9 @@ from typer.testing import CliRunner, Result
 from auditor.cli.cluster import status
 from auditor.cli.main import app
 from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.layout import task_path
 from bookie.metadata.nodes import ensure_path
+from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.tasks.boosts import Boost, Boosts
 from bookie.model.exit_codes import ExitCode
@@ -150,6 +152,15 @@ def test_marked_ledgers_are_listed_in_pages(cluster: CommandCluster) -> None:
     ]  # fmt: skip
     table = call("underreplicated", "list").stdout.splitlines()
     assert table[1].split()[:3] == ["7", "parked:", "no_live_copy"]
+
+
+def test_a_mark_that_cannot_be_read_is_listed_with_the_reason(cluster: CommandCluster) -> None:
+    asyncio.run(cluster.keeper.set(task_path(ROOT, LedgerId(8)), b"rubbish", ANY_VERSION))
+    for words in ((), ("--missing", "nobody")):
+        (row,) = [row for row in shown("underreplicated", "list", *words)["items"] if row["ledger_id"] == 8]
+        assert (row["missing"], row["since"]) == ([], None)
+        assert "cannot be read" in row["detail"]
+        assert "cannot be read" in call("underreplicated", "list", *words).stdout
 
 
 def test_times_of_marked_ledgers_match_those_of_the_service(cluster: CommandCluster) -> None:

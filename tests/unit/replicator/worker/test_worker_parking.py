@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bookie.metadata.bookies.drains import Drain, Drains
+from bookie.metadata.layout import task_path
 from bookie.metadata.nodes import put
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION, NotEmptyError
@@ -471,3 +472,15 @@ async def test_one_failing_ledger_does_not_delay_the_others() -> None:
         assert len(failures) == 5
         assert world.clock.monotonic_s() - started_s > 60  # the pauses grow
         assert [task.ledger_id for task in await world.tasks.list()] == [0]
+
+
+@in_virtual_time
+async def test_a_run_once_reports_a_task_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
+    async with a_world("a b c d") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.kill("b")
+        await world.tasks.marking.mark_many([(LEDGER, names("b")), (LedgerId(8), names("b"))])
+        await world.store.set(task_path(ROOT, LedgerId(8)), b"rubbish", ANY_VERSION)
+        assert await world.worker().worker.run() is RunEnd.UNSETTLED
+        await world.assert_whole(LEDGER, packets)
+        assert "tasks cannot be read, so their ledgers are not repaired" in caplog.text
