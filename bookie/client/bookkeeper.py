@@ -19,7 +19,7 @@ from bookie.client.ledger_filter import LedgerFilter
 from bookie.client.log.log import Log
 from bookie.client.options import InvalidQuorumError, LedgerOptions, WriterOptions
 from bookie.client.ports import ClientPorts
-from bookie.client.reader.reader import LedgerReader, open_reader
+from bookie.client.reader.reader import LedgerReader, ledger_to_read, open_reader
 from bookie.client.recovery.recovery import recover_ledger
 from bookie.client.writer.creation import LedgerCreation, plan_ledger, start_writer
 from bookie.client.writer.writer import LedgerWriter
@@ -123,7 +123,7 @@ class BookKeeper:
             UnreadableMetadataError: its metadata cannot be decoded.
             StoreUnavailableError: no answer from the metadata store.
         """
-        ledger = await self.ports.ledgers.read(ledger_id)
+        ledger = await ledger_to_read(self.ports, ledger_id)
         reader = open_reader(self.ports, ledger, password, digest_type)
         if recover and not ledger.metadata.is_closed:
             ledger = await recover_ledger(self.ports, ledger_id, password)

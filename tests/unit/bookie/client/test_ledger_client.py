@@ -47,6 +47,7 @@ from bookie.wire.tls import TlsFilesError
 from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import MemoryCluster
 from tests.worlds.ledgers import names
+from tests.worlds.stale_store import StaleStore
 
 BOOKIES = names("b0 b1 b2 b3 b4 b5 b6")
 SETTINGS = ClientSettings(add_timeout_s=2, read_timeout_s=2, close_timeout_s=2, busy_backoff_s=0.001)
@@ -126,6 +127,33 @@ async def test_each_entry_is_on_exactly_its_write_set_after_close(world: ClientW
     for position, bookie in enumerate(members):
         held = await world.storages[bookie].list_entries(writer.ledger_id)
         assert list(held.entries) == [n for n in range(23) if position in Stripe(5, 3).write_set(n)]
+
+
+async def test_a_closed_ledger_is_opened_with_its_end_although_the_server_is_behind(world: ClientWorld) -> None:
+    store = StaleStore(world.cell)
+    reading = BookKeeper(world.client_ports(world.transport, SETTINGS, store))
+    writer = await world.client.create_ledger()
+    await fill(writer, 0, 5)
+    store.fall_behind()
+    await writer.close()
+    reader = await reading.open_ledger(writer.ledger_id)
+    assert reader.metadata.is_closed
+    assert len([entry async for entry in reader.read_all()]) == 5
+    await store.close()
+
+
+async def test_a_ledger_that_the_server_does_not_have_yet_is_opened(world: ClientWorld) -> None:
+    store = StaleStore(world.cell)
+    reading = BookKeeper(world.client_ports(world.transport, SETTINGS, store))
+    store.fall_behind()
+    async with await world.client.create_ledger() as writer:
+        await fill(writer, 0, 5)
+    assert await (await reading.open_ledger(writer.ledger_id)).last_entry_id() == 4
+    store.fall_behind()
+    await world.client.delete_ledger(writer.ledger_id)
+    with pytest.raises(NoSuchLedgerError):
+        await reading.open_ledger(LedgerId(writer.ledger_id + 1))
+    await store.close()
 
 
 async def test_an_empty_ledger_closes_at_minus_one(world: ClientWorld) -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from bookie.client.bookkeeper import BookKeeper
 from bookie.client.errors import NotEnoughBookiesError, WriterClosedError
 from bookie.client.log.values import (
     InvalidLogOptionsError,
@@ -25,7 +26,8 @@ from bookie.metadata.store.memory import Fault
 from bookie.model.errors import OutcomeUnknownError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.fault_points import inject_faults
-from tests.worlds.log import NAME, SMALL, append_all, is_gone, log_world, read_all
+from tests.worlds.log import NAME, SETTINGS, SMALL, append_all, is_gone, log_world, read_all
+from tests.worlds.stale_store import StaleStore
 from tests.worlds.virtual_time import in_virtual_time
 
 LINES = [f"line {index:03}".encode() for index in range(60)]
@@ -69,6 +71,19 @@ async def test_a_log_rolls_over_with_age_but_not_while_it_is_empty() -> None:
         await world.clock.sleep(61)
         assert (await writer.append(b"b")).ledger_id > first
         await writer.close()
+
+
+@in_virtual_time
+async def test_a_closed_log_is_read_to_its_end_although_the_server_is_behind() -> None:
+    async with log_world() as world:
+        store = StaleStore(world.cell)
+        reading = BookKeeper(world.client_ports(world.memory_transport(world.store), SETTINGS, store))
+        async with await world.client().log(NAME).write() as writer:
+            positions = await append_all(writer, LINES[:5])
+            store.fall_behind()
+        assert [entry.payload for entry in await read_all(reading)] == LINES[:5]
+        assert positions[-1].entry_id == 4
+        await store.close()
 
 
 @in_virtual_time
