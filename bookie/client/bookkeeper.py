@@ -21,7 +21,7 @@ from bookie.client.options import InvalidQuorumError, LedgerOptions, WriterOptio
 from bookie.client.ports import ClientPorts
 from bookie.client.reader.reader import LedgerReader, ledger_to_read, open_reader
 from bookie.client.recovery.recovery import recover_ledger
-from bookie.client.writer.creation import LedgerCreation, plan_ledger, start_writer
+from bookie.client.writer.creation import LedgerCreation, create_planned, plan_ledger, start_writer
 from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.metadata.logs.log_store import LogLists
@@ -79,13 +79,14 @@ class BookKeeper:
         Raises:
             InvalidQuorumError: impossible options; nothing was created.
             NotEnoughBookiesError: too few writable bookies; the text contains the number missing. Nothing was created.
+            LedgerExistsError: a thousand ids in a row are taken; create it again to try the ids after them.
             StoreUnavailableError: no answer from the metadata store.
             WriteOutcomeUnknownError: the store's answers were lost; a ledger without entries may have been created.
         """
 
         async def create() -> LedgerWriter:
             plan = await plan_ledger(self.ports, options or LedgerOptions(), password, custom or {})
-            ledger = await self.ports.ledgers.create(plan.ledger_id, plan.metadata)
+            plan, ledger = await create_planned(self.ports, plan)
             return start_writer(self.ports, plan, ledger, password, writer_options or WriterOptions())
 
         return LedgerCreation(create)

@@ -29,7 +29,7 @@ from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
 from bookie.client.sync import SyncBookKeeper
 from bookie.client.writer.writer import LedgerWriter
-from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
+from bookie.metadata.ledgers.ledgers import LedgerExistsError, NoSuchLedgerError, Versioned
 from bookie.metadata.store.memory import Fault, MemoryStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.digest import master_key
@@ -154,6 +154,26 @@ async def test_a_ledger_that_the_server_does_not_have_yet_is_opened(world: Clien
     with pytest.raises(NoSuchLedgerError):
         await reading.open_ledger(LedgerId(writer.ledger_id + 1))
     await store.close()
+
+
+async def test_the_next_free_id_is_used_if_applications_have_taken_some(world: ClientWorld) -> None:
+    """Apache's clients may choose ids themselves, and the counter of ids is back at 0 after some restorations."""
+    first = await world.client.create_ledger()
+    taken = [LedgerId(first.ledger_id + 1 + number) for number in range(3)]
+    await world.ledgers.create_many([(ledger_id, first.metadata) for ledger_id in taken])
+    assert (await world.client.create_ledger()).ledger_id == first.ledger_id + 4
+
+
+async def test_the_search_for_a_free_id_is_bounded_and_continues_with_the_next_call(
+    world: ClientWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bookie.client.writer.creation.IDS_MAX", 5)
+    first = await world.client.create_ledger()
+    taken = [LedgerId(first.ledger_id + 1 + number) for number in range(7)]
+    await world.ledgers.create_many([(ledger_id, first.metadata) for ledger_id in taken])
+    with pytest.raises(LedgerExistsError, match=str(taken[4])):
+        await world.client.create_ledger()
+    assert (await world.client.create_ledger()).ledger_id == first.ledger_id + 8
 
 
 async def test_an_empty_ledger_closes_at_minus_one(world: ClientWorld) -> None:

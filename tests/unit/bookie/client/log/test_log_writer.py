@@ -20,6 +20,7 @@ from bookie.client.log.writer import LogWriter
 from bookie.client.options import InvalidQuorumError, LedgerOptions, WriterOptions
 from bookie.client.writer import writer as ledger_writer
 from bookie.metadata.logs import log_store as log_lists
+from bookie.metadata.logs.log_list import LogConflictError
 from bookie.metadata.logs.log_store import LogExistsError, LogFullError, NoSuchLogError
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.memory import Fault
@@ -71,6 +72,25 @@ async def test_a_log_rolls_over_with_age_but_not_while_it_is_empty() -> None:
         await world.clock.sleep(61)
         assert (await writer.append(b"b")).ledger_id > first
         await writer.close()
+
+
+@in_virtual_time
+async def test_a_log_uses_another_ledger_id_if_the_planned_one_is_taken() -> None:
+    async with log_world() as world:
+        log = world.client().log(NAME)
+        writer = await log.write(SMALL)
+        await writer.append(b"a")
+        await world.ledgers.create(LedgerId(writer.ledger_id + 1), writer._writer.metadata)
+        with pytest.raises(LogConflictError):
+            await writer.roll()
+        closed = writer.ledger_id
+        await writer.append(b"b")
+        assert writer.ledger_id > closed + 1
+        await writer.close()
+        await world.ledgers.create(LedgerId(writer.ledger_id + 1), writer._writer.metadata)
+        async with await log.write() as again:
+            await again.append(b"c")
+        assert [entry.payload for entry in await read_all(world.client(2))] == [b"a", b"b", b"c"]
 
 
 @in_virtual_time
