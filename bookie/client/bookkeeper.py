@@ -182,6 +182,7 @@ class BookKeeper:
             limit: maximum number of ids.
 
         Raises:
+            AccessDeniedError: see ``scan_ledgers``.
             StoreUnavailableError: no answer from the metadata store.
         """
         where = LedgerFilter(
@@ -213,9 +214,11 @@ class BookKeeper:
         """Yield the matching ledgers with their metadata, ascending by id.
 
         Ledgers with unreadable metadata are included only if there are no conditions. The result is not a snapshot:
-        ledgers created or deleted during the scan may or may not be included.
+        ledgers created or deleted during the scan may or may not be included. Metadata that this session may not read
+        counts as unreadable.
 
         Raises:
+            AccessDeniedError: this session may read the metadata of no ledger of a part of the scan.
             StoreUnavailableError: no answer from the metadata store.
         """
         where = where or LedgerFilter()
@@ -261,7 +264,7 @@ class BookKeeper:
 
     async def _read_matching(self, ids: Sequence[LedgerId], where: LedgerFilter) -> list[Versioned | Unreadable]:
         matching: list[Versioned | Unreadable] = []
-        for item in await self.ports.ledgers.read_many(ids):
+        for item in await self.ports.ledgers.read_many_permitted(ids):
             if isinstance(item, Unreadable):
                 if not where.needs_metadata:
                     matching.append(item)

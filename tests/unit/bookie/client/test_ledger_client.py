@@ -29,7 +29,8 @@ from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
 from bookie.client.sync import SyncBookKeeper
 from bookie.client.writer.writer import LedgerWriter
-from bookie.metadata.ledgers.ledgers import LedgerExistsError, NoSuchLedgerError, Versioned
+from bookie.metadata.ledgers.ledgers import LedgerExistsError, NoSuchLedgerError, Unreadable, Versioned
+from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.store.memory import Fault, MemoryStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.digest import master_key
@@ -174,6 +175,21 @@ async def test_the_search_for_a_free_id_is_bounded_and_continues_with_the_next_c
     with pytest.raises(LedgerExistsError, match=str(taken[4])):
         await world.client.create_ledger()
     assert (await world.client.create_ledger()).ledger_id == first.ledger_id + 8
+
+
+async def test_a_ledger_whose_metadata_is_not_readable_here_does_not_end_a_scan(world: ClientWorld) -> None:
+    async with world.client.create_ledger() as one, world.client.create_ledger() as other:
+        pass
+    world.cell.deny(world.ledgers.path(one.ledger_id))
+    found = [item async for item in world.client.scan_ledgers()]
+    assert [(item.ledger_id, isinstance(item, Unreadable)) for item in found] == [
+        (one.ledger_id, True),
+        (other.ledger_id, False),
+    ]
+    assert [each async for each in world.client.ledgers(state=LedgerState.CLOSED)] == [other.ledger_id]
+    world.cell.deny(world.ledgers.path(other.ledger_id))
+    with pytest.raises(AccessDeniedError):
+        _ = [item async for item in world.client.scan_ledgers()]
 
 
 async def test_an_empty_ledger_closes_at_minus_one(world: ClientWorld) -> None:
