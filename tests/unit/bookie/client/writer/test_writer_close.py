@@ -8,9 +8,10 @@ import pytest
 
 from bookie.client.errors import AddOutcomeUnknownError, CloseOutcomeUnknownError, LedgerFencedError
 from bookie.client.options import WriterOptions
+from bookie.metadata.ledgers.ledgers import MetadataConflictError
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.memory import Fault
-from bookie.model.ids import EntryId
+from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerState
 from bookie.wire.port import Status
 from tests.worlds.writer import WriterWorld, in_world, recovering
@@ -148,6 +149,33 @@ async def test_failed_marking_at_close_is_an_error_and_closing_again_marks(world
     world.store.fault_hook = None
     await writer.close()
     assert await world.marked(writer) == (failed,)
+
+
+@in_world(3)
+async def test_a_close_whose_marks_or_metadata_keep_changing_may_be_repeated(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2)
+    failed = writer.metadata.last_fragment.members[2]
+    tasks, ledger_path = world.ports.tasks, world.ports.ledgers.path(writer.ledger_id)
+    await tasks.marking.mark(writer.ledger_id, [BookieId("another")])
+    conflicting = "underreplication"
+
+    async def interfere(operation: str, path: str) -> Fault | None:
+        if operation == "set" and conflicting in path:
+            node = world.cell.get(path)
+            world.cell.set(path, node.data, node.stat.version)
+        return None
+
+    world.store.fault_hook = interfere
+    world.bookies[failed].refusal = Status.IO_ERROR
+    await world.fill(writer, 3)
+    with pytest.raises(StoreUnavailableError):
+        await writer.close()
+    conflicting = ledger_path
+    with pytest.raises(MetadataConflictError):
+        await writer.close()
+    world.store.fault_hook = None
+    assert (await writer.close()).last_entry_id == 2
+    assert failed in await world.marked(writer)
 
 
 @in_world(3)
