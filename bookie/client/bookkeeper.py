@@ -19,9 +19,9 @@ from bookie.client.ledger_filter import LedgerFilter
 from bookie.client.log.log import Log
 from bookie.client.options import InvalidQuorumError, LedgerOptions, WriterOptions
 from bookie.client.ports import ClientPorts
-from bookie.client.reader.reader import LedgerReader, open_reader
+from bookie.client.reader.reader import LedgerReader, ledger_to_read, open_reader
 from bookie.client.recovery.recovery import recover_ledger
-from bookie.client.writer.creation import LedgerCreation, plan_ledger, start_writer
+from bookie.client.writer.creation import LedgerCreation, create_planned, plan_ledger, start_writer
 from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.metadata.logs.log_store import LogLists
@@ -79,13 +79,14 @@ class BookKeeper:
         Raises:
             InvalidQuorumError: impossible options; nothing was created.
             NotEnoughBookiesError: too few writable bookies; the text contains the number missing. Nothing was created.
+            LedgerExistsError: a thousand ids in a row are taken; create it again to try the ids after them.
             StoreUnavailableError: no answer from the metadata store.
             WriteOutcomeUnknownError: the store's answers were lost; a ledger without entries may have been created.
         """
 
         async def create() -> LedgerWriter:
             plan = await plan_ledger(self.ports, options or LedgerOptions(), password, custom or {})
-            ledger = await self.ports.ledgers.create(plan.ledger_id, plan.metadata)
+            plan, ledger = await create_planned(self.ports, plan)
             return start_writer(self.ports, plan, ledger, password, writer_options or WriterOptions())
 
         return LedgerCreation(create)
@@ -123,7 +124,7 @@ class BookKeeper:
             UnreadableMetadataError: its metadata cannot be decoded.
             StoreUnavailableError: no answer from the metadata store.
         """
-        ledger = await self.ports.ledgers.read(ledger_id)
+        ledger = await ledger_to_read(self.ports, ledger_id)
         reader = open_reader(self.ports, ledger, password, digest_type)
         if recover and not ledger.metadata.is_closed:
             ledger = await recover_ledger(self.ports, ledger_id, password)
@@ -181,6 +182,7 @@ class BookKeeper:
             limit: maximum number of ids.
 
         Raises:
+            AccessDeniedError: see ``scan_ledgers``.
             StoreUnavailableError: no answer from the metadata store.
         """
         where = LedgerFilter(
@@ -212,9 +214,11 @@ class BookKeeper:
         """Yield the matching ledgers with their metadata, ascending by id.
 
         Ledgers with unreadable metadata are included only if there are no conditions. The result is not a snapshot:
-        ledgers created or deleted during the scan may or may not be included.
+        ledgers created or deleted during the scan may or may not be included. Metadata that this session may not read
+        counts as unreadable.
 
         Raises:
+            AccessDeniedError: this session may read the metadata of no ledger of a part of the scan.
             StoreUnavailableError: no answer from the metadata store.
         """
         where = where or LedgerFilter()
@@ -260,7 +264,7 @@ class BookKeeper:
 
     async def _read_matching(self, ids: Sequence[LedgerId], where: LedgerFilter) -> list[Versioned | Unreadable]:
         matching: list[Versioned | Unreadable] = []
-        for item in await self.ports.ledgers.read_many(ids):
+        for item in await self.ports.ledgers.read_many_permitted(ids):
             if isinstance(item, Unreadable):
                 if not where.needs_metadata:
                     matching.append(item)

@@ -153,7 +153,8 @@ class Pace:
         self._adds = Throttle(clock, bytes_per_second)
         self._reads = Throttle(clock, bytes_per_second)
         self._requests = Throttle(clock)
-        self._critical = Throttle(clock)
+        self._critical_adds = Throttle(clock)
+        self._critical_reads = Throttle(clock)
         self._in: dict[BookieId, _Direction] = {}
         self._out: dict[BookieId, _Direction] = {}
         self._is_open = asyncio.Event()
@@ -209,11 +210,11 @@ class Pace:
 
     async def before_add(self, bookie: BookieId, size_bytes: int, rank: int) -> None:
         """Wait until ``size_bytes`` may be sent to ``bookie``. Smaller ranks are served first."""
-        await self._pass(self._adds, self._direction(self._in, bookie), size_bytes, rank)
+        await self._pass(self._adds, self._critical_adds, self._direction(self._in, bookie), size_bytes, rank)
 
     async def before_read(self, bookie: BookieId, size_bytes: int, rank: int) -> None:
         """Wait until about ``size_bytes`` may be read from ``bookie``; ``was_read`` corrects the size afterwards."""
-        await self._pass(self._reads, self._direction(self._out, bookie), size_bytes, rank)
+        await self._pass(self._reads, self._critical_reads, self._direction(self._out, bookie), size_bytes, rank)
 
     def added(self, bookie: BookieId, size_bytes: int, seconds: float) -> None:
         """Record the duration of an add, for every outcome."""
@@ -232,24 +233,28 @@ class Pace:
             throttle.charge(size_bytes - expected_bytes)
         direction.note(size_bytes, seconds, self._rates.slow_s)
 
-    async def _pass(self, throttle: Throttle, direction: _Direction, size_bytes: int, rank: int) -> None:
+    async def _pass(
+        self, throttle: Throttle, critical: Throttle, direction: _Direction, size_bytes: int, rank: int
+    ) -> None:
         self._waiting += 1
         self.wanted.set()
         try:
             await self._is_open.wait()
-            await self._pass_limits(throttle, direction, size_bytes, rank)
+            await self._pass_limits(throttle, critical, direction, size_bytes, rank)
         finally:
             self._waiting -= 1
 
-    async def _pass_limits(self, throttle: Throttle, direction: _Direction, size_bytes: int, rank: int) -> None:
+    async def _pass_limits(
+        self, throttle: Throttle, critical: Throttle, direction: _Direction, size_bytes: int, rank: int
+    ) -> None:
         limits = ((throttle, size_bytes), (direction.throttle, size_bytes), (self._requests, 1))
-        while rank == CRITICAL_RANK and self._critical.bytes_per_second:
-            floor_s, limits_s = self._critical.wait_s(), max(each.wait_s() for each, _ in limits)
+        while rank == CRITICAL_RANK and critical.bytes_per_second:
+            floor_s, limits_s = critical.wait_s(), max(each.wait_s() for each, _ in limits)
             if floor_s > 0 and limits_s > 0:
                 await self._sleep(sleep_slice_s(min(floor_s, limits_s)))
                 continue
             if floor_s <= 0:
-                self._critical.charge(size_bytes)
+                critical.charge(size_bytes)
             for each, size in limits:
                 each.charge_without_waiting(size)
             return
@@ -287,7 +292,8 @@ class Pace:
         self._adds.set_rate(rate)
         self._reads.set_rate(rate)
         self._requests.set_rate(self._rates.requests_per_second)
-        self._critical.set_rate(self._rates.critical_bytes_per_second)
+        self._critical_adds.set_rate(self._rates.critical_bytes_per_second)
+        self._critical_reads.set_rate(self._rates.critical_bytes_per_second)
         for directions in (self._in, self._out):
             for direction in directions.values():
                 direction.limit(self._limit_of(directions))

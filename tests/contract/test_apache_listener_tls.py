@@ -168,6 +168,15 @@ async def test_a_client_after_the_tls_handshake_may_stay_idle_longer_than_one_be
         assert (await early.ask(read(0))).status == pb.ENOLEDGER
 
 
+async def test_a_client_that_sends_requests_but_never_starts_tls_is_closed(
+    certificates: dict[str, TlsSettings],
+) -> None:
+    async with listening(ListenerLimits(first_request_s=0.2), certificates["bookie"]) as world:
+        client = await world.connect()
+        assert (await client.ask(read(0))).status == pb.EUA
+        assert await client.is_closed()
+
+
 async def test_a_client_that_starts_no_tls_handshake_is_closed(certificates: dict[str, TlsSettings]) -> None:
     async with listening(ListenerLimits(handshake_s=0.05), certificates["bookie"]) as world:
         silent = await world.connect()

@@ -227,10 +227,11 @@ class Log:
 
         Raises:
             NoSuchLogError: there is no such log.
+            AccessDeniedError: this session may read the metadata of none of its ledgers, if there are several.
             StoreUnavailableError: no answer from the metadata store.
         """
         listed = await self._lists.read(self.name)
-        found = await self._ports.ledgers.read_many(listed.list.ledgers)
+        found = await self._ports.ledgers.read_many_permitted(listed.list.ledgers)
         return LogInfo(
             self.name,
             LogOptions.from_json(listed.list.options),

@@ -72,8 +72,10 @@ class LogReader:
     async def read(self, first: LogPosition | None) -> AsyncGenerator[LogEntry, None]:
         """Yield the entries in the order of the log."""
         cursor = None if first is None else Cursor(first)
+        is_newest = True  # once: no server that was behind at the call is read after it
         while True:
-            listed = await self._lists.read(self._name)
+            listed = await self._lists.read(self._name, is_newest=is_newest)
+            is_newest = False
             place = next_position_after(self._name, listed.list, cursor)
             if place is None:
                 return

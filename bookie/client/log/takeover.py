@@ -136,7 +136,7 @@ async def take_over(
 
         try:
             listed, writer = await author.start(seen, plan, expect, drop=drop, bytes_max=TAKEOVER_BYTES_MAX)
-        except _ConcurrentTakeoverError:
+        except LogConflictError:  # another writer listed a ledger, or another client has taken the id of this one
             continue
         _log.info("log taken over", extra={"log": name, "ledger_id": writer.ledger_id})
         return author, await finish_trimming(ports, lists, listed), writer

@@ -27,7 +27,7 @@ from bookie.client.log.values import LogDeposedError, LogOptions, LogPosition
 from bookie.client.writer.creation import PlannedLedger
 from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
-from bookie.metadata.logs.log_list import LogList
+from bookie.metadata.logs.log_list import LogConflictError, LogList
 from bookie.metadata.logs.log_store import ListedLog, LogFullError, NoSuchLogError
 from bookie.model.errors import BkhealError, OutcomeUnknownError, TransientError
 from bookie.model.ids import EntryId, LedgerId
@@ -87,8 +87,9 @@ class LogWriter:
             LogDeposedError: another writer took the log over; the entry may or may not be part of it.
             AddOutcomeUnknownError: the writer failed; the entry may or may not be part of the log. Write again.
             LogFullError: the log's list of ledgers is full; truncate it.
-            StoreUnavailableError, WriteOutcomeUnknownError: the log was interrupted while rolling over to a new ledger;
-                the entry is not part of the log, and the next append continues the roll-over.
+            StoreUnavailableError, WriteOutcomeUnknownError, MetadataConflictError, LogConflictError: the log was
+                interrupted while rolling over to a new ledger; the entry is not part of the log, and the next append
+                continues the roll-over.
         """
         return await (await self.submit(payload))
 
@@ -118,7 +119,7 @@ class LogWriter:
 
         Raises:
             LogDeposedError, AddOutcomeUnknownError, LogFullError, NotEnoughBookiesError, StoreUnavailableError,
-                WriteOutcomeUnknownError, WriterClosedError: see ``append``.
+                WriteOutcomeUnknownError, MetadataConflictError, LogConflictError, WriterClosedError: see ``append``.
         """
         async with self._turn:
             self._check()
@@ -130,7 +131,8 @@ class LogWriter:
 
         Raises:
             LogDeposedError: another writer took the log over, and decides its end.
-            StoreUnavailableError, OutcomeUnknownError: close it again, or leave it: the next writer closes the ledger.
+            StoreUnavailableError, OutcomeUnknownError, MetadataConflictError: close it again, or leave it: the next
+                writer closes the ledger.
         """
         async with self._turn:
             if isinstance(self._error, LogDeposedError):
@@ -210,6 +212,9 @@ class LogWriter:
             self._listed, writer = await self._author.start(self._listed, self._plan, self._check_list_unchanged)
         except (NoSuchLogError, LogFullError, LogDeposedError) as error:
             raise self._fail(error) from error
+        except LogConflictError:  # nothing was listed; another client may have created a ledger with the planned id
+            self._plan = await self._author.plan(self._listed)
+            raise
         self._plan = None
         self._start(writer)
 

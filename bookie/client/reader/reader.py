@@ -273,6 +273,26 @@ def poll_interval_s(ports: ClientPorts, poll_s: float | None) -> float:
     return wait_s
 
 
+async def ledger_to_read(ports: ClientPorts, ledger_id: LedgerId) -> Versioned:
+    """Return a ledger for a new reader. If it is not closed, the metadata is no older than this call.
+
+    So a reader that was told of the end of the ledger sees it, also on a ZooKeeper server that is behind.
+
+    Raises:
+        NoSuchLedgerError: there is no such ledger.
+        UnreadableMetadataError: its metadata cannot be decoded.
+        StoreUnavailableError: no answer.
+    """
+    with contextlib.suppress(NoSuchLedgerError):  # a stale server may not have it yet
+        ledger = await ports.ledgers.read(ledger_id)
+        if ledger.metadata.is_closed:
+            return ledger
+    current = await ports.ledgers.current(ledger_id)
+    if current is None:
+        raise NoSuchLedgerError(f"ledger {ledger_id} does not exist")
+    return current
+
+
 def open_reader(
     ports: ClientPorts, ledger: Versioned, password: bytes | None, digest_type: DigestType | None = None
 ) -> LedgerReader:

@@ -33,6 +33,7 @@ from typing import Final
 from bookie.client.access import LedgerAccess, ledger_access
 from bookie.client.errors import ConfirmedEntryUnreadableError, RecoveryNotPossibleError
 from bookie.client.held_entries import HeldEntriesReader
+from bookie.client.marks import mark_incomplete
 from bookie.client.ports import ClientPorts
 from bookie.client.recovery.close import TailChangedError, begin_recovery, close_at, current_ledger
 from bookie.client.recovery.fence import fence_last_ensemble, verify_key_with_bookie
@@ -41,7 +42,6 @@ from bookie.client.recovery.tail import LedgerTail
 from bookie.client.recovery.write import RecoveryWriter
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import Check
-from bookie.model.errors import PermanentError
 from bookie.model.holdings import holds_all, placed_entries
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
@@ -195,15 +195,8 @@ class _Recovery:
         return sorted(self._writer.incomplete | await _incomplete_members(self._ports, self._ledger.ledger_id, sealed))
 
     async def _mark(self, incomplete: Sequence[BookieId]) -> None:
-        if not incomplete:
-            return
-        ledger_id, tasks = self._ledger.ledger_id, self._ports.tasks
-        try:
-            await retry_transient(
-                lambda: tasks.marking.mark(ledger_id, incomplete), _MARKING, self._ports.clock, self._ports.rng
-            )
-        except PermanentError as error:  # a damaged task is no reason to leave the ledger open
-            _log.warning("task cannot be marked", extra={"ledger_id": ledger_id, "error": str(error)})
+        ports, ledger_id = self._ports, self._ledger.ledger_id
+        await retry_transient(lambda: mark_incomplete(ports, ledger_id, incomplete), _MARKING, ports.clock, ports.rng)
 
 
 async def _incomplete_members(ports: ClientPorts, ledger_id: LedgerId, sealed: LedgerMetadata) -> set[BookieId]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from bookie.client.options import LedgerOptions, WriterOptions
 from bookie.client.ports import ClientPorts
 from bookie.client.writer.writer import LedgerWriter
-from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import LedgerExistsError, Versioned
 from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.isolation import allowed_bookies
 from bookie.model.metadata import Fragment, LedgerMetadata
+
+IDS_MAX: Final = 1000
+"""Maximum number of ids tried for one ledger. Ids are taken if applications have chosen them (Apache's clients can), or
+if the counter of ids was lost and began again at 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,27 @@ async def plan_ledger(
         custom=tuple(sorted(custom.items())),
     )
     return PlannedLedger(await ports.ledgers.new_id(), metadata, incarnations)
+
+
+async def create_planned(ports: ClientPorts, plan: PlannedLedger) -> tuple[PlannedLedger, Versioned]:
+    """Create the metadata of a planned ledger, under another id if the planned one is taken.
+
+    Returns:
+        The plan with the id that was used, and the ledger.
+
+    Raises:
+        LedgerExistsError: ``IDS_MAX`` ids in a row are taken; the next call tries the ids after them.
+        StoreUnavailableError: no answer; nothing was created.
+        WriteOutcomeUnknownError: a ledger without entries may have been created.
+    """
+    for left in range(IDS_MAX - 1, -1, -1):
+        try:
+            return plan, await ports.ledgers.create(plan.ledger_id, plan.metadata)
+        except LedgerExistsError:
+            if not left:
+                raise
+            plan = replace(plan, ledger_id=await ports.ledgers.new_id())
+    raise AssertionError("unreachable: the loop returns or raises")
 
 
 def start_writer(

@@ -149,8 +149,9 @@ class Pipeline:
     async def stop(self) -> None:
         """Cancel every task. Only for a pipeline that is drained or has failed."""
         self._is_stopping = True
-        for task in list(self._tasks):
-            await cancel(task)
+        while tasks := [task for task in self._tasks if not task.done()]:  # one that ends now may start another one
+            for task in tasks:
+                await cancel(task)
 
     def resume(self) -> None:
         """Acknowledge and send everything possible after a change of the ensemble."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Final
 
@@ -21,6 +21,7 @@ from bookie.client.errors import (
     LedgerFencedError,
     WriterClosedError,
 )
+from bookie.client.marks import mark_incomplete
 from bookie.client.options import NO_OPTIONS, WriterOptions
 from bookie.client.ports import ClientPorts
 from bookie.client.writer.explicit_lac import ExplicitLac
@@ -28,7 +29,7 @@ from bookie.client.writer.own_ids import ExplicitIdQueue
 from bookie.client.writer.pipeline import Pipeline, Waiter
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.digest import Digest, master_key
-from bookie.model.errors import BkhealError, PermanentError
+from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.packet import ENTRY_PAYLOAD_MAX, pack
@@ -183,7 +184,9 @@ class LedgerWriter:
             CloseOutcomeUnknownError: another client recovers the ledger or closed it at another entry.
             NoSuchLedgerError: the ledger was deleted.
             WriterClosedError: the ledger was abandoned.
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer from the metadata store; close again.
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer from the metadata store, or the task of the
+                ledger kept changing; close again.
+            MetadataConflictError: the metadata kept changing; close again.
         """
         if self._is_abandoned:
             raise WriterClosedError(f"ledger {self.ledger_id} was abandoned by its writer; recover it to close it")
@@ -194,9 +197,11 @@ class LedgerWriter:
             if isinstance(pipeline.error, LedgerFencedError):  # the metadata here is older than the fence
                 pipeline.ledger = await newest(self._ports.ledgers, pipeline.ledger)
             incomplete = sorted(self._state.incomplete)
-            await self._mark(incomplete)  # before the close: after it, no other process has this information
+            # Before the close, because after it no other process has this information, and again after it, because a
+            # worker may have completed the task while the ledger was open.
+            await mark_incomplete(self._ports, self.ledger_id, incomplete)
             pipeline.ledger = await update_metadata(self._ports.ledgers, pipeline.ledger, self._closed_metadata)
-            await self._mark(incomplete)  # again: a worker may have completed the task while the ledger was open
+            await mark_incomplete(self._ports, self.ledger_id, incomplete)
             self._state.incomplete.difference_update(incomplete)
             return pipeline.ledger.metadata
 
@@ -262,14 +267,6 @@ class LedgerWriter:
         if self._explicit_lac is not None:
             await self._explicit_lac.stop()
         await self._pipeline.stop()
-
-    async def _mark(self, incomplete: Sequence[BookieId]) -> None:
-        if not incomplete:
-            return
-        try:
-            await self._ports.tasks.marking.mark(self.ledger_id, incomplete)
-        except PermanentError as error:  # a damaged task is no reason to leave the ledger open
-            _log.warning("task cannot be marked", extra={"ledger_id": self.ledger_id, "error": str(error)})
 
     def _closed_metadata(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
         last, length = self._state.last_add_confirmed, self._state.confirmed_length

@@ -150,7 +150,8 @@ class ApacheConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _take(self, fresh: Fresh) -> None:
-        self._stop_awaiting()
+        if self._incoming.may_serve:  # otherwise only the end of the TLS handshake ends the wait
+            self._stop_awaiting()
         self._out.send(fresh.answers)
         self._pending.put(fresh, is_more_coming=self._incoming.frames.rest_bytes > 0)
 

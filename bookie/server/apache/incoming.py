@@ -56,13 +56,14 @@ class IncomingRequests:
         self.frames = FrameBlocks(frame_bytes_max)
         self.must_be_over = False
         """True after START_TLS was answered, when cleartext is refused."""
-        self._may_serve = may_serve
+        self.may_serve = may_serve
+        """False as long as the connection must be encrypted first."""
         self._v3, self._v2 = DialectV3(may_serve=may_serve), DialectV2(may_serve=may_serve)
         self._is_v2 = False
 
     def secured(self) -> None:
         """Serve all requests from now on, because everything that is received now was encrypted."""
-        self._v3, self._v2, self._may_serve = DialectV3(), DialectV2(), True
+        self._v3, self._v2, self.may_serve = DialectV3(), DialectV2(), True
         self.must_be_over = False
 
     def feed(self, data: bytes) -> Iterator[Fresh | StartTls]:
@@ -91,7 +92,7 @@ class IncomingRequests:
 
     def _take_adds(self, block: bytes, start: int, adds: AddGroups) -> int:
         """Decode adds in the usual form, up to the first other frame, and return the start of that frame."""
-        if not self._may_serve:
+        if not self.may_serve:
             return start
         if self._is_v2:
             return take_adds_v2(block, start, self.frames.frame_bytes_max, self._v2, adds)

@@ -212,6 +212,8 @@ def _decide_pending(evidence: Evidence) -> Decision:
     lost = [directory for directory in blank if not _is_addition(evidence, directory)]
     if lost and has_data:
         raise _lost_disk(evidence.expected.bookie_id, lost, False)
+    if rebuilt and evidence.stored is not None and not is_extended_by(evidence.stored, evidence.expected):
+        raise _other_directories_error(evidence.stored, evidence.expected)
     return NewIncarnation(pending[0])
 
 

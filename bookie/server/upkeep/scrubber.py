@@ -25,7 +25,7 @@ from bookie.runtime.telemetry.metrics import MetricSet
 from bookie.server.damaged_entries import DamagedEntries
 from bookie.server.metrics import DAMAGED, REPLACED, SCRUB_FINISHED, SCRUBBED_BYTES, SCRUBBED_ENTRIES
 from bookie.server.upkeep.pauses import Pause
-from bookie.storage.port import Disk, DiskFullError
+from bookie.storage.port import Disk, DiskError, DiskFullError
 from bookie.storage.scrubbing import DamagedEntry, ScrubStep
 from bookie.storage.store import LedgerStorage
 
@@ -269,26 +269,35 @@ class Scrubber:
             self._finished.set(progress.finished_ms / 1000)
 
     async def _load(self) -> ScrubProgress:
-        """Return the saved progress of an earlier process, or that of a new pass if none can be read."""
+        """Return the saved progress of an earlier process, or that of a new pass if none can be read.
+
+        Raises:
+            DiskFullError: too many files are open.
+        """
         new = ScrubProgress(self._clock.epoch_ms())
         try:
-            file = await self._disk.open(PROGRESS_FILE)
+            progress = decode_record(await self._read_progress(), ScrubProgress)
         except FileNotFoundError:
             return new
-        try:
-            [data] = await file.read([(0, await file.size())])
-            progress = decode_record(data, ScrubProgress)
-        except UnreadableRecordError as error:
+        except DiskFullError:
+            raise
+        except (UnreadableRecordError, DiskError) as error:  # for example a bad sector; the next record replaces it
             _log.warning(
                 "the scrub starts from the beginning, as its recorded progress cannot be read",
                 extra={"bookie_id": self._bookie, "error": str(error)},
             )
             return new
-        finally:
-            await file.close()
         self._show(progress)
         await self._note(progress.unrepaired)
         return progress
+
+    async def _read_progress(self) -> bytes:
+        file = await self._disk.open(PROGRESS_FILE)
+        try:
+            [data] = await file.read([(0, await file.size())])
+            return data
+        finally:
+            await file.close()
 
     async def _save(self, progress: ScrubProgress) -> None:
         if self._service is not None:

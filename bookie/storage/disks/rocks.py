@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -47,6 +48,8 @@ from bookie.storage.port import DiskError, DiskFullError, EntryIndex
 _log = logging.getLogger(__name__)
 
 _THREADS: Final = 4
+"""Threads for reads, and as many for writes. Writes do not wait for reads of bad sectors, each of which can take half a
+minute: after 15 s of one write, the bookie would be read-only."""
 _CACHE_BYTES: Final = 64 << 20
 _WRITE_BUFFER_BYTES: Final = 16 << 20
 """The size of one write buffer. Up to four of them are in memory, together as large as the block cache."""
@@ -84,11 +87,39 @@ OpenDatabase = Callable[[Path, int], Any]
 """A function that opens the database at a path with this many bytes of cache, as ``open_database`` does."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Threads:
+    """The threads of one index."""
+
+    writes: ThreadPoolExecutor
+    """For writes, and for opening and closing the database."""
+    reads: ThreadPoolExecutor
+
+    @classmethod
+    def started(cls) -> _Threads:
+        """Start the threads.
+
+        Raises:
+            OSError: they cannot be started.
+        """
+        writes = started_threads(_THREADS, f"{THREAD_NAME}index")
+        try:
+            return cls(writes, started_threads(_THREADS, f"{THREAD_NAME}index-read"))
+        except OSError:
+            writes.shutdown(wait=False)
+            raise
+
+    def shutdown(self, *, wait: bool = True) -> None:
+        """Accept no more work. ``wait``: return after the end of all work."""
+        for each in (self.writes, self.reads):
+            each.shutdown(wait=wait)
+
+
 class RocksIndex(EntryIndex):
     """One RocksDB database. Create it with ``open``."""
 
     def __init__(
-        self, path: Path, database: Any, threads: ThreadPoolExecutor, cache_bytes: int, open_again: OpenDatabase
+        self, path: Path, database: Any, threads: _Threads, cache_bytes: int, open_again: OpenDatabase
     ) -> None:
         self._path = path
         self._database = database
@@ -123,11 +154,11 @@ class RocksIndex(EntryIndex):
         """
         opening = opening or open_database
         try:
-            threads = started_threads(_THREADS, f"{THREAD_NAME}index")
+            threads = _Threads.started()
         except OSError as error:
             raise DiskError(f"cannot open the index {path}: {error}") from error
         try:
-            database = await asyncio.get_running_loop().run_in_executor(threads, opening, path, cache_bytes)
+            database = await asyncio.get_running_loop().run_in_executor(threads.writes, opening, path, cache_bytes)
         except BaseException as error:
             threads.shutdown(wait=False)
             if isinstance(error, DiskFullError):
@@ -137,7 +168,7 @@ class RocksIndex(EntryIndex):
 
     @override
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return await self._run("read", self._get_many, keys) if keys else []
+        return await self._run("read", self._threads.reads, self._get_many, keys) if keys else []
 
     @override
     def get_cached(self, keys: Sequence[bytes]) -> list[bytes] | None:
@@ -157,21 +188,21 @@ class RocksIndex(EntryIndex):
 
     @override
     async def range(self, first_key: bytes, end_key: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        return await self._run("read", self._range, first_key, end_key, limit)
+        return await self._run("read", self._threads.reads, self._range, first_key, end_key, limit)
 
     @override
     async def keys(self, first_key: bytes, end_key: bytes, limit: int) -> list[bytes]:
-        return await self._run("read", self._keys, first_key, end_key, limit)
+        return await self._run("read", self._threads.reads, self._keys, first_key, end_key, limit)
 
     @override
     async def last(self, first_key: bytes, end_key: bytes) -> tuple[bytes, bytes] | None:
-        return await self._run("read", self._last, first_key, end_key)
+        return await self._run("read", self._threads.reads, self._last, first_key, end_key)
 
     @override
     async def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
         """Apply all changes or none, durably. It holds the interpreter lock for about 0.4 ms per thousand pairs."""
         try:
-            await self._run("write", self._write, puts, deletes)
+            await self._run("write", self._threads.writes, self._write, puts, deletes)
         except DiskFullError:
             self._needs_reopen = True
             raise
@@ -199,12 +230,12 @@ class RocksIndex(EntryIndex):
             while self._running:
                 self._is_idle.clear()
                 await self._is_idle.wait()
-            if not await run(self._threads, self._has_room):
+            if not await run(self._threads.writes, self._has_room):
                 raise DiskFullError(f"cannot open the index {self._path} again: no space left, or too many open files")
             database, self._database = self._database, None
             if database is not None:
-                await run(self._threads, _close, database)
-            self._database = await run(self._threads, self._open_again, self._path, self._cache_bytes)
+                await run(self._threads.writes, _close, database)
+            self._database = await run(self._threads.writes, self._open_again, self._path, self._cache_bytes)
             self._needs_reopen, self._not_open = False, None
             return None
         except DiskError as error:
@@ -236,7 +267,7 @@ class RocksIndex(EntryIndex):
         if database is not None:
             await asyncio.to_thread(_close, database)
 
-    async def _run(self, verb: str, work: Callable[..., T], *arguments: object) -> T:
+    async def _run(self, verb: str, threads: ThreadPoolExecutor, work: Callable[..., T], *arguments: object) -> T:
         if self._is_reopening:
             async with self._changed:
                 await self._changed.wait_for(lambda: not self._is_reopening)
@@ -246,7 +277,7 @@ class RocksIndex(EntryIndex):
         running: Future[T] | None = None
         self._running += 1
         try:
-            running = self._threads.submit(work, *arguments)
+            running = threads.submit(work, *arguments)
             return await asyncio.wrap_future(running)
         except DiskError:
             raise

@@ -29,7 +29,8 @@ from bookie.client.resolve import RegistrationResolver
 from bookie.client.settings import ClientSettings
 from bookie.client.sync import SyncBookKeeper
 from bookie.client.writer.writer import LedgerWriter
-from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
+from bookie.metadata.ledgers.ledgers import LedgerExistsError, NoSuchLedgerError, Unreadable, Versioned
+from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.store.memory import Fault, MemoryStore
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.digest import master_key
@@ -47,6 +48,7 @@ from bookie.wire.tls import TlsFilesError
 from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import MemoryCluster
 from tests.worlds.ledgers import names
+from tests.worlds.stale_store import StaleStore
 
 BOOKIES = names("b0 b1 b2 b3 b4 b5 b6")
 SETTINGS = ClientSettings(add_timeout_s=2, read_timeout_s=2, close_timeout_s=2, busy_backoff_s=0.001)
@@ -126,6 +128,68 @@ async def test_each_entry_is_on_exactly_its_write_set_after_close(world: ClientW
     for position, bookie in enumerate(members):
         held = await world.storages[bookie].list_entries(writer.ledger_id)
         assert list(held.entries) == [n for n in range(23) if position in Stripe(5, 3).write_set(n)]
+
+
+async def test_a_closed_ledger_is_opened_with_its_end_although_the_server_is_behind(world: ClientWorld) -> None:
+    store = StaleStore(world.cell)
+    reading = BookKeeper(world.client_ports(world.transport, SETTINGS, store))
+    writer = await world.client.create_ledger()
+    await fill(writer, 0, 5)
+    store.fall_behind()
+    await writer.close()
+    reader = await reading.open_ledger(writer.ledger_id)
+    assert reader.metadata.is_closed
+    assert len([entry async for entry in reader.read_all()]) == 5
+    await store.close()
+
+
+async def test_a_ledger_that_the_server_does_not_have_yet_is_opened(world: ClientWorld) -> None:
+    store = StaleStore(world.cell)
+    reading = BookKeeper(world.client_ports(world.transport, SETTINGS, store))
+    store.fall_behind()
+    async with await world.client.create_ledger() as writer:
+        await fill(writer, 0, 5)
+    assert await (await reading.open_ledger(writer.ledger_id)).last_entry_id() == 4
+    store.fall_behind()
+    await world.client.delete_ledger(writer.ledger_id)
+    with pytest.raises(NoSuchLedgerError):
+        await reading.open_ledger(LedgerId(writer.ledger_id + 1))
+    await store.close()
+
+
+async def test_the_next_free_id_is_used_if_applications_have_taken_some(world: ClientWorld) -> None:
+    """Apache's clients may choose ids themselves, and the counter of ids is back at 0 after some restorations."""
+    first = await world.client.create_ledger()
+    taken = [LedgerId(first.ledger_id + 1 + number) for number in range(3)]
+    await world.ledgers.create_many([(ledger_id, first.metadata) for ledger_id in taken])
+    assert (await world.client.create_ledger()).ledger_id == first.ledger_id + 4
+
+
+async def test_the_search_for_a_free_id_is_bounded_and_continues_with_the_next_call(
+    world: ClientWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bookie.client.writer.creation.IDS_MAX", 5)
+    first = await world.client.create_ledger()
+    taken = [LedgerId(first.ledger_id + 1 + number) for number in range(7)]
+    await world.ledgers.create_many([(ledger_id, first.metadata) for ledger_id in taken])
+    with pytest.raises(LedgerExistsError, match=str(taken[4])):
+        await world.client.create_ledger()
+    assert (await world.client.create_ledger()).ledger_id == first.ledger_id + 8
+
+
+async def test_a_ledger_whose_metadata_is_not_readable_here_does_not_end_a_scan(world: ClientWorld) -> None:
+    async with world.client.create_ledger() as one, world.client.create_ledger() as other:
+        pass
+    world.cell.deny(world.ledgers.path(one.ledger_id))
+    found = [item async for item in world.client.scan_ledgers()]
+    assert [(item.ledger_id, isinstance(item, Unreadable)) for item in found] == [
+        (one.ledger_id, True),
+        (other.ledger_id, False),
+    ]
+    assert [each async for each in world.client.ledgers(state=LedgerState.CLOSED)] == [other.ledger_id]
+    world.cell.deny(world.ledgers.path(other.ledger_id))
+    with pytest.raises(AccessDeniedError):
+        _ = [item async for item in world.client.scan_ledgers()]
 
 
 async def test_an_empty_ledger_closes_at_minus_one(world: ClientWorld) -> None:

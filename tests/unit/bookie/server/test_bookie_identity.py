@@ -463,6 +463,25 @@ def test_the_first_start_after_a_rebuild_may_add_an_empty_ledger_directory() -> 
 
 
 @pytest.mark.parametrize(
+    ("stored", "expected", "empty"),
+    [
+        (TWO, OURS, [EMPTY_JOURNAL, EMPTY_LEDGERS]),
+        (TWO, replace(TWO, ledger_dirs=("/more", "/ledgers")), [EMPTY_JOURNAL, EMPTY_MORE, EMPTY_LEDGERS]),
+        (replace(OURS, journal_dirs=("/journal", "/other")), OURS, [EMPTY_JOURNAL, EMPTY_LEDGERS]),
+        (MOVED, OURS, [EMPTY_JOURNAL, EMPTY_LEDGERS]),
+    ],
+    ids=["left out", "another order", "a journal left out", "moved"],
+)
+def test_rebuilt_disks_start_only_with_the_directories_that_they_were_rebuilt_with(
+    stored: Cookie, expected: Cookie, empty: list[LocalDirectory]
+) -> None:
+    directories = [replace(rebuilt(directory), version=encode_cookie(stored)) for directory in empty]
+    with pytest.raises(IdentityError, match="it was made with") as refused:
+        decide(Evidence(expected, stored, [OLD], directories))
+    assert refused.value.refusal is Refusal.OTHER_DIRECTORIES
+
+
+@pytest.mark.parametrize(
     ("refusal", "expected", "stored", "directories", "advice"),
     [
         (Refusal.OTHER_DIRECTORIES, OURS, TWO, BOTH, "can be added at the end"),

@@ -181,6 +181,33 @@ def test_an_unreadable_progress_record_starts_a_new_pass(content: bytes) -> None
 
 
 @in_virtual_time
+async def test_a_progress_record_on_a_bad_sector_starts_a_new_pass() -> None:
+    at = await world()
+    await at.scrubber().run_pass(ScrubProgress(at.clock.epoch_ms()))
+    at.disk.bad_sectors = {(PROGRESS_FILE, 0)}
+    running = asyncio.ensure_future(at.scrubber().run())
+    await asyncio.sleep(START_S + 5)
+    assert at.value(SCRUBBED_ENTRIES) == 40
+    running.cancel()
+
+
+@in_virtual_time
+async def test_too_many_open_files_do_not_start_a_new_pass() -> None:
+    at = await world()
+    await at.scrubber().run_pass(ScrubProgress(at.clock.epoch_ms()))
+
+    async def before(operation: Operation, path: str) -> None:
+        if operation is Operation.OPEN:
+            raise DiskFullError("too many open files")
+
+    at.disk.before = before
+    running = asyncio.ensure_future(at.scrubber().run())
+    await asyncio.sleep(3 * START_S)
+    assert at.value(SCRUBBED_ENTRIES) == 20
+    running.cancel()
+
+
+@in_virtual_time
 async def test_a_disk_that_fails_briefly_interrupts_the_scrubs_without_ending_them() -> None:
     at = await world()
     is_failing = True

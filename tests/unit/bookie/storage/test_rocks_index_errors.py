@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bookie.storage.disks.directory_lock import DirectoryInUseError
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.port import DiskError, DiskFullError
+from tests.deadlines import STATE_S
 
 
 class FullDatabase:
@@ -47,6 +51,39 @@ async def with_database(path: Path, database: object) -> RocksIndex:
     real, index._database = index._database, database
     real.close()
     return index
+
+
+class BadSectors:
+    """A database whose reads do not end until ``may_end`` is set."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+        self.may_end = threading.Event()
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        assert self.may_end.wait(STATE_S)
+        found: list[bytes | None] = self._database.get(keys)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+
+async def test_writes_do_not_wait_for_reads_of_bad_sectors(tmp_path: Path) -> None:
+    """Such a read takes up to half a minute, and a bookie ends if a write takes a minute."""
+    index = await RocksIndex.open(tmp_path / "index")
+    database = BadSectors(index._database)
+    index._database = database
+    reads = [asyncio.create_task(index.get_many([b"a"])) for _ in range(20)]
+    await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(STATE_S / 2):
+            await index.write([(b"a", b"1")])
+        assert not any(read.done() for read in reads)
+    finally:
+        database.may_end.set()
+    assert await asyncio.gather(*reads) == [[b"1"]] * 20
+    await index.close()
 
 
 async def test_second_user_of_a_database_is_refused(tmp_path: Path) -> None:

@@ -144,6 +144,27 @@ async def test_critical_copies_have_their_minimum_rate_whatever_the_other_limits
     assert clock.monotonic_s() - after_s <= DEBT_S_MAX + 1 / general
 
 
+@pytest.mark.parametrize("lanes", [1, 8])
+@in_virtual_time
+async def test_critical_copies_reach_their_minimum_rate_although_each_byte_is_read_and_sent(lanes: int) -> None:
+    clock = VirtualClock()
+    pace = Pace(clock)
+    pace.set_share(Rates(bytes_per_second=1000, critical_bytes_per_second=MIB))
+    copied = 0
+
+    async def lane() -> None:
+        nonlocal copied
+        while clock.monotonic_s() < end_s:
+            await pace.before_read(A, MIB, CRITICAL_RANK)
+            pace.was_read(A, MIB, MIB, 0.001)
+            await pace.before_add(B, MIB, CRITICAL_RANK)
+            copied += 1
+
+    end_s = clock.monotonic_s() + 60
+    await asyncio.gather(*(lane() for _ in range(lanes)))
+    assert 60 <= copied <= 62 + lanes
+
+
 @in_virtual_time
 async def test_nothing_is_sent_before_the_share_is_known() -> None:
     pace = Pace(VirtualClock())

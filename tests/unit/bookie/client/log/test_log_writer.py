@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from bookie.client.bookkeeper import BookKeeper
 from bookie.client.errors import NotEnoughBookiesError, WriterClosedError
 from bookie.client.log.values import (
     InvalidLogOptionsError,
@@ -19,13 +20,15 @@ from bookie.client.log.writer import LogWriter
 from bookie.client.options import InvalidQuorumError, LedgerOptions, WriterOptions
 from bookie.client.writer import writer as ledger_writer
 from bookie.metadata.logs import log_store as log_lists
+from bookie.metadata.logs.log_list import LogConflictError
 from bookie.metadata.logs.log_store import LogExistsError, LogFullError, NoSuchLogError
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.memory import Fault
 from bookie.model.errors import OutcomeUnknownError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.fault_points import inject_faults
-from tests.worlds.log import NAME, SMALL, append_all, is_gone, log_world, read_all
+from tests.worlds.log import NAME, SETTINGS, SMALL, append_all, is_gone, log_world, read_all
+from tests.worlds.stale_store import StaleStore
 from tests.worlds.virtual_time import in_virtual_time
 
 LINES = [f"line {index:03}".encode() for index in range(60)]
@@ -69,6 +72,38 @@ async def test_a_log_rolls_over_with_age_but_not_while_it_is_empty() -> None:
         await world.clock.sleep(61)
         assert (await writer.append(b"b")).ledger_id > first
         await writer.close()
+
+
+@in_virtual_time
+async def test_a_log_uses_another_ledger_id_if_the_planned_one_is_taken() -> None:
+    async with log_world() as world:
+        log = world.client().log(NAME)
+        writer = await log.write(SMALL)
+        await writer.append(b"a")
+        await world.ledgers.create(LedgerId(writer.ledger_id + 1), writer._writer.metadata)
+        with pytest.raises(LogConflictError):
+            await writer.roll()
+        closed = writer.ledger_id
+        await writer.append(b"b")
+        assert writer.ledger_id > closed + 1
+        await writer.close()
+        await world.ledgers.create(LedgerId(writer.ledger_id + 1), writer._writer.metadata)
+        async with await log.write() as again:
+            await again.append(b"c")
+        assert [entry.payload for entry in await read_all(world.client(2))] == [b"a", b"b", b"c"]
+
+
+@in_virtual_time
+async def test_a_closed_log_is_read_to_its_end_although_the_server_is_behind() -> None:
+    async with log_world() as world:
+        store = StaleStore(world.cell)
+        reading = BookKeeper(world.client_ports(world.memory_transport(world.store), SETTINGS, store))
+        async with await world.client().log(NAME).write() as writer:
+            positions = await append_all(writer, LINES[:5])
+            store.fall_behind()
+        assert [entry.payload for entry in await read_all(reading)] == LINES[:5]
+        assert positions[-1].entry_id == 4
+        await store.close()
 
 
 @in_virtual_time

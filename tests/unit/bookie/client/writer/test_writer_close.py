@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from bookie.client.errors import AddOutcomeUnknownError, CloseOutcomeUnknownError, LedgerFencedError
 from bookie.client.options import WriterOptions
+from bookie.metadata.ledgers.ledgers import MetadataConflictError
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.memory import Fault
-from bookie.model.ids import EntryId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from bookie.wire.port import Status
 from tests.worlds.writer import WriterWorld, in_world, recovering
@@ -151,6 +153,33 @@ async def test_failed_marking_at_close_is_an_error_and_closing_again_marks(world
 
 
 @in_world(3)
+async def test_a_close_whose_marks_or_metadata_keep_changing_may_be_repeated(world: WriterWorld) -> None:
+    writer = await world.writer(3, 3, 2)
+    failed = writer.metadata.last_fragment.members[2]
+    tasks, ledger_path = world.ports.tasks, world.ports.ledgers.path(writer.ledger_id)
+    await tasks.marking.mark(writer.ledger_id, [BookieId("another")])
+    conflicting = "underreplication"
+
+    async def interfere(operation: str, path: str) -> Fault | None:
+        if operation == "set" and conflicting in path:
+            node = world.cell.get(path)
+            world.cell.set(path, node.data, node.stat.version)
+        return None
+
+    world.store.fault_hook = interfere
+    world.bookies[failed].refusal = Status.IO_ERROR
+    await world.fill(writer, 3)
+    with pytest.raises(StoreUnavailableError):
+        await writer.close()
+    conflicting = ledger_path
+    with pytest.raises(MetadataConflictError):
+        await writer.close()
+    world.store.fault_hook = None
+    assert (await writer.close()).last_entry_id == 2
+    assert failed in await world.marked(writer)
+
+
+@in_world(3)
 async def test_no_task_of_a_writer_runs_after_it_was_closed(world: WriterWorld) -> None:
     before = asyncio.all_tasks()
     everything = WriterOptions(True, True, 5, 1, 7)
@@ -161,6 +190,34 @@ async def test_no_task_of_a_writer_runs_after_it_was_closed(world: WriterWorld) 
         await getattr(writer, end)()
         await asyncio.sleep(0.01)
         assert asyncio.all_tasks() == before
+
+
+@in_world(5)
+async def test_a_mark_that_ends_during_the_close_starts_no_other_one(world: WriterWorld) -> None:
+    writer = await world.writer(5, 5, 2, WriterOptions(add_quorum_timeout_s=100))
+    marking, may_end, begun = world.ports.tasks.marking, asyncio.Event(), 0
+
+    async def mark(ledger_id: LedgerId, missing: Sequence[BookieId]) -> bool:
+        nonlocal begun
+        task = asyncio.current_task()
+        if task is not None and task.get_name() == "mark incomplete bookies":
+            begun += 1
+            await (may_end if begun == 1 else asyncio.Event()).wait()
+        return True
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(marking, "mark", mark)
+        before = asyncio.all_tasks()
+        for position in range(2):
+            world.member(writer, position).refusal = Status.IO_ERROR
+            await world.fill(writer, 3)
+            await writer.settle()
+        assert begun == 1
+        may_end.set()
+        await writer.close()
+        await asyncio.sleep(0.01)
+        left = [task for task in asyncio.all_tasks() - before if not task.done()]
+    assert left == []
 
 
 @in_world(3)
