@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from bookie.client.connect import ConnectedBookKeeper, connect
+from bookie.embedded.apache import ApacheCluster
+from bookie.embedded.apache_jars import ApacheJvm, find_apache_lib
+from bookie.embedded.apache_settings import ApacheOptions, ApacheStorage
 from bookie.embedded.cluster import EmbeddedCluster
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.runtime.clock import Clock, SystemClock
+from bookie.runtime.java import find_java
 from tests.deadlines import PROGRAM_S
-from tests.faults.processes import BOOKIES, LOST_BOOKIE_DELAY_S, Service
+from tests.faults.processes import LOST_BOOKIE_DELAY_S, Service
 from tests.faults.verdict import faults_of_ledger, unfinished
 from tests.faults.workload import Workload, WrongBytesError
 
 MINUTES: Final = 20.0
+BOOKIES: Final = 7
+_APACHE_HEAP_MIB: Final = 192
 _FIRST_FAULT_S: Final = 30.0
 """The first fault happens after the auditor has started Spark."""
 _BETWEEN_FAULTS_S: Final = (1.0, 12.0)
@@ -113,8 +120,10 @@ class Run:
             raise FaultsError(f"{len(faults)} copies are missing or wrong; the first: {faults[0]}")
 
 
-async def under_faults(directory: Path, minutes: float, seed: int, say: Callable[[str], None]) -> None:
-    """Run one cluster under faults in ``directory``.
+async def under_faults(
+    directory: Path, minutes: float, seed: int, apache_bookies: int, say: Callable[[str], None]
+) -> None:
+    """Run one cluster under faults in ``directory``. ``apache_bookies`` of its bookies are Apache's.
 
     Raises:
         FaultsError: see ``Run.run``.
@@ -127,15 +136,34 @@ async def under_faults(directory: Path, minutes: float, seed: int, say: Callable
         say(f"{clock.monotonic_s() - began_s:7.1f} s  {line}")
 
     async with (
-        await EmbeddedCluster.start(directory, bookies=BOOKIES) as cluster,
+        await EmbeddedCluster.start(
+            directory, bookies=BOOKIES - apache_bookies, speaks_apache=bool(apache_bookies)
+        ) as cluster,
+        _apache(cluster, apache_bookies) as apache,
         await connect(cluster.metadata_uri) as client,
-        Service(cluster, random.Random(rng.random()), timed) as service,
+        Service(cluster, apache, random.Random(rng.random()), timed) as service,
     ):
         await client.ports.tasks.initialize()
         await client.ports.tasks.switches.set_lost_bookie_delay_s(LOST_BOOKIE_DELAY_S)
         service.start_workers()
         workload = Workload(random.Random(rng.random()))
         await Run(client, service, workload, clock, rng, timed).run(minutes * 60)
+
+
+@contextlib.asynccontextmanager
+async def _apache(cluster: EmbeddedCluster, count: int) -> AsyncIterator[ApacheCluster | None]:
+    """Add Apache's bookies to a cluster. Half of them have DbLedgerStorage."""
+    if not count:
+        yield None
+        return
+    jvm = ApacheJvm(await asyncio.to_thread(find_java), find_apache_lib(), _APACHE_HEAP_MIB, ("-XX:+UseSerialGC",))
+    apache = ApacheCluster(cluster.directory, cluster.zookeeper, jvm, ApacheOptions())
+    try:
+        await apache.add_bookies(count - count // 2)
+        await apache.add_bookies(count // 2, options=ApacheOptions(storage=ApacheStorage.DB))
+        yield apache
+    finally:
+        await asyncio.gather(*(bookie.stop() for bookie in apache.bookies))
 
 
 def main() -> int:
@@ -145,6 +173,9 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=MINUTES, help="default: %(default)g")
     parser.add_argument("--seed", type=int, default=0, help="another number gives other faults (default: %(default)s)")
+    parser.add_argument(
+        "--apache-bookies", type=int, default=0, help=f"how many of the {BOOKIES} bookies are Apache's (default: 0)"
+    )
     parser.add_argument("--directory", type=Path, help="an empty folder on the disk to use; default: a temporary one")
     options = parser.parse_args()
     directory = options.directory or Path(tempfile.mkdtemp(prefix="bkheal-faults-"))
@@ -154,7 +185,7 @@ def main() -> int:
         sys.stdout.flush()
 
     try:
-        asyncio.run(under_faults(directory, options.minutes, options.seed, say))
+        asyncio.run(under_faults(directory, options.minutes, options.seed, options.apache_bookies, say))
     except (FaultsError, WrongBytesError, BkhealError) as error:
         sys.stderr.write(f"faults: {error}; the files are in {directory}\n")
         return 1

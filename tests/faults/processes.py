@@ -10,13 +10,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from bookie.embedded.apache import ApacheBookie, ApacheCluster
 from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
 from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
 from tests.deadlines import PROGRAM_S, STATE_S
 
-BOOKIES: Final = 7
 LOST_BOOKIE_DELAY_S: Final = 5
 _AUDITORS: Final = 2
 _REPLICATORS: Final = 2
@@ -32,13 +32,23 @@ _NUMBER: Final = re.compile(r"-\d+")
 """The number at the end of the name of a process."""
 
 
+_Bookie: TypeAlias = EmbeddedBookie | ApacheBookie
+
+
 class Service:
     """The processes of one cluster, and those that audit and repair it. Use it with ``async with``."""
 
-    def __init__(self, cluster: EmbeddedCluster, rng: random.Random, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, cluster: EmbeddedCluster, apache: ApacheCluster | None, rng: random.Random, say: Callable[[str], None]
+    ) -> None:
+        """Take over the bookies of ``cluster``, and those of ``apache`` with the same ZooKeeper."""
         self._cluster = cluster
+        self._apache = apache
         self._rng = rng
         self._say = say
+        self._bookies: list[_Bookie] = [*cluster.bookies, *(() if apache is None else apache.bookies)]
+        """Those that were not destroyed."""
+        self._bookies_wanted = len(self._bookies)
         self._workers: list[ManagedProcess] = []
         """The auditors and the replicators."""
         self._away: set[str] = set()
@@ -88,7 +98,7 @@ class Service:
             if not worker.is_running:
                 self._note(f"{worker.name} ended with {worker.exit_code}")
                 self._workers[index] = self._started(worker.name)
-        for bookie in self._cluster.bookies:
+        for bookie in self._bookies:
             if bookie.name not in self._away and not bookie.running.is_running:
                 self._note(f"{bookie.name} ended with {bookie.running.exit_code}")
                 self._away.add(bookie.name)
@@ -125,10 +135,10 @@ class Service:
         self._say(what if seconds is None else f"{what} for {seconds:g} s")
         self._faults[_NUMBER.sub("", what)] += 1
 
-    def _away_soon(self, what: str, seconds: float) -> EmbeddedBookie | None:
+    def _away_soon(self, what: str, seconds: float) -> _Bookie | None:
         """Choose a bookie for a fault; None if enough of them are away."""
-        present = [bookie for bookie in self._cluster.bookies if bookie.name not in self._away]
-        if BOOKIES - len(present) >= _BOOKIES_AWAY_MAX:
+        present = [bookie for bookie in self._bookies if bookie.name not in self._away]
+        if self._bookies_wanted - len(present) >= _BOOKIES_AWAY_MAX:
             return None
         bookie = self._rng.choice(present)
         self._note(f"{what} {bookie.name}", seconds)
@@ -160,18 +170,19 @@ class Service:
         away_s = self._rng.choice(_AWAY_S)
         if (bookie := self._away_soon("destroy", away_s)) is None:
             return
-        self._cluster.bookies.remove(bookie)
+        self._bookies.remove(bookie)
         await bookie.kill9()
         await asyncio.to_thread(shutil.rmtree, bookie.directory)
         await asyncio.sleep(away_s)
-        name = f"bookie-{BOOKIES + self._faults['destroy bookie']}"
-        new = EmbeddedBookie(name, self._cluster.directory / name, self._cluster.metadata_uri)
-        self._away.add(name)
-        self._cluster.bookies.append(new)
-        await self._start(new)
+        maker = self._cluster if isinstance(bookie, EmbeddedBookie) or self._apache is None else self._apache
+        try:
+            await maker.add_bookies(1)
+        except EmbeddedProcessError:
+            await self._start(maker.bookies[-1])
+        self._bookies.append(maker.bookies[-1])
         self._away.discard(bookie.name)
 
-    async def _start(self, bookie: EmbeddedBookie) -> None:
+    async def _start(self, bookie: _Bookie) -> None:
         """Start a bookie. It may end again if ZooKeeper is away at the same time, as under a supervisor."""
         async with asyncio.timeout(PROGRAM_S):
             while True:
