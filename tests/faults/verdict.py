@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from bookie.client.bookkeeper import stored_digest
+from bookie.client.bookkeeper import BookKeeper, stored_digest
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.cluster import LEDGERS_ROOT
 from bookie.metadata.ledgers.ledgers import Versioned
@@ -44,7 +44,7 @@ async def unfinished(client: ConnectedBookKeeper) -> Sequence[str]:
     return [f"{len(found)} {kind}: {_listed(found)}" for kind, found in left.items() if found]
 
 
-async def faults_of_ledger(client: ConnectedBookKeeper, ledger_id: LedgerId, acknowledged: int) -> Sequence[str]:
+async def faults_of_ledger(client: BookKeeper, ledger_id: LedgerId, acknowledged: int) -> Sequence[str]:
     """Read every copy of a closed ledger from its bookies; return one line for each fault, normally none.
 
     Args:
@@ -84,7 +84,7 @@ async def faults_of_ledger(client: ConnectedBookKeeper, ledger_id: LedgerId, ack
 
 
 async def _entries(
-    client: ConnectedBookKeeper, bookie: BookieId, ledger_id: LedgerId, entries: Sequence[EntryId]
+    client: BookKeeper, bookie: BookieId, ledger_id: LedgerId, entries: Sequence[EntryId]
 ) -> Sequence[EntryResult]:
     results: list[EntryResult] = []
     async with asyncio.timeout(STATE_S):
