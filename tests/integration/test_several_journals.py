@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from bookie.embedded.process import ManagedProcess
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import AddBatch, Status
-from bookie.wire.requests import Fence, Read
+from bookie.wire.requests import Fence, Info, Read
 from tests.deadlines import PROGRAM_S, STATE_S
+from tests.integration.auditors import when
 from tests.integration.power_cut import fragile_disk
 from tests.integration.test_bookie_process import KEY, READY, Machine, machine
 from tests.required import missing
@@ -89,6 +91,12 @@ async def started(machine: Machine, **options: object) -> tuple[ManagedProcess, 
     process = machine.start(bookie_id="two", **options)
     ready = await process.wait_for_line(READY, STATE_S)
     return process, BookieId(ready[1]), f"{ready[2]}:{ready[3]}"
+
+
+async def refuses_adds(machine: Machine, bookie: BookieId) -> bool:
+    """Return whether the bookie is read-only according to its own answer."""
+    reply = await machine.transport.ask(bookie, Info(), STATE_S)
+    return reply.info is not None and reply.info.is_read_only
 
 
 async def shown(at: str) -> tuple[list[str], dict[str, Any]]:
@@ -187,6 +195,7 @@ async def test_a_hanging_journal_disk_makes_the_bookie_read_only_ends_it_and_los
             assert await add(machine, bookie, EVEN, 20) is Status.OK
             assert not waiting.done()
             await machine.until(lambda bookies: bookie in bookies.read_only)
+            await when(partial(refuses_adds, machine, bookie), STATE_S)  # only after the registration has changed
             assert await add(machine, bookie, EVEN, 21) is Status.READ_ONLY
             assert await whole(machine, bookie, EVEN, 21)
             assert await whole(machine, bookie, ODD, 20)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -282,6 +283,7 @@ class RocksIndex(EntryIndex):
         except DiskError:
             raise
         except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # as long as a cursor exists, RocksDB keeps its lock
             kind = DiskFullError if any(text in str(error) for text in _FULL) else DiskError
             remedy = _REBUILD_HINT if _DAMAGED in str(error) else ""
             raise kind(f"cannot {verb} the index {self._path}: {error}{remedy}") from error

@@ -100,6 +100,28 @@ async def test_a_database_that_keeps_failing_is_reopened(tmp_path: Path, code: i
     await index.close()
 
 
+async def test_a_failed_read_does_not_keep_the_database_open(tmp_path: Path) -> None:
+    """RocksDB keeps its lock as long as a cursor exists. Here the error of the read exists until the end."""
+    openings = Openings()
+    index = await RocksIndex.open(tmp_path / "index", opening=openings)
+    await index.write([(b"a", b"1")])
+
+    def fail() -> None:
+        raise Exception("Corruption: block checksum mismatch")
+
+    assert openings.first is not None
+    openings.first.during_read = fail
+    with pytest.raises(DiskError, match="rebuild-index") as read_error:
+        await index.range(b"a", b"b", 1)
+    openings.fill(errno.ENOSPC)
+    with pytest.raises(DiskFullError):
+        await index.write([(b"b", b"2")])
+    await index.reopen()
+    assert await index.get_many([b"a"]) == [b"1"]
+    assert "checksum" in str(read_error.value)
+    await index.close()
+
+
 async def test_without_free_space_the_database_is_not_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     openings = Openings()
     index = await RocksIndex.open(tmp_path / "index", opening=openings)
