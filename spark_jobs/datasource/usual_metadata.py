@@ -23,10 +23,11 @@ _HEADER_BYTES: Final = len(b"BookieMetadataFormatVersion\t3\n")
 
 # A varint of 64 bits; a negative number has ten bytes.
 _LONG: Final = rb"(?:[\x80-\xff]{0,8}[\x00-\x7f]|[\x80-\xff]{9}\x01)"
+_SHORT: Final = rb"([\x00-\x7f]|[\x80-\xff][\x00-\x7f])"
 # The size of the message, then write quorum, ensemble size, length, last entry, state, and size of the first fragment.
 _HEAD: Final = re.compile(
-    rb"BookieMetadataFormatVersion\t3\n([\x00-\x7f]|[\x80-\xff][\x00-\x7f])"
-    rb"\x08([\x01-\x7f])\x10([\x01-\x7f])\x18" + _LONG + rb"\x20" + _LONG + rb"\x28([\x01-\x03])\x32([\x01-\x7f])"
+    rb"BookieMetadataFormatVersion\t3\n" + _SHORT + rb"\x08([\x01-\x7f])\x10([\x01-\x7f])"
+    rb"\x18" + _LONG + rb"\x20" + _LONG + rb"\x28([\x01-\x03])\x32" + _SHORT
 )
 # No second fragment. Digest type, password, ack quorum, the optional creation time, then a token or custom metadata.
 _TAIL: Final = re.compile(
@@ -61,8 +62,9 @@ class HealthyMetadataRecognizer:
         head = _HEAD.match(data)
         if head is None:
             return None
+        size, write_quorum, ensemble_size, state, fragment_size = head.groups()
         start = head.end()
-        end = start + data[start - 1]
+        end = start + _number(fragment_size)
         fragment = data[start:end]
         members = self._members[fragment] if fragment in self._members else self._cache_members(fragment)
         if members is None:
@@ -70,7 +72,6 @@ class HealthyMetadataRecognizer:
         tail = _TAIL.fullmatch(data, end)
         if tail is None:
             return None
-        size, write_quorum, ensemble_size, state, _ = head.groups()
         password_size, password, ack_quorum, custom = tail.groups()
         is_sound = (
             _number(size) == len(data) - _HEADER_BYTES - len(size)

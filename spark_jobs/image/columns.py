@@ -78,9 +78,11 @@ class ImageColumns:
             members: the bookies of all of its fragments, one fragment after the other.
             is_live: whether all of these bookies are known to be live.
         """
-        shape = (state, ensemble_size, write_quorum, ack_quorum, tuple(members), is_live)
+        names = tuple(map(self._names.setdefault, members, members))  # one text for each bookie, not for each ledger
+        shape = (state, ensemble_size, write_quorum, ack_quorum, names, is_live)
         self._ids.append(ledger_id)
         self._codes.append(self._known.setdefault(shape, len(self._known)))
+        self.members += len(names)
 
     def take(self) -> ImageTables:
         """Return the ledgers added since the last call."""
@@ -93,7 +95,9 @@ class ImageColumns:
             pa.array(columns[4], pa.list_(pa.string())),
             pa.array(map(_is_settled, shapes), pa.bool_()),
         ]
-        distinct = pa.array([tuple(dict.fromkeys(members)) for members in columns[4]], pa.list_(pa.string()))
+        distinct = of_shapes[4]
+        if any(len(set(members)) < len(members) for members in columns[4]):
+            distinct = pa.array([tuple(dict.fromkeys(members)) for members in columns[4]], pa.list_(pa.string()))
         of_ledgers = [column.take(codes) for column in of_shapes]
         holders = pa.array(map(_holders_min, shapes, of_shapes[-1].to_pylist()), pa.int32()).take(codes)
         self._clear()
@@ -103,6 +107,9 @@ class ImageColumns:
         self._ids: list[int] = []
         self._codes: list[int] = []
         self._known: dict[_Shape, int] = {}
+        self._names: dict[str, str] = {}
+        self.members = 0
+        """Number of members of all fragments of these ledgers."""
 
 
 def tables_of(ledgers: pa.Table) -> ImageTables:
@@ -141,7 +148,7 @@ def _holders_min(shape: _Shape, is_settled: bool) -> int:
 
 def _index(ids: pa.Array, write_quorums: pa.Array, members: pa.Array, codes: pa.Array) -> pa.Table:
     """Return one row for each ledger and bookie, sorted by bookie, and then in the order of ``ids``."""
-    names = pa.array(sorted(set(members.flatten().to_pylist())), pa.string())
+    names = members.flatten().unique().sort()
     numbers = pa.ListArray.from_arrays(members.offsets, pc.index_in(members.flatten(), names)).take(codes)
     bookies, rows = numbers.flatten(), pc.list_parent_indices(numbers)
     order = pc.array_sort_indices(bookies)  # a stable sort, which keeps the order of ``ids``

@@ -22,7 +22,10 @@ from spark_jobs.image.folder import ImageFolder, Writing
 from spark_jobs.image.leaves import LEAF_IDS, LEAVES, LeafRecord, LeafSlice, LeafStat, leaf_table
 
 LEDGERS_MAX: Final = 250_000
-"""Largest number of ledgers in a file: about 50 MB in memory while it is written."""
+"""Largest number of ledgers in a file."""
+MEMBERS_MAX: Final = 400_000
+"""Number of members of all fragments after which the next file begins. While it is written, so many need some 200 MB
+in memory, if all ensembles differ and the names of bookies are long."""
 ROW_GROUP: Final = 32_768
 """Number of rows in a row group. To read one bookie, at most one surplus row group is read from each file."""
 INDEX: Final = "index"
@@ -82,6 +85,7 @@ class ImagePart:
         self._columns = ImageColumns()
         self._kept: list[pa.Table] = []
         self._kept_rows = 0
+        self._kept_members = 0
         self._leaves: list[LeafRecord] = []
         self._slices: dict[int, list[LeafSlice]] = {}
         self._files: list[ImageFile] = []
@@ -101,14 +105,15 @@ class ImagePart:
     ) -> None:
         """Add one ledger (``ImageColumns.add``)."""
         self._columns.add(ledger_id, state, ensemble_size, write_quorum, ack_quorum, members, is_live=is_live)
-        if len(self._columns) >= LEDGERS_MAX:
+        if len(self._columns) >= LEDGERS_MAX or self._columns.members >= MEMBERS_MAX:
             self._write(self._columns.take())
 
     def keep(self, ledgers: pa.Table) -> None:
         """Add rows of another image unchanged."""
         self._kept.append(ledgers)
         self._kept_rows += len(ledgers)
-        if self._kept_rows >= LEDGERS_MAX:
+        self._kept_members += len(pc.list_flatten(ledgers["bookies"]))
+        if self._kept_rows >= LEDGERS_MAX or self._kept_members >= MEMBERS_MAX:
             self._write_kept()
 
     def listed(self, leaf: int, stat: LeafStat, listed: int, read_from_ms: int | None = None) -> None:
@@ -164,7 +169,7 @@ class ImagePart:
             self._problem = f"cannot write to {self._folder}: {error}"
 
     def _write_kept(self) -> None:
-        kept, self._kept, self._kept_rows = self._kept, [], 0
+        kept, self._kept, self._kept_rows, self._kept_members = self._kept, [], 0, 0
         self._write(tables_of(pa.concat_tables(kept)))
 
     def _write(self, tables: ImageTables) -> None:

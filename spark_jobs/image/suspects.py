@@ -1,12 +1,12 @@
 """Find the ledgers that may be on lost bookies in the index of an image, those with the fewest copies first.
 
-Only the row groups of these bookies are read. Everything is read before anything is returned, so a damaged image yields
-no ledger at all.
+Only the row groups of these bookies are read, and of each file only the ids are kept. Everything is read before
+anything is returned, so a damaged image yields no ledger at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,6 +22,10 @@ from spark_jobs.image.part import ImageFile, opened_parquet
 
 _CRITICAL_COPIES: Final = 1
 """Number of copies of a critical ledger."""
+_FLAGGED_SCHEMA: Final = pa.schema(
+    [("ledger_id", pa.int64()), ("write_quorum", pa.int32()), ("is_due", pa.bool_()), ("is_critical", pa.bool_())]
+)
+_WANTED_SCHEMA: Final = pa.schema([("copies", pa.int32()), ("ledger_id", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,48 +67,61 @@ def suspects(
     Raises:
         ImageError: a file of the index is missing, damaged, or not such a file.
     """
-    read = total = 0
-    tables = [INDEX_SCHEMA.empty_table()]
     names = sorted(lost)
-    for table, groups, of_file in map_concurrently(lambda file: _rows(folder, file, names), manifest.index):
+    read = total = 0
+    tables = [_WANTED_SCHEMA.empty_table()]
+    for table, groups, of_file in map_concurrently(
+        lambda file: _wanted(folder, file, names, due, critical), manifest.index
+    ):
         tables.append(table)
         read, total = read + groups, total + of_file
-    rows = pa.concat_tables(tables)
-    _check(rows)
-    named = rows["bookie_id"]
-    flagged = pa.table(
-        {
-            "ledger_id": rows["ledger_id"],
-            "write_quorum": rows["write_quorum"],
-            "is_due": _is_in(named, due),
-            "is_critical": _is_in(named, critical),
-        }
-    )
-    ledgers = flagged.group_by("ledger_id").aggregate(
-        [("write_quorum", "min"), ("write_quorum", "count"), ("is_due", "any"), ("is_critical", "any")]
-    )
-    copies = pc.max_element_wise(pc.subtract(ledgers["write_quorum_min"], ledgers["write_quorum_count"]), 0)
-    is_endangered = pc.less_equal(copies, _CRITICAL_COPIES)
-    is_wanted = pc.or_(ledgers["is_due_any"], pc.and_(ledgers["is_critical_any"], is_endangered))
-    wanted = pa.table({"copies": copies, "ledger_id": ledgers["ledger_id"]}).filter(is_wanted)
-    ordered = wanted.sort_by([("copies", "ascending"), ("ledger_id", "ascending")])
+    ordered = pa.concat_tables(tables).sort_by([("copies", "ascending"), ("ledger_id", "ascending")])
     return Suspects(ordered["ledger_id"], read, total)
 
 
-def _rows(folder: ImageFolder, file: ImageFile, lost: list[str]) -> tuple[pa.Table, int, int]:
-    """Return the rows of some bookies, the number of row groups that were read, and that of all in the file."""
+def _wanted(
+    folder: ImageFolder, file: ImageFile, lost: list[str], due: AbstractSet[str], critical: AbstractSet[str]
+) -> tuple[pa.Table, int, int]:
+    """Return the ledgers to read that a file names, the number of row groups read, and that of all in the file.
+
+    All rows of a ledger are in one file, so nothing else of the file stays in memory: a loss of many bookies may
+    concern most ledgers.
+    """
     try:
         parquet = opened_parquet(folder, file, INDEX_SCHEMA)
         try:
             count = parquet.num_row_groups
             columns = (parquet.metadata.row_group(number).column(0) for number in range(count))
             groups = [number for number, column in enumerate(columns) if _may_hold(column, lost)]
-            table = parquet.read_row_groups(groups, use_threads=False)
-            return table.filter(_is_in(table["bookie_id"], set(lost))), len(groups), count
+            parts = [
+                _flagged(parquet.read_row_group(number, use_threads=False), lost, due, critical) for number in groups
+            ]
         finally:
             parquet.close(force=True)
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise ImageError(f"{file.name} cannot be read: {error}") from error
+    flagged = pa.concat_tables([_FLAGGED_SCHEMA.empty_table(), *parts])
+    ledgers = flagged.group_by("ledger_id", use_threads=False).aggregate(
+        [("write_quorum", "min"), ("write_quorum", "count"), ("is_due", "any"), ("is_critical", "any")]
+    )
+    copies = pc.max_element_wise(pc.subtract(ledgers["write_quorum_min"], ledgers["write_quorum_count"]), 0)
+    is_endangered = pc.less_equal(copies, _CRITICAL_COPIES)
+    is_wanted = pc.or_(ledgers["is_due_any"], pc.and_(ledgers["is_critical_any"], is_endangered))
+    wanted = pa.table([copies.cast(pa.int32()), ledgers["ledger_id"]], schema=_WANTED_SCHEMA)
+    return wanted.filter(is_wanted), len(groups), count
+
+
+def _flagged(rows: pa.Table, lost: Iterable[str], due: AbstractSet[str], critical: AbstractSet[str]) -> pa.Table:
+    """Return the rows of lost bookies, with flags in place of the names.
+
+    Raises:
+        ImageError: a value is out of range.
+    """
+    rows = rows.filter(_is_in(rows["bookie_id"], lost))
+    _check(rows)
+    named = rows["bookie_id"]
+    columns = [rows["ledger_id"], rows["write_quorum"], _is_in(named, due), _is_in(named, critical)]
+    return pa.table(columns, schema=_FLAGGED_SCHEMA)
 
 
 def _may_hold(column: Any, bookies: list[str]) -> bool:
@@ -114,7 +131,7 @@ def _may_hold(column: Any, bookies: list[str]) -> bool:
     return any(statistics.min <= bookie <= statistics.max for bookie in bookies)
 
 
-def _is_in(column: pa.ChunkedArray, bookies: AbstractSet[str]) -> pa.ChunkedArray:
+def _is_in(column: pa.ChunkedArray, bookies: Iterable[str]) -> pa.ChunkedArray:
     return pc.is_in(column, value_set=pa.array(sorted(bookies), pa.string()))
 
 

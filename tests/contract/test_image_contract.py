@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,16 @@ from spark_jobs import remote_files
 from spark_jobs.image import files
 from spark_jobs.image import folder as folder_module
 from spark_jobs.image import part as part_module
+from spark_jobs.image import suspects as suspects_module
 from spark_jobs.image.carried import ImageRows, leaves_of
-from spark_jobs.image.folder import ImageFolder, ImageFolderError, LocalImageFolder, StoreImageFolder, image_folder
+from spark_jobs.image.folder import (
+    ImageFolder,
+    ImageFolderError,
+    LocalImageFolder,
+    StoreImageFolder,
+    image_folder,
+    map_concurrently,
+)
 from spark_jobs.image.leaves import LeafRecord, LeafSlice, LeafStat
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable, manifest_of, parse_part
 from spark_jobs.image.part import ImageFile, ImagePart, document_crc32
@@ -194,6 +202,26 @@ def test_only_the_row_groups_of_the_lost_bookie_are_read(image: ImageFolder, mon
     assert [len(batch) for batch in found.batches(50, 200)] == [50, 200, len(found) - 250]
     for bookie in ("b0:1", "b9:1"):  # the first and the last bookie of each file
         assert named(directory, manifest, bookie) == [ledger_id for ledger_id, _, those in ledgers if bookie in those]
+
+
+def test_only_the_ids_of_ledgers_stay_in_memory(image: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss of many bookies may concern most ledgers, so memory must not depend on the rows of the index."""
+    monkeypatch.setattr(part_module, "LEDGERS_MAX", 100)
+    bookies = [f"{'long-name-of-a-host.' * 5}{number}:1" for number in range(4)]
+    ledgers = [(number, 3, (bookies[number % 4], *bookies[:3])) for number in range(400)]
+    directory, manifest = written(image, ledgers)
+    kept: list[int] = []
+
+    def measured(function: Callable[[ImageFile], Any], some: Iterable[ImageFile]) -> Iterator[Any]:
+        for result in map_concurrently(function, some):
+            kept.append(result[0].nbytes)
+            yield result
+
+    monkeypatch.setattr(suspects_module, "map_concurrently", measured)
+    lost = frozenset(bookies)
+    assert len(suspects(directory, manifest, lost, lost, NONE)) == 400
+    assert len(kept) == 4
+    assert sum(kept) < 20 * 400
 
 
 def test_a_changed_byte_is_refused_or_changes_no_result(image: ImageFolder) -> None:
@@ -463,8 +491,10 @@ def test_a_store_that_does_not_answer_is_not_contacted_by_each_task(s3: S3Object
     clock.now_s += 61
     relaxed = RemoteFiles(parse_address("s3://images/a"), ImageFolderError, rest_s=120, clock=clock)
     relaxed.start_write("c", pa.py_buffer(b"1")).result()
+    s3.answers.clear()  # otherwise the answer may come before the deadline of zero seconds
     with pytest.raises(ImageFolderError, match="no answer within"):
-        client.start_write("d", pa.py_buffer(b"")).result()  # its deadline is zero seconds, but it is sent
+        client.start_write("d", pa.py_buffer(b"")).result()
+    s3.answers.set()
 
 
 def test_every_error_of_the_store_library_is_reported_as_a_failed_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,9 +265,22 @@ def test_a_healthy_ledger_of_one_fragment_is_recognized_by_its_bytes(metadata: L
     quorums = metadata.write_quorum, metadata.ack_quorum
     expected = (metadata.state.value, *quorums, metadata.fragments[0].members)
     password = metadata.password or b""
-    fits = len(password) < 128 and b"H" not in password and sum(map(len, metadata.fragments[0].members)) < 100
+    fits = len(password) < 128 and b"H" not in password
     assert not fits or healthy.recognize(encode(metadata)) == expected
     assert HealthyMetadataRecognizer(frozenset()).recognize(encode(metadata)) is None
+
+
+def test_a_healthy_ledger_is_recognized_by_its_bytes_if_bookies_have_long_names() -> None:
+    """Names of three pods of Kubernetes are longer than the 127 bytes that a size of one byte can describe."""
+    members = tuple(f"pulsar-bookie-{number}.pulsar-bookie.pulsar.svc.cluster.local:3181" for number in range(3))
+    data = closed(members)
+    healthy = HealthyMetadataRecognizer(frozenset(members))
+    assert healthy.recognize(data) == (LedgerState.CLOSED.value, 1, 1, members)
+    size = data.index(b"\x32") + 1
+    for other in (data[size] - 1, data[size] + 1):
+        assert healthy.recognize(data[:size] + bytes([other]) + data[size + 1 :]) is None
+    assert healthy.recognize(data[: size + 60]) is None
+    assert_like_reference([data])
 
 
 HEADER = b"BookieMetadataFormatVersion\t3\n"

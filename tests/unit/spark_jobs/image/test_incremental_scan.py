@@ -408,6 +408,21 @@ async def test_rows_of_several_files_and_row_groups_are_combined(
     assert (found, again["carried"], again["ledgers"]) == ({41}, len(LEDGERS) - 2, len(LEDGERS) - 1)
 
 
+async def test_a_file_has_fewer_ledgers_if_they_have_many_fragments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of a task that writes an image depends on the number of members, not of ledgers."""
+    monkeypatch.setattr(part_module, "MEMBERS_MAX", 100)
+    members = HEALTHY.fragments[0].members
+    many = replace(HEALTHY, fragments=tuple(Fragment(EntryId(first), members) for first in range(10)))
+    place = await world(tmp_path, {leaf * 10_000 + number: many for leaf in range(5) for number in range(8)})
+    await place.whole()
+    assert {file.rows for file in place.files.values() if file.is_ledgers} == {4}
+    _, counts = await place.again()
+    assert counts["carried"] == 40
+    assert {file.rows for file in place.files.values() if file.is_ledgers} == {8}, "those of a leaf stay together"
+
+
 async def test_an_image_of_more_files_than_are_open_at_a_time_is_carried_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
