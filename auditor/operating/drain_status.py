@@ -28,6 +28,8 @@ class DrainObservation:
     is_enabled: bool
     ledgers_per_s: float | None = None
     """The number of ledgers per second that left the bookies since the watch began; None if unknown."""
+    not_drained: tuple[BookieId, ...] = ()
+    """Registered bookies without a drain, which ended a watch: nothing moves their data."""
 
     @property
     def eta_s(self) -> float | None:
@@ -65,6 +67,7 @@ async def observe_drains(
     drains: Mapping[BookieId, Drain],
     left: Left,
     ledgers_per_s: float | None = None,
+    not_drained: Sequence[BookieId] = (),
 ) -> DrainObservation:
     """Return the data left, with the state of the bookies and of recovery. Raises StoreUnavailableError."""
     registered = await client.ports.registrations.list()
@@ -74,6 +77,7 @@ async def observe_drains(
         left,
         not await client.ports.tasks.switches.is_disabled(),
         ledgers_per_s,
+        tuple(not_drained),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -133,10 +134,17 @@ async def mark(
     return changed
 
 
-async def mark_unmarked(ports: ClientPorts, left: Left) -> int:
+async def mark_unmarked(ports: ClientPorts, left: Left, drained: AbstractSet[BookieId]) -> int:
     """Mark ledgers without a task, for example because another program's worker found nothing missing and deleted it.
+
+    Only drained bookies are named. For a bookie that is merely lost, the brake, its delay, a maintenance window or an
+    operator may be the reason why a ledger has no task.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: see ``mark``.
     """
-    return await mark(ports.tasks, {ledger_id: left.holdings.ledgers[ledger_id] for ledger_id in left.unmarked})
+    named = {
+        ledger_id: [bookie for bookie in left.holdings.ledgers[ledger_id] if bookie in drained]
+        for ledger_id in left.unmarked
+    }
+    return await mark(ports.tasks, {ledger_id: bookies for ledger_id, bookies in named.items() if bookies})

@@ -231,7 +231,7 @@ def status(
     output: OutputOption = OutputFormat.TABLE,
     is_waiting: Annotated[
         bool,
-        typer.Option("--wait", help="Repeat until nothing is left; mark ledgers again that have no task."),
+        typer.Option("--wait", help="Repeat until nothing is left; mark ledgers of drained bookies without a task."),
     ] = False,
     timeout_s: TimeoutOption = None,
     pulsar_url: PulsarAdminOption = None,
@@ -243,8 +243,10 @@ def status(
     """Report the remaining ledgers of drained bookies, the reasons why they wait, and the estimated time.
 
     Without --wait it checks once. With --wait it checks every few seconds until nothing is left on any of the bookies,
-    or until --timeout, and then reports the state. During the wait it marks ledgers again whose task is missing.
-    Nothing else depends on it, so it may be interrupted: the drain continues.
+    or until --timeout, and then reports the state. During the wait it marks ledgers of drained bookies again whose task
+    is missing. Nothing else depends on it, so it may be interrupted: the drain continues. The wait ends at once if a
+    bookie is registered and not being drained, because nothing would move its data. For a lost bookie without a drain,
+    it marks nothing; `bkheal recover` does.
 
     With --pulsar-admin it also lets Pulsar unload the topics whose open ledgers are left, four at a time and each once
     a minute at most. Brokers then close these ledgers, and producers continue with new ones. If only open ledgers are
@@ -253,8 +255,9 @@ def status(
     With --at, the auditor there does the checks, and topics cannot be unloaded. Ledgers whose task is missing are
     marked again by its next bookies check, or by `drain start`.
 
-    Exit codes: 0 nothing is left, 1 something is (with --wait: at the timeout, or Pulsar refused), 2 wrong usage, 3 the
-    store did not answer, 5 some metadata could not be read, 69 Pulsar did not answer, 78 wrong address, token or CA.
+    Exit codes: 0 nothing is left, 1 something is (with --wait: at the timeout, or a bookie is not being drained, or
+    Pulsar refused), 2 wrong usage, 3 the store did not answer, 5 some metadata could not be read, 69 Pulsar did not
+    answer, 78 wrong address, token or CA.
 
     Example: `bkheal drain status bookie-2:3181 --wait --timeout 3600`
     """
@@ -362,7 +365,7 @@ def _confirm_stop(bookies: Sequence[str], is_sure: bool) -> None:
 async def _status(
     uri: str, bookies: tuple[BookieId, ...], is_waiting: bool, timeout_s: float | None, pulsar: AdminClient | None
 ) -> tuple[dict[str, Any], BkhealError | None]:
-    """Return the last observed state, and the reason why topics cannot be unloaded."""
+    """Return the last observed state, and the reason why a wait ended early."""
     from auditor.operating.client import NoSuchObjectError, check_names_or_in_ledgers
     from auditor.operating.drain_status import status_document
 

@@ -15,7 +15,7 @@ from auditor.cli.drains.watch import OnFirstObservation, watch
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.output import print_note
 from bookie.metadata.bookies.drains import Drain
-from bookie.model.errors import BkhealError
+from bookie.model.errors import BkhealError, ConflictError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from bookie.runtime.human import agreeing, counted, duration, printable, size
@@ -30,6 +30,18 @@ _COMMANDS_MAX: Final = 50
 """Largest number of commands that are printed before a wait."""
 
 
+class NotDrainedError(ConflictError):
+    """Bookies are registered and not being drained, so a wait would not end."""
+
+    def __init__(self, bookies: Sequence[BookieId]) -> None:
+        names, are = ", ".join(bookies), agreeing(len(bookies), "is", "are")
+        data = agreeing(len(bookies), "its", "their")
+        super().__init__(
+            f"{names} {are} registered and not being drained, so nothing moves {data} data: `bkheal drain start "
+            f"{' '.join(bookies)}`"
+        )
+
+
 async def observe_or_wait(
     client: ConnectedBookKeeper,
     bookies: tuple[BookieId, ...],
@@ -40,7 +52,7 @@ async def observe_or_wait(
     pulsar: AdminClient | None,
     on_first: OnFirstObservation | None = None,
 ) -> tuple[DrainObservation, BkhealError | None]:
-    """Return the last observed state, and the reason why topics cannot be unloaded. For errors see ``watch``.
+    """Return the last observed state, and the reason why the wait ended early. For errors see ``watch``.
 
     Args:
         client: of the cluster.
@@ -55,6 +67,8 @@ async def observe_or_wait(
     seen = await watch(
         client, bookies, drains, is_waiting=is_waiting, timeout_s=timeout_s, unloading=unloading, on_first=on_first
     )
+    if seen.not_drained:
+        return seen, NotDrainedError(seen.not_drained)
     return seen, None if unloading is None else unloading.failure(seen.left.holdings)
 
 
@@ -62,7 +76,8 @@ def end(document: Mapping[str, Any], failure: BkhealError | None, timeout_s: flo
     """End the command with the exit code for the data left, if there is any."""
     if document["ledgers_left"]:
         if failure is not None:
-            refuse(f"{failure}; the drain continues", exit_code_of(failure))
+            continuing = "" if isinstance(failure, NotDrainedError) else "; the drain continues"
+            refuse(f"{failure}{continuing}", exit_code_of(failure))
         if timeout_s is not None:
             continuing = "; the drain continues" if any(row["since"] for row in document["bookies"]) else ""
             print_note(f"stopped waiting after {timeout_s:g} s{continuing}")

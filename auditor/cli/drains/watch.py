@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from auditor.cli.output import counting
+from auditor.cli.output import counting, print_note
+from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.model.ids import BookieId
+from bookie.runtime.human import agreeing, counted
 
 if TYPE_CHECKING:
     from auditor.cli.drains.topic_unloading import TopicUnloading
     from auditor.operating.drain_status import DrainObservation
     from auditor.safety.draining import Left
     from bookie.client.connect import ConnectedBookKeeper
-    from bookie.metadata.bookies.drains import Drain
 
 POLL_S: Final = 2.0
 """Pause between two checks; longer if a check itself takes longer."""
@@ -36,6 +37,9 @@ async def watch(
 ) -> DrainObservation:
     """Check the data left on ``bookies``; if ``is_waiting``, repeat this until nothing is left, or the time has passed.
 
+    The wait also ends if one of the bookies is registered and not being drained, because nothing moves its data.
+    Ledgers without a task are marked only for bookies that are being drained at that time.
+
     With ``unloading``, the wait also ends if only open ledgers are left and their topics cannot be unloaded.
     ``on_first`` receives the result of the first check. If nothing is left, the last check has read all ledgers.
 
@@ -55,14 +59,22 @@ async def watch(
         on_first(left)
     at_start = len(left.holdings.ledgers)
     polled_s = clock.monotonic_s() - started_s
+    not_drained: list[BookieId] = []
+    is_noted = False
     with counting("moved", at_start) as advance:
         while is_waiting and not left.is_certainly_empty:
             before, begun_s = len(left.holdings.ledgers), clock.monotonic_s()
             if not before and not left.scanned.is_complete:
                 break  # unreadable metadata does not become readable by waiting
+            drains = await Drains(client.store, client.cluster.root).read()
+            registered = (await ports.registrations.list()).registered
+            if not_drained := [bookie for bookie in bookies if bookie in registered and bookie not in drains]:
+                break
             if left.unmarked and begun_s - marked_s >= REMARK_INTERVAL_S:
-                await mark_unmarked(ports, left)
+                await mark_unmarked(ports, left, drains.keys())
                 marked_s = begun_s
+            if not is_noted:
+                is_noted = _note_never_marked(left, drains)
             if unloading is not None:
                 writable = (await ports.registrations.list()).writable & frozenset(bookies)
                 left_s = None if timeout_s is None else max(0.0, started_s + timeout_s - begun_s)
@@ -90,4 +102,18 @@ async def watch(
     passed_s = clock.monotonic_s() - started_s
     moved = at_start - len(left.holdings.ledgers)
     rate = moved / passed_s if is_waiting and moved > 0 and passed_s > 0 else None
-    return await observe_drains(client, bookies, drains, left, rate)
+    return await observe_drains(client, bookies, drains, left, rate, not_drained)
+
+
+def _note_never_marked(left: Left, drains: Mapping[BookieId, Drain]) -> bool:
+    """Print a note if some ledgers have no task and the wait does not mark them; return whether there are any."""
+    held = left.holdings.ledgers
+    never = [ledger_id for ledger_id in left.unmarked if drains.keys().isdisjoint(held[ledger_id])]
+    if never:
+        lost = sorted({bookie for ledger_id in never for bookie in held[ledger_id]})
+        are, them = agreeing(len(never), "is", "are"), agreeing(len(never), "it", "them")
+        print_note(
+            f"{counted(len(never), 'ledger')} {are} not marked, and the wait does not mark {them}: `bkheal recover "
+            f"{' '.join(lost)}` does"
+        )
+    return bool(never)

@@ -172,6 +172,42 @@ def test_a_wait_ends_after_a_complete_scan_without_ledgers(cluster: CommandClust
     assert next(steps, None) is None
 
 
+def test_a_wait_marks_nothing_for_a_lost_bookie_that_is_not_being_drained(cluster: CommandCluster) -> None:
+    """Its ledgers may be held back: by the brake, the delay of the bookie, or a maintenance window."""
+    asyncio.run(create(cluster, 12, "a c", last=9))
+    done = call("status", "a", "--wait", "--timeout", "0")
+    assert (done.exit_code, asyncio.run(cluster.marked())) == (ExitCode.FAILED, [7, 8, 9])
+    assert "1 ledger is not marked, and the wait does not mark it: `bkheal recover a` does" in done.stderr
+
+
+def test_a_wait_for_a_registered_bookie_that_is_not_being_drained_ends_and_marks_nothing(
+    cluster: CommandCluster,
+) -> None:
+    done = call("status", "d", "--wait")
+    assert (done.exit_code, asyncio.run(cluster.marked())) == (ExitCode.FAILED, [7, 8, 9])
+    assert "d is registered and not being drained, so nothing moves its data: `bkheal drain start d`" in done.stderr
+
+
+def test_a_wait_ends_after_its_drain_was_cancelled(cluster: CommandCluster) -> None:
+    class Cancelling(SystemClock):
+        """A clock at whose first wait an operator cancels the drain."""
+
+        async def sleep(self, seconds: float) -> None:
+            await Drains(cluster.keeper, ROOT).stop(BookieId("c"))
+
+    begin(cluster, "c")
+    cluster.clock = Cancelling()
+    done = call("status", "c", "--wait")
+    assert (done.exit_code, "c is registered and not being drained" in done.stderr) == (ExitCode.FAILED, True)
+
+
+def test_a_wait_marks_a_ledger_of_a_drained_bookie_again(cluster: CommandCluster) -> None:
+    begin(cluster, "c")  # its ledger 10 has no task, as if a worker of another program had deleted it
+    assert asyncio.run(cluster.marked()) == [7, 8, 9]
+    assert call("status", "c", "--wait", "--timeout", "0").exit_code == ExitCode.FAILED
+    assert asyncio.run(cluster.marked()) == [7, 8, 9, 10]
+
+
 @pytest.mark.parametrize("typed", ["", "\n", "n\n"], ids=repr)
 def test_a_drain_is_cancelled_only_after_a_yes(cluster: CommandCluster, typed: str) -> None:
     begin(cluster, "c")

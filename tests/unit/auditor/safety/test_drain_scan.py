@@ -125,7 +125,9 @@ async def test_a_ledger_whose_task_names_one_of_its_two_drained_bookies_is_marke
         found = await holdings_of(world.ledgers, names("b c"), lambda _: None)
         left = await judge(*found, world.tasks, world.parked)
         assert (left.unmarked, left.moving) == ([1], 0)
-        assert await mark_unmarked(world.ports(world.store).client(), left) == 1
+        client = world.ports(world.store).client()
+        assert await mark_unmarked(client, left, frozenset()) == 0
+        assert await mark_unmarked(client, left, frozenset(names("b c"))) == 1
         task = await world.task(LedgerId(1))
         assert task is not None
         assert set(task.missing) == set(names("b c"))
