@@ -93,7 +93,9 @@ async def open_parts(
                 )
     journals = _journals(replays, slots, settings, clock)
     is_full = not await _first_checkpoint(checkpointer, journals)
-    if not is_full:
+    if is_full:
+        await _sync_replayed(replays)
+    else:
         leftovers = [log_id for log_id in log_ids if log_id >= mark.next_log_id]
         await remove_leftovers(ledger_disk, index, leftovers)
     journals.start()
@@ -217,6 +219,21 @@ async def _checkpoint(checkpointer: Checkpointer, sequences: Callable[[], tuple[
         _log.error("disk full, replayed entries stay in memory and in the journal", extra={"error": str(error)})
         return False
     return True
+
+
+async def _sync_replayed(replays: Sequence[JournalReplay]) -> None:
+    """Make the replayed journals durable without a checkpoint (J13).
+
+    The last batch may have been written, but not synced, before the process was killed. From now on it is served, and
+    the next batch declares it durable.
+    """
+    for replay in replays:
+        for each in replay.files:
+            file = await replay.disk.open(each.path)
+            try:
+                await file.sync()
+            finally:
+                await file.close()
 
 
 def _next_full_disk_attempt_bytes(size_bytes: int, settings: StorageSettings) -> int:

@@ -62,6 +62,14 @@ async def test_append_and_sync_appends_and_syncs(disk: Disk, directory: str) -> 
     await file.close()
 
 
+async def test_a_file_opened_for_reading_can_be_synced(disk: Disk, directory: str) -> None:
+    await (await disk.create("entries/a")).append([b"one"])
+    file = await disk.open("entries/a")
+    await file.sync()
+    await file.close()
+    assert await content(disk, "entries/a") == b"one"
+
+
 async def test_reserved_space_reads_as_zeros_and_changes_nothing_else(disk: Disk, directory: str) -> None:
     file = await disk.create("entries/a")
     assert await file.append_and_sync([b"one"]) == 3

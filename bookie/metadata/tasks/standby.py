@@ -56,6 +56,8 @@ class StandbyWorkers:
     def __init__(self, store: MetadataStore, ledgers_root: str) -> None:
         self._store = store
         self._parent = own_path("standby", ledgers_root)
+        self._remaining: set[str] = set()
+        """Tokens with a node that may exist although its worker does not use it, because an answer was lost."""
 
     async def enter(self, token: str) -> str:
         """Create a node after all others, and return its name.
@@ -66,12 +68,16 @@ class StandbyWorkers:
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; a created node ends with the session.
         """
-        path = f"{self._parent}/{token}-"
+        if token in self._remaining:  # such a node would take the place of a worker that watches
+            for name in await self._nodes_of(token):
+                await remove(self._store, f"{self._parent}/{name}")
+            self._remaining.discard(token)
         try:
-            created = await self._create(path)
+            created = await self._create(f"{self._parent}/{token}-")
         except WriteOutcomeUnknownError:
-            await self._store.sync(self._parent)
-            mine = [name for name in await child_names(self._store, self._parent) if name.startswith(f"{token}-")]
+            self._remaining.add(token)
+            mine = await self._nodes_of(token)
+            self._remaining.discard(token)
             if not mine:
                 raise
             return max(mine, key=_number)
@@ -121,10 +127,11 @@ class StandbyWorkers:
         return len(called)
 
     async def leave(self, name: str) -> None:
-        """Delete a node. Idempotent, and best effort: a remaining node costs the next worker one read."""
+        """Delete a node. Idempotent, and best effort: ``enter`` deletes a remaining node of its worker."""
         try:
             await remove(self._store, f"{self._parent}/{name}")
         except (StoreUnavailableError, WriteOutcomeUnknownError) as error:
+            self._remaining.add(name.rpartition("-")[0])
             _log.info("standby node could not be removed yet", extra={"error": str(error)})
 
     async def _create(self, path: str) -> str:
@@ -133,6 +140,11 @@ class StandbyWorkers:
         except NoNodeError:
             await ensure_path(self._store, self._parent)
             return await self._store.create(path, is_ephemeral=True, is_sequential=True)
+
+    async def _nodes_of(self, token: str) -> list[str]:
+        """Return the nodes of a worker, after every write of this session has ended."""
+        await self._store.sync(self._parent)
+        return [name for name in await child_names(self._store, self._parent) if name.startswith(f"{token}-")]
 
     async def _names(self) -> list[str]:
         names = await child_names(self._store, self._parent)
