@@ -37,6 +37,8 @@ _UNSENT: Final = ".unsent"
 """Name of a file in the directory of a report. It means that the store may lack the report, or a part of it."""
 _UNTABLED: Final = ".untabled"
 """Name of a file in the directory of a fetched report. It means that the tables may lack the run."""
+_HIDDEN: Final = (".", "_")
+"""The beginnings of the names of files and folders that are not part of a report."""
 _LEFT_S: Final = 86_400.0
 """A folder that was left by a fetch that SIGKILL ended is removed after this time. The folder of a fetch in progress is
 younger."""
@@ -77,9 +79,8 @@ def send_run(store: ReportStore, report_dir: Path, run_id: str) -> None:
     directory = report_dir / run_id
     try:
         (directory / _UNSENT).touch()
-        names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
-        visible = [name for name in names if not any(part.startswith((".", "_")) for part in name.split("/"))]
-        for name in visible:  # the store would report an unreadable file as its own failure
+        visible = _visible_files(directory)
+        for name in visible:  # before anything is sent
             (directory / name).open("rb").close()
         for name in [*(name for name in visible if name != SUMMARY), SUMMARY]:
             store.upload(directory / name, f"{run_id}/{name}")
@@ -88,6 +89,25 @@ def send_run(store: ReportStore, report_dir: Path, run_id: str) -> None:
         raise UnreadableReportError(f"the report in {directory} was not sent: {error.strerror}") from error
     except ReportStoreError as error:
         raise ReportStoreError(f"{error}; the report of this run is complete in {directory}") from error
+
+
+def _visible_files(directory: Path) -> list[str]:
+    """Return the relative paths of the files below a directory, without hidden ones, sorted.
+
+    Raises:
+        OSError: a directory cannot be listed.
+    """
+    found: list[str] = []
+    for folder, folders, names in os.walk(directory, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
+        found += [
+            (Path(folder) / name).relative_to(directory).as_posix() for name in names if not name.startswith(_HIDDEN)
+        ]
+    return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def send_unsent(store: ReportStore, report_dir: Path) -> list[str]:

@@ -24,10 +24,18 @@ from auditor.service.fetched_reports import FetchedReports
 from bookie.model.errors import TransientError
 from spark_jobs.kept import Kept
 from spark_jobs.report import store_runs
-from spark_jobs.report.files import INDEX, PAGE, SUMMARY, ReportDirError
+from spark_jobs.report.files import FINDINGS, INDEX, PAGE, SUMMARY, ReportDirError
 from spark_jobs.report.history import find, reports
 from spark_jobs.report.store import ReportStore, ReportStoreError
-from spark_jobs.report.store_runs import fetch_missing, fetch_run, remove_runs, send_run, send_unsent, stored_runs
+from spark_jobs.report.store_runs import (
+    UnreadableReportError,
+    fetch_missing,
+    fetch_run,
+    remove_runs,
+    send_run,
+    send_unsent,
+    stored_runs,
+)
 from spark_jobs.report.tables.sql import ask
 from spark_jobs.runs.run import _exchange
 from spark_jobs.settings import AuditSettings
@@ -238,6 +246,42 @@ def test_an_unreadable_report_delays_no_other_report(
     assert (here / run(20).run_id / SUMMARY).is_file()
     assert (here / bad / ".unsent").is_file()
     assert [record.message for record in caplog.records] == ["a report is not sent"]
+
+
+def test_a_report_with_a_damaged_file_delays_no_other_report(
+    store: ReportStore, written: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = max(RUNS)
+    for run_id in RUNS:
+        (written / run_id / ".unsent").touch()
+    (written / bad / PAGE).unlink()
+    (written / bad / PAGE).symlink_to("/proc/self/mem")  # it can be opened, and its first byte cannot be read
+
+    _exchange(store, AuditSettings("zk://unused/ledgers", written))
+
+    assert fetch_missing(store, tmp_path / "there") == sorted({*RUNS} - {bad})
+    assert (written / bad / ".unsent").is_file()
+    assert [record.message for record in caplog.records] == ["a report is not sent"]
+    assert not [file for file in store.list(bad)[0] if PAGE in file.name], "a part of the file is in the store"
+
+
+def test_a_report_with_a_folder_that_cannot_be_listed_is_not_sent_in_part(
+    store: ReportStore, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, listed = written / RUNS[0] / FINDINGS, os.scandir
+    assert closed.is_dir()
+
+    def denying(path: Any) -> Any:
+        if Path(path) == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", denying)
+    with pytest.raises(UnreadableReportError, match="Permission denied"):
+        send_run(store, written, RUNS[0])
+    assert stored_runs(store) == []
+    monkeypatch.undo()
+    assert send_unsent(store, written) == [RUNS[0]]
 
 
 def test_reports_are_fetched_from_a_store_that_cannot_be_written(
