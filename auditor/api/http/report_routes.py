@@ -19,9 +19,11 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from typing_extensions import override
 
 from auditor.api.http.documents import document
 from auditor.api.http.queries import refuse_unknown, run_kind, whole_number
@@ -48,6 +50,8 @@ _DEPTH_MAX: Final = 8
 _READERS: Final = 2
 """Threads that access the directory at a time. A volume that hangs must not block all threads of this process, because
 other work needs them as well."""
+_CHUNK_BYTES: Final = 1 << 20
+"""Bytes of a file that are read at a time."""
 _KIND: Final[Mapping[str, Any]] = {"type": "string", "enum": [kind.value for kind in RunKind]}
 _PAGES: Final = (PAGE, INDEX)
 _TYPES: Final[Mapping[str, str]] = {
@@ -192,7 +196,7 @@ class ReportRoutes:
         for path in paths:
             found = await in_bounded_thread(self._readers, partial(find_file, self._report_dir, path))
             if found is not None:
-                return web.FileResponse(found, headers=_headers(path))
+                return _ReportFile(found, _headers(path), self._readers)
         return None
 
     async def _latest_peer_report(self, call: Call) -> str:
@@ -211,6 +215,33 @@ class ReportRoutes:
         if self._peers is None or ASKED_BY_AUDITOR_HEADER in call.request.headers:
             return None
         return await self._peers.get(path, call.request.headers.get("Authorization"))
+
+
+class _ReportFile(web.FileResponse):
+    """A file that only the threads of ``_READERS`` read.
+
+    The HTTP library would read it with ``sendfile`` on the event loop, which a volume that hangs would stop. So the
+    auditor would lose its leadership.
+    """
+
+    def __init__(self, path: Path, headers: Mapping[str, str], readers: asyncio.Semaphore) -> None:
+        super().__init__(path, headers=headers)
+        self._readers = readers
+
+    @override
+    async def _sendfile(self, request: web.BaseRequest, fobj: IO[Any], offset: int, count: int) -> AbstractStreamWriter:
+        writer = await web.StreamResponse.prepare(self, request)
+        assert writer is not None, "no answer was sent for this request yet"
+        end = offset + count
+        while offset < end:
+            read = partial(self._seek_and_read, fobj, offset, min(_CHUNK_BYTES, end - offset))
+            chunk = await in_bounded_thread(self._readers, read)
+            if not chunk:
+                break
+            await writer.write(chunk)
+            offset += len(chunk)
+        await writer.drain()
+        return writer
 
 
 def is_admitted(path: str) -> bool:
