@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -191,6 +193,26 @@ async def test_missing_reports_are_an_empty_list_or_not_found(tmp_path: Path) ->
         assert (await world.ask("GET", "/api/v1/reports")).json["items"] == []
         for path in ("/reports/", f"/reports/{RUN}/", f"/reports/{RUN}/summary.json"):
             assert (await world.ask("GET", path)).problem == "not-found"
+
+
+async def test_a_directory_that_cannot_be_read_is_not_reported_as_one_without_reports(
+    world: ApiWorld, report_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Any, *_: object, **__: object) -> Any:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected", str(path))
+
+    monkeypatch.setattr(os, "lstat", broken)
+    monkeypatch.setattr(os, "listdir", broken)
+    for path in (
+        "/api/v1/reports",
+        "/reports/",
+        "/reports/latest/",
+        f"/reports/{RUN}/",
+        f"/reports/{RUN}/summary.json",
+    ):
+        reply = await world.ask("GET", path)
+        assert (reply.status, reply.problem) == (503, "unavailable"), path
+        assert "not connected" in reply.json["detail"]
 
 
 TRAVERSALS = [
