@@ -47,7 +47,7 @@ _fetching: Final = threading.Lock()
 RUNS_FETCHED: Final = 50
 """Largest number of runs fetched at a time, the newest first."""
 _PROBLEMS_MAX: Final = 3
-"""Number of failed reports after which fetching ends, because the store itself may have failed."""
+"""Number of failed reports after which fetching ends, because the store or the directory itself may have failed."""
 _FREE_BYTES_MIN: Final = 256 << 20
 """Space that is kept free for the reports of this machine, bytes."""
 _ROWS_MAX: Final = 10_000_000
@@ -65,6 +65,10 @@ def opened_store(address: str) -> ReportStore | None:
 
 class UnreadableReportError(ReportStoreError):
     """A report cannot be sent because of this machine, such as one with an unreadable file. Others can be sent."""
+
+
+class NoRoomError(ReportDirError):
+    """The disk of this machine has no room for a report. A smaller one may fit."""
 
 
 def send_run(store: ReportStore, report_dir: Path, run_id: str) -> None:
@@ -155,7 +159,8 @@ def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
 
     Raises:
         ReportStoreError: the store cannot be read.
-        ReportDirError: the directory cannot be written, or has no room for the report.
+        NoRoomError: the disk has no room for the report.
+        ReportDirError: the directory cannot be written.
     """
     if not is_run_id(run_id):
         return False
@@ -168,7 +173,7 @@ def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
         report_dir.mkdir(parents=True, exist_ok=True)
         size, free = sum(file.size for file in files), shutil.disk_usage(report_dir).free
         if size > free - _FREE_BYTES_MIN:
-            raise ReportDirError(f"no room in {report_dir} for the report {run_id} of {size} bytes: {free} are free")
+            raise NoRoomError(f"no room in {report_dir} for the report {run_id} of {size} bytes: {free} are free")
         with tempfile.TemporaryDirectory(prefix=_FETCHED, dir=report_dir) as folder:
             whole = Path(folder) / run_id
             for file in files:
@@ -203,8 +208,9 @@ def fetch_missing(
             None: all stay.
 
     Raises:
-        ReportStoreError: the store or one of its reports cannot be read. The others were fetched, unless several
-            failed.
+        ReportStoreError: the store or one of its reports cannot be read. The others were fetched, but none older than
+            several that failed.
+        NoRoomError: the disk has no room for one of the reports. The others were fetched.
         ReportDirError: the directory cannot be written.
     """
     wanted = stored_runs(store)[:count_max]
@@ -214,21 +220,21 @@ def fetch_missing(
         _remove_left(report_dir)
         here = {path.parent.name for path in report_dir.glob(f"*/{SUMMARY}") if is_run_id(path.parent.name)}
         staying = set(sorted(here.union(wanted), reverse=True)[:kept_max])
-        lacking = [each for each in reversed(wanted) if each in staying and not (report_dir / each).exists()]
+        lacking = [each for each in wanted if each in staying and not (report_dir / each).exists()]
         for run_id in lacking:
             try:
                 if fetch_run(store, report_dir, run_id):
                     fetched.append(run_id)
             except ReportDirError as error:
                 problems.append(error)
-                if len(problems) == _PROBLEMS_MAX:
+                if sum(not isinstance(each, NoRoomError) for each in problems) == _PROBLEMS_MAX:
                     break
         waiting = sorted(path.parent.name for path in report_dir.glob(f"*/{_UNTABLED}"))
         if waiting := [run_id for run_id in waiting if is_run_id(run_id) and (report_dir / run_id / SUMMARY).is_file()]:
             _add_to_tables(report_dir, waiting)
     if problems:
         raise problems[0]
-    return fetched
+    return sorted(fetched)
 
 
 def _add_to_tables(report_dir: Path, fetched: Sequence[str]) -> None:

@@ -128,6 +128,41 @@ def test_a_report_that_cannot_be_fetched_does_not_delay_others(
         fetch_run(store, tmp_path / "small", bad)
 
 
+def test_old_reports_that_cannot_be_fetched_do_not_delay_newer_ones(
+    store: ReportStore, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(written, run(20))
+    bad, newest = RUNS[:3], run(20).run_id
+    for run_id in (*bad, newest):
+        send_run(store, written, run_id)
+    download = store.download
+
+    def failing(name: str, target: Path, size: int) -> None:
+        download(name, target, size + name.startswith(tuple(bad)))
+
+    monkeypatch.setattr(store, "download", failing)
+    with pytest.raises(ReportStoreError, match="is not the listed"):
+        fetch_missing(store, tmp_path / "there")
+    assert [summary.run_id for summary in reports(tmp_path / "there")] == [newest]
+
+
+@pytest.mark.parametrize("position", [0, -1])
+def test_reports_without_room_do_not_delay_a_smaller_one(
+    store: ReportStore, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
+    write(written, run(20))
+    large = sorted([*RUNS, run(20).run_id])
+    small = large.pop(position)
+    for run_id in large:
+        (written / run_id / "data").write_bytes(bytes(1 << 20))
+    for run_id in (small, *large):
+        send_run(store, written, run_id)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=(256 << 20) + (1 << 20)))
+    with pytest.raises(ReportDirError, match="no room"):
+        fetch_missing(store, tmp_path / "there")
+    assert [summary.run_id for summary in reports(tmp_path / "there")] == [small]
+
+
 def test_a_fetch_killed_before_writing_the_tables_is_finished_by_the_next(
     store: ReportStore, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
