@@ -7,6 +7,7 @@ password is refused, and no message contains one.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import threading
@@ -40,6 +41,10 @@ SLOW_S: Final = 5.0
 """If a call fails after more than this time, the store counts as unresponsive."""
 REST_S: Final = 120.0
 """How long an unresponsive store is not called again, so that not every task of a scan waits for it."""
+
+
+class LocalFileError(OSError):
+    """A file of this machine cannot be read, so the store is not the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +81,14 @@ class Pending(Generic[T]):
 
         Raises:
             Exception: ``failure`` of the store; see ``RemoteFiles``.
+            LocalFileError: a file to upload cannot be read.
         """
         try:
             return self._future.result(max(0.0, self._until_s - self._clock.monotonic_s()))
         except TimeoutError as error:
             raise self._end(TimeoutError(f"no answer within {self._deadline_s:.0f} s")) from error
+        except LocalFileError:
+            raise
         except Exception as error:  # the library of each store has its own errors, and all of them mean a failure
             raise self._end(error) from error
 
@@ -179,6 +187,7 @@ class RemoteFiles:
 
         Raises:
             Exception: the store cannot be written.
+            LocalFileError: the file cannot be read.
         """
         self._start_write(name, lambda: _chunks(source), source.stat().st_size).result()
 
@@ -214,9 +223,14 @@ class RemoteFiles:
             written = path if is_direct else f"{folder}/.{last}.tmp"
             if not is_direct:
                 system.create_dir(folder, recursive=True)
-            with system.open_output_stream(written) as sink:
-                for chunk in chunks():
-                    sink.write(chunk)
+            try:
+                with system.open_output_stream(written) as sink:
+                    for chunk in chunks():
+                        sink.write(chunk)
+            except LocalFileError:
+                with contextlib.suppress(OSError):  # the stream was closed, so a file with the first bytes exists
+                    system.delete_file(written)
+                raise
             if not is_direct:
                 system.move(written, path)
 
@@ -261,9 +275,12 @@ class RemoteFiles:
 
 
 def _chunks(source: Path) -> Iterator[bytes]:
-    with source.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            yield chunk
+    try:
+        with source.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                yield chunk
+    except OSError as error:
+        raise LocalFileError(error.errno, error.strerror, str(source)) from error
 
 
 def _open(address: StoreAddress) -> tuple[Any, str]:

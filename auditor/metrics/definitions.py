@@ -57,6 +57,7 @@ LAST_NAMESPACES: Final = "bkheal_audit_last_run_namespace_findings"
 HELD_BACK_BOOKIES: Final = "bkheal_held_back_bookies"
 WINDOWS: Final = "bkheal_maintenance_windows"
 WINDOWS_END: Final = "bkheal_maintenance_ends_timestamp_seconds"
+WINDOWS_NEXT_END: Final = "bkheal_maintenance_next_end_timestamp_seconds"
 TIME_TO_DETECT: Final = "bkheal_time_to_detect_seconds"
 
 HEALTHY: Final = "healthy"
@@ -230,6 +231,12 @@ STATE: Final = (
     ),
     _state(WINDOWS, "Maintenance windows that are open", watch="it is not 0 although no maintenance is in progress"),
     _state(WINDOWS_END, "When the last of them ends automatically; 0: none is open"),
+    _state(
+        WINDOWS_NEXT_END,
+        "When the windows of a missing bookie end, for the bookie whose windows end first; 0: no missing bookie is in "
+        "one",
+        watch="it is soon: replicators then copy the ledgers of the bookie",
+    ),
     _state(RUNNING, "Whether a run is under way (1)", _BY_KIND),
     _state(
         RUNNING_SECONDS,

@@ -21,6 +21,7 @@ from auditor.api.control import Backlog, LostBookie, ServiceStatus, SeverityBack
 from auditor.metrics import definitions as names
 from auditor.metrics.apache import ApacheNames
 from auditor.metrics.definitions import BACKLOG, COMPONENT, EVENTS, STATE
+from bookie.metadata.bookies.marking_times import HoldReason
 from bookie.metadata.runs.notes import KindPause
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind, RunRecord, RunState
@@ -136,7 +137,10 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
         (names.WINDOWS,): len(status.windows),
         (names.WINDOWS_END,): max((window.until_ms for window in status.windows), default=0) / 1000,
     }
-    held_back = Counter(lost.hold_reason for lost in status.lost if _is_held_back(lost, now_ms))
+    held = [lost for lost in status.lost if _is_held_back(lost, now_ms)]
+    held_back = Counter(lost.hold_reason for lost in held)
+    in_maintenance_until_ms = [lost.audit_due_ms for lost in held if lost.hold_reason == HoldReason.MAINTENANCE.value]
+    values[names.WINDOWS_NEXT_END,] = min(in_maintenance_until_ms, default=0) / 1000
     values |= {(names.HELD_BACK_BOOKIES, reason): count for reason, count in held_back.items()}
     values |= _backlog_values(status.backlog, now_ms)
     values |= {(names.PERIOD, kind.value): seconds for kind, seconds in status.period_s.items()}

@@ -66,7 +66,7 @@ async def boost_ledgers(
 async def end_boosts(
     client: ClusterClient, actor: Actor, ledgers: Sequence[LedgerId], *, is_dry_run: bool = False
 ) -> Document:
-    """End the boosts of ledgers. If there is none, nothing is changed. Idempotent.
+    """End the boosts of ledgers; the outcome of a ledger without one is ``not_boosted``. Idempotent.
 
     Raises:
         StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending them again is safe.
@@ -80,7 +80,10 @@ async def end_boosts(
         await actor.record(client, "boost end", _named(boosted))
         for ledger_id in boosted:
             await boosts.stop(ledger_id)
-    rows = [{"ledger_id": each, "outcome": "ended", "until": None, "parked": False} for each in ledgers]
+    rows = [
+        {"ledger_id": each, "outcome": "ended" if each in recorded else "not_boosted", "until": None, "parked": False}
+        for each in ledgers
+    ]
     return {"dry_run": is_dry_run, "by": actor.name, "ledgers": rows, "problem": None}
 
 

@@ -56,8 +56,9 @@ HOUSEKEEPING_S: Final = 60.0
 """Interval at which records of runs are checked: for runs of processes that have ended, and for surplus records."""
 CLOCK_STEP_S_MAX: Final = 60.0
 """If the system time is changed by more than this, a leader schedules again, because its scheduler holds dates."""
-STOP_DEADLINE_S: Final = 20.0
-"""Longest wait for runs to end at their gates; below the 30 s that Kubernetes waits after SIGTERM."""
+STOP_DEADLINE_S: Final = 17.0
+"""Longest wait for runs to end at their gates. With the deadlines after it, and that of Spark, it is below the 30 s
+that Kubernetes waits after SIGTERM."""
 SCHEDULE_RETRY_S: Final = 120.0
 """Pause after the first failure of a scheduled run; doubled after each further failure."""
 SCHEDULE_RETRY_S_MAX: Final = 960.0
@@ -67,6 +68,7 @@ RELEASE_DELAY_S: Final = 30.0
 """Time between the end of a term and the release of what only a leader needs. So a short outage of the store does not
 make the next term start Spark again, and runs of the ended term end at their gates."""
 _RETRY_S: Final = 1.0
+_RECORD_DEADLINE_S: Final = 2.0
 _RESIGN_DEADLINE_S: Final = 2.0
 
 
@@ -540,6 +542,7 @@ class AuditorService(Control):
         parts.manager.stop_all(Stop(fault or "the auditor is stopping", RunState.ABANDONED, code))
         if not await parts.manager.wait_all_ended(STOP_DEADLINE_S):
             _log.warning("runs did not end in time", extra={"deadline_s": STOP_DEADLINE_S})
+            await parts.manager.end_all_records(_RECORD_DEADLINE_S)
         for task in tasks:
             await cancel(task)
         with contextlib.suppress(TransientError, OutcomeUnknownError, TimeoutError):

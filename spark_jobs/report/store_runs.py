@@ -37,6 +37,8 @@ _UNSENT: Final = ".unsent"
 """Name of a file in the directory of a report. It means that the store may lack the report, or a part of it."""
 _UNTABLED: Final = ".untabled"
 """Name of a file in the directory of a fetched report. It means that the tables may lack the run."""
+_HIDDEN: Final = (".", "_")
+"""The beginnings of the names of files and folders that are not part of a report."""
 _LEFT_S: Final = 86_400.0
 """A folder that was left by a fetch that SIGKILL ended is removed after this time. The folder of a fetch in progress is
 younger."""
@@ -45,7 +47,7 @@ _fetching: Final = threading.Lock()
 RUNS_FETCHED: Final = 50
 """Largest number of runs fetched at a time, the newest first."""
 _PROBLEMS_MAX: Final = 3
-"""Number of failed reports after which fetching ends, because the store itself may have failed."""
+"""Number of failed reports after which fetching ends, because the store or the directory itself may have failed."""
 _FREE_BYTES_MIN: Final = 256 << 20
 """Space that is kept free for the reports of this machine, bytes."""
 _ROWS_MAX: Final = 10_000_000
@@ -65,6 +67,10 @@ class UnreadableReportError(ReportStoreError):
     """A report cannot be sent because of this machine, such as one with an unreadable file. Others can be sent."""
 
 
+class NoRoomError(ReportDirError):
+    """The disk of this machine has no room for a report. A smaller one may fit."""
+
+
 def send_run(store: ReportStore, report_dir: Path, run_id: str) -> None:
     """Write the report of a finished run to the store, the summary last. Sending it again changes nothing.
 
@@ -77,9 +83,8 @@ def send_run(store: ReportStore, report_dir: Path, run_id: str) -> None:
     directory = report_dir / run_id
     try:
         (directory / _UNSENT).touch()
-        names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
-        visible = [name for name in names if not any(part.startswith((".", "_")) for part in name.split("/"))]
-        for name in visible:  # the store would report an unreadable file as its own failure
+        visible = _visible_files(directory)
+        for name in visible:  # before anything is sent
             (directory / name).open("rb").close()
         for name in [*(name for name in visible if name != SUMMARY), SUMMARY]:
             store.upload(directory / name, f"{run_id}/{name}")
@@ -88,6 +93,25 @@ def send_run(store: ReportStore, report_dir: Path, run_id: str) -> None:
         raise UnreadableReportError(f"the report in {directory} was not sent: {error.strerror}") from error
     except ReportStoreError as error:
         raise ReportStoreError(f"{error}; the report of this run is complete in {directory}") from error
+
+
+def _visible_files(directory: Path) -> list[str]:
+    """Return the relative paths of the files below a directory, without hidden ones, sorted.
+
+    Raises:
+        OSError: a directory cannot be listed.
+    """
+    found: list[str] = []
+    for folder, folders, names in os.walk(directory, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(_HIDDEN)]
+        found += [
+            (Path(folder) / name).relative_to(directory).as_posix() for name in names if not name.startswith(_HIDDEN)
+        ]
+    return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def send_unsent(store: ReportStore, report_dir: Path) -> list[str]:
@@ -135,7 +159,8 @@ def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
 
     Raises:
         ReportStoreError: the store cannot be read.
-        ReportDirError: the directory cannot be written, or has no room for the report.
+        NoRoomError: the disk has no room for the report.
+        ReportDirError: the directory cannot be written.
     """
     if not is_run_id(run_id):
         return False
@@ -148,7 +173,7 @@ def fetch_run(store: ReportStore, report_dir: Path, run_id: str) -> bool:
         report_dir.mkdir(parents=True, exist_ok=True)
         size, free = sum(file.size for file in files), shutil.disk_usage(report_dir).free
         if size > free - _FREE_BYTES_MIN:
-            raise ReportDirError(f"no room in {report_dir} for the report {run_id} of {size} bytes: {free} are free")
+            raise NoRoomError(f"no room in {report_dir} for the report {run_id} of {size} bytes: {free} are free")
         with tempfile.TemporaryDirectory(prefix=_FETCHED, dir=report_dir) as folder:
             whole = Path(folder) / run_id
             for file in files:
@@ -183,8 +208,9 @@ def fetch_missing(
             None: all stay.
 
     Raises:
-        ReportStoreError: the store or one of its reports cannot be read. The others were fetched, unless several
-            failed.
+        ReportStoreError: the store or one of its reports cannot be read. The others were fetched, but none older than
+            several that failed.
+        NoRoomError: the disk has no room for one of the reports. The others were fetched.
         ReportDirError: the directory cannot be written.
     """
     wanted = stored_runs(store)[:count_max]
@@ -194,21 +220,21 @@ def fetch_missing(
         _remove_left(report_dir)
         here = {path.parent.name for path in report_dir.glob(f"*/{SUMMARY}") if is_run_id(path.parent.name)}
         staying = set(sorted(here.union(wanted), reverse=True)[:kept_max])
-        lacking = [each for each in reversed(wanted) if each in staying and not (report_dir / each).exists()]
+        lacking = [each for each in wanted if each in staying and not (report_dir / each).exists()]
         for run_id in lacking:
             try:
                 if fetch_run(store, report_dir, run_id):
                     fetched.append(run_id)
             except ReportDirError as error:
                 problems.append(error)
-                if len(problems) == _PROBLEMS_MAX:
+                if sum(not isinstance(each, NoRoomError) for each in problems) == _PROBLEMS_MAX:
                     break
         waiting = sorted(path.parent.name for path in report_dir.glob(f"*/{_UNTABLED}"))
         if waiting := [run_id for run_id in waiting if is_run_id(run_id) and (report_dir / run_id / SUMMARY).is_file()]:
             _add_to_tables(report_dir, waiting)
     if problems:
         raise problems[0]
-    return fetched
+    return sorted(fetched)
 
 
 def _add_to_tables(report_dir: Path, fetched: Sequence[str]) -> None:

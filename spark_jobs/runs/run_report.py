@@ -20,7 +20,7 @@ from typing import Final
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from bookie.model.topology import Topology
 from spark_jobs.kept import Kept
@@ -33,7 +33,7 @@ from spark_jobs.report.store import ReportStore
 from spark_jobs.report.store_runs import send_run
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.findings import write_findings
-from spark_jobs.runs.hadoop_files import move_to_local_folder
+from spark_jobs.runs.hadoop_files import move_to_local_folder, remove_folder
 from spark_jobs.runs.mark_log import MarkLog
 from spark_jobs.runs.marking.held_back import HeldBookies
 from spark_jobs.runs.marking.publish import Marking
@@ -68,6 +68,9 @@ class RunReport:
         self._store = store
         self.directory = report_dir / run_id
         self._findings_dir = findings_dir
+        self._begun: tuple[SparkSession, str] | None = None
+        """The folder that executors write findings to, until the driver has moved them or has named it as their place.
+        """
         self.problem: ReportDirError | None = None
         """The reason why there is no report."""
         self._marks = MarkLog(self.directory / TASKS, run_id)
@@ -89,6 +92,7 @@ class RunReport:
         except (PySparkException, Py4JError) as error:
             where = self._findings_dir or self.directory
             self._set_problem(ReportDirError(f"cannot write the findings to {where}: {_cause(error)}"))
+            self._remove_begun_findings()
 
     def write_findings(self, ledgers: DataFrame, others: DataFrame, held: HeldBookies | None = None) -> None:
         """Add findings (``findings.write_findings``), unless the report has already failed.
@@ -102,11 +106,14 @@ class RunReport:
             write_findings(ledgers, others, here.resolve().as_uri(), run_id, held)
             return
         folder = f"{self._findings_dir.rstrip('/')}/{run_id}"
+        self._begun = ledgers.sparkSession, folder
         write_findings(ledgers, others, folder, run_id, held)
         try:
             move_to_local_folder(ledgers.sparkSession, folder, here)
         except OSError as error:
-            self._set_problem(ReportDirError(f"cannot write the findings to {here}: {error.strerror}"))
+            problem = f"cannot write the findings to {here}: {error.strerror}; they are in {folder}"
+            self._set_problem(ReportDirError(problem))
+        self._begun = None
 
     def note_marks(self, marks: Sequence[Marking], now_ms: int) -> None:
         """Add newly confirmed marks, unless the report has already failed.
@@ -150,9 +157,15 @@ class RunReport:
         return path
 
     def abandon(self) -> None:
-        """Remove the directory of a run after a failure before the first write."""
+        """Remove the directory of a failed run if nothing was written to it, and the findings that were not moved."""
         self._discard_marks()
         writing.abandon(self.directory)
+        self._remove_begun_findings()
+
+    def _remove_begun_findings(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            remove_folder(*begun)
 
     def _discard_marks(self) -> None:
         with contextlib.suppress(OSError, pa.ArrowException):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -272,6 +273,9 @@ def _write(path: Path, batches: Iterable[Sequence[Mapping[str, Any]]]) -> None:
         temporary.replace(path)
     except OSError as error:
         raise ReportDirError(f"cannot write {path}: {error.strerror or error}; the run's report was written") from error
+    finally:
+        with suppress(OSError):  # it could not be made, for example
+            temporary.unlink(missing_ok=True)
 
 
 def _document(row: Difference) -> dict[str, Any]:

@@ -1223,3 +1223,10 @@ def test_notes_warn_if_no_process_repairs() -> None:
 
 def test_notes_warn_of_a_second_auto_recovery() -> None:
     assert "auto-recovery of its own" in render({"bookkeeper": {"pulsar": {"release": "prod"}}}).notes
+
+
+def test_only_long_running_pods_wait_for_zookeeper_before_they_create_the_root() -> None:
+    made = [pod for pod in pods(release("own-cluster")) if pod.spec.get("initContainers")]
+    waiting = {pod.is_long_running for pod in made if "--wait" in pod.spec["initContainers"][0]["args"]}
+    ending = {pod.is_long_running for pod in made if "--wait" not in pod.spec["initContainers"][0]["args"]}
+    assert (waiting, ending) == ({True}, {False})

@@ -188,6 +188,35 @@ async def test_deleted_parents_of_registrations_mean_no_bookies_and_are_watched(
     assert (await with_deadline(waiting)).writable == {BK1}
 
 
+async def test_observations_show_whether_a_bookie_came_and_left_between_them(
+    store: MetadataStore, cluster: Cluster, registrations: Registrations
+) -> None:
+    path = f"{cluster.root}/available/{BK2}"
+    seen = [await registrations.observe()]
+
+    async def is_unseen() -> bool:
+        seen.append(await registrations.observe())
+        assert seen[-1].bookies == await registrations.list()
+        return seen[-1].has_unseen_changes_since(seen[-2])
+
+    for is_read_only in (False, True, False):
+        await _register(registrations, is_read_only=is_read_only)
+        assert not await is_unseen()
+    await registrations.unregister(BK1)
+    assert not await is_unseen()
+    await store.create(path, is_ephemeral=True)
+    await store.delete(path)
+    assert await is_unseen()
+    assert seen[-1].version != seen[-2].version
+    assert not await is_unseen()
+    assert seen[-1].version == seen[-2].version
+    for parent in ("available/readonly", "available"):
+        await store.delete(f"{cluster.root}/{parent}")
+    await is_unseen()
+    await _register(registrations)
+    assert not await is_unseen()
+
+
 async def test_damaged_registration_has_no_endpoints(
     store: MetadataStore, cluster: Cluster, registrations: Registrations
 ) -> None:

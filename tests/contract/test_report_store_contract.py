@@ -24,10 +24,18 @@ from auditor.service.fetched_reports import FetchedReports
 from bookie.model.errors import TransientError
 from spark_jobs.kept import Kept
 from spark_jobs.report import store_runs
-from spark_jobs.report.files import INDEX, PAGE, SUMMARY, ReportDirError
+from spark_jobs.report.files import FINDINGS, INDEX, PAGE, SUMMARY, ReportDirError
 from spark_jobs.report.history import find, reports
 from spark_jobs.report.store import ReportStore, ReportStoreError
-from spark_jobs.report.store_runs import fetch_missing, fetch_run, remove_runs, send_run, send_unsent, stored_runs
+from spark_jobs.report.store_runs import (
+    UnreadableReportError,
+    fetch_missing,
+    fetch_run,
+    remove_runs,
+    send_run,
+    send_unsent,
+    stored_runs,
+)
 from spark_jobs.report.tables.sql import ask
 from spark_jobs.runs.run import _exchange
 from spark_jobs.settings import AuditSettings
@@ -118,6 +126,41 @@ def test_a_report_that_cannot_be_fetched_does_not_delay_others(
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=256 << 20))
     with pytest.raises(ReportDirError, match="no room"):
         fetch_run(store, tmp_path / "small", bad)
+
+
+def test_old_reports_that_cannot_be_fetched_do_not_delay_newer_ones(
+    store: ReportStore, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(written, run(20))
+    bad, newest = RUNS[:3], run(20).run_id
+    for run_id in (*bad, newest):
+        send_run(store, written, run_id)
+    download = store.download
+
+    def failing(name: str, target: Path, size: int) -> None:
+        download(name, target, size + name.startswith(tuple(bad)))
+
+    monkeypatch.setattr(store, "download", failing)
+    with pytest.raises(ReportStoreError, match="is not the listed"):
+        fetch_missing(store, tmp_path / "there")
+    assert [summary.run_id for summary in reports(tmp_path / "there")] == [newest]
+
+
+@pytest.mark.parametrize("position", [0, -1])
+def test_reports_without_room_do_not_delay_a_smaller_one(
+    store: ReportStore, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
+    write(written, run(20))
+    large = sorted([*RUNS, run(20).run_id])
+    small = large.pop(position)
+    for run_id in large:
+        (written / run_id / "data").write_bytes(bytes(1 << 20))
+    for run_id in (small, *large):
+        send_run(store, written, run_id)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=(256 << 20) + (1 << 20)))
+    with pytest.raises(ReportDirError, match="no room"):
+        fetch_missing(store, tmp_path / "there")
+    assert [summary.run_id for summary in reports(tmp_path / "there")] == [small]
 
 
 def test_a_fetch_killed_before_writing_the_tables_is_finished_by_the_next(
@@ -238,6 +281,42 @@ def test_an_unreadable_report_delays_no_other_report(
     assert (here / run(20).run_id / SUMMARY).is_file()
     assert (here / bad / ".unsent").is_file()
     assert [record.message for record in caplog.records] == ["a report is not sent"]
+
+
+def test_a_report_with_a_damaged_file_delays_no_other_report(
+    store: ReportStore, written: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = max(RUNS)
+    for run_id in RUNS:
+        (written / run_id / ".unsent").touch()
+    (written / bad / PAGE).unlink()
+    (written / bad / PAGE).symlink_to("/proc/self/mem")  # it can be opened, and its first byte cannot be read
+
+    _exchange(store, AuditSettings("zk://unused/ledgers", written))
+
+    assert fetch_missing(store, tmp_path / "there") == sorted({*RUNS} - {bad})
+    assert (written / bad / ".unsent").is_file()
+    assert [record.message for record in caplog.records] == ["a report is not sent"]
+    assert not [file for file in store.list(bad)[0] if PAGE in file.name], "a part of the file is in the store"
+
+
+def test_a_report_with_a_folder_that_cannot_be_listed_is_not_sent_in_part(
+    store: ReportStore, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, listed = written / RUNS[0] / FINDINGS, os.scandir
+    assert closed.is_dir()
+
+    def denying(path: Any) -> Any:
+        if Path(path) == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", denying)
+    with pytest.raises(UnreadableReportError, match="Permission denied"):
+        send_run(store, written, RUNS[0])
+    assert stored_runs(store) == []
+    monkeypatch.undo()
+    assert send_unsent(store, written) == [RUNS[0]]
 
 
 def test_reports_are_fetched_from_a_store_that_cannot_be_written(

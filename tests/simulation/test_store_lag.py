@@ -137,9 +137,13 @@ class Parts:
         await self.topology.write(f'{{"{bookie}": "/rack{number}"}}')
 
 
+async def version_of_registrations(parts: Parts) -> str:
+    return (await parts.registrations.observe()).version
+
+
 CURRENT_READS: dict[str, Callable[[Parts], Awaitable[object]]] = {
     "registered bookies": lambda parts: parts.registrations.list(),
-    "version of the registrations": lambda parts: parts.registrations.version(),
+    "version of the registrations": lambda parts: version_of_registrations(parts),
     "numbers of registrations": lambda parts: parts.registrations.numbers([BK]),
     "disks": lambda parts: parts.registrations.disks([BK]),
     "a ledger": lambda parts: parts.ledgers.current(LEDGER),

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.cluster import NotAClusterError
-from bookie.metadata.layout import ledger_path
+from bookie.metadata.layout import cookie_path, ledger_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.ledgers.serde import encode
 from bookie.metadata.port import NODE_DATA_MAX, StoreUnavailableError
@@ -244,6 +244,22 @@ def test_a_bookie_that_leaves_during_the_scan_is_found(
     result = place.audit(spark, missing_share_max=0.6)
     assert place.marked()[1] == ["b:1"]
     assert result.summary.is_complete
+
+
+def test_a_bookie_that_joined_and_left_during_the_run_has_its_delay(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.add_cookies("a:1", "b:1", "c:1", "ro:1")
+    place.do(place.tasks.switches.set_lost_bookie_delay_s(3600))
+
+    def join_and_leave() -> None:
+        place.do(place.store.create(cookie_path(place.cluster.root, BookieId("n:1"))))
+        place.create({6: closed("a:1", "n:1")})
+
+    after_listing(monkeypatch, 1, join_and_leave)
+    result = place.audit(spark)
+    assert place.marked() == LOST, "the ledger of the new bookie was marked without the delay"
+    assert [each.bookie_id for each in result.summary.waiting] == ["n:1"]
 
 
 def test_bookies_that_keep_leaving_make_the_run_incomplete(

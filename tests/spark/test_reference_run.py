@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from typer.testing import CliRunner
@@ -294,6 +295,13 @@ def test_a_run_without_pulsar_an_export_directory_or_a_permission_fails_with_the
     deny(zookeeper, f"{pulsar.root}/managed-ledgers/t")  # without this permission the topics are unknown
     with pytest.raises(AccessDeniedError, match=f"{pulsar.root}/managed-ledgers/t"):
         pulsar.check(spark)
+
+
+def test_an_export_that_fails_leaves_no_part_of_its_file(spark: SparkSession, tmp_path: Path) -> None:
+    failing = spark.range(1).selectExpr("CAST(raise_error('it failed') AS bigint) AS ledger_id")
+    with pytest.raises(Py4JJavaError, match="it failed"):
+        reference_run.export(failing, tmp_path / "ids.txt")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_kinds_have_no_export(pulsar: Pulsar, tmp_path: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
 from bookie.model.ownership import NO_OWNER
 from bookie.model.severity import Severity
 from spark_jobs.checks.bookie_check import bookie_check, bookie_check_by_ledger
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL
+from spark_jobs.report.files import FINDINGS
 from spark_jobs.runs.findings import finding_sums, ledgers_found, ledgers_judged, to_mark
+from spark_jobs.runs.run_report import RunReport
 from spark_jobs.session import ROWS_PER_BATCH
 
 pytestmark = pytest.mark.spark
@@ -84,3 +89,36 @@ def test_a_ledger_to_mark_is_returned_with_the_members_of_its_critical_fragments
         2: (("x", "y"), set()),
         3: (("x", "y"), {"x", "y"}),
     }
+
+
+@pytest.mark.parametrize("is_run_failing", [True, False], ids=["run fails", "only the report fails"])
+def test_the_folder_of_findings_is_removed_after_a_failure_of_executors(
+    spark: SparkSession, tmp_path: Path, is_run_failing: bool
+) -> None:
+    findings = tmp_path / "findings"
+    report = RunReport(tmp_path / "reports", "run", is_needed=True, findings_dir=findings.as_uri())
+    found = ledgers_found(bookie_check(ledgers(spark, row(1, "ax")), LIVE))
+    failing = found.selectExpr("inline(found)").withColumn("detail", F.raise_error(F.lit("failed")).cast("string"))
+    if is_run_failing:
+        with pytest.raises(PySparkException):
+            report.write_findings(found, failing)
+        report.abandon()
+        assert not report.directory.exists()
+    else:
+        with report.tolerated():
+            report.write_findings(found, failing)
+        assert "cannot write the findings" in str(report.problem)
+    assert list(findings.iterdir()) == []
+
+
+def test_findings_that_the_driver_cannot_store_stay_where_executors_wrote_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    findings = tmp_path / "findings"
+    report = RunReport(tmp_path / "reports", "run", is_needed=True, findings_dir=findings.as_uri())
+    (report.directory / FINDINGS).write_text("a file where the directory should be")
+    found = ledgers_found(bookie_check(ledgers(spark, row(1, "ax")), LIVE))
+    report.write_findings(found, found.selectExpr("inline(found)").limit(0))
+    assert f"they are in {findings.as_uri()}/run" in str(report.problem)
+    report.abandon()
+    assert spark.read.parquet(f"{findings}/run").select("ledger_id").collect() == [(1,)]

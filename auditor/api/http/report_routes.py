@@ -11,17 +11,21 @@ allowed form are requested, and this process sets the type and the policy of the
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import json
 import logging
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from typing_extensions import override
 
 from auditor.api.http.documents import document
 from auditor.api.http.queries import refuse_unknown, run_kind, whole_number
@@ -48,6 +52,10 @@ _DEPTH_MAX: Final = 8
 _READERS: Final = 2
 """Threads that access the directory at a time. A volume that hangs must not block all threads of this process, because
 other work needs them as well."""
+_ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+"""Errors that show that there is no such file."""
+_CHUNK_BYTES: Final = 1 << 20
+"""Bytes of a file that are read at a time."""
 _KIND: Final[Mapping[str, Any]] = {"type": "string", "enum": [kind.value for kind in RunKind]}
 _PAGES: Final = (PAGE, INDEX)
 _TYPES: Final[Mapping[str, str]] = {
@@ -77,6 +85,10 @@ _PAGING: Final = (
     ),
     Parameter("after", "Begin after this run.", {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9_\-]{0,127}$"}),
 )
+
+
+class UnreadableReportsError(TransientError):
+    """The directory of reports cannot be read, so it is unknown whether a report exists."""
 
 
 class ReportRoutes:
@@ -137,9 +149,15 @@ class ReportRoutes:
     async def _latest(self, call: Call) -> web.Response:
         refuse_unknown(call.request.query, ("kind",), "parameter")
         kind = run_kind(call.request.query["kind"]) if "kind" in call.request.query else None
-        run_id = await in_bounded_thread(self._readers, partial(latest_report, self._report_dir, kind))
+        run_id, unknown = None, None
+        try:
+            run_id = await in_bounded_thread(self._readers, partial(latest_report, self._report_dir, kind))
+        except UnreadableReportsError as error:
+            unknown = error
         if run_id is None:
             run_id = await self._latest_peer_report(call)
+        if run_id is None:
+            raise unknown or NotFoundError("there is no report of such a run")
         # The location is relative, because a proxy may serve this API under another path.
         return web.Response(status=302, headers={"Location": f"../{run_id}/", "Cache-Control": "no-store"})
 
@@ -153,9 +171,18 @@ class ReportRoutes:
         )
 
     async def _first_existing_file(self, call: Call, paths: Sequence[str]) -> web.StreamResponse:
-        """Return the first of these files that exists here, or else the first one of another auditor."""
-        found = await self._found(paths)
-        if found is None and self._report_store and is_admitted(paths[0]):
+        """Return the first of these files that exists here, or else the first one of another auditor.
+
+        Raises:
+            UnreadableReportsError: the directory cannot be read, and no other auditor has the file.
+            NotFoundError: there is no such file.
+        """
+        found, unknown = None, None
+        try:
+            found = await self._found(paths)
+        except UnreadableReportsError as error:
+            unknown = error
+        if found is None and unknown is None and self._report_store and is_admitted(paths[0]):
             await self._fetch(paths[0].split("/")[0])
             found = await self._found(paths)
         if found is None and is_admitted(paths[0]):
@@ -163,7 +190,7 @@ class ReportRoutes:
             if answer is not None and not answer.location:
                 found = web.Response(body=answer.body, headers=_headers(paths[0]))
         if found is None:
-            raise NotFoundError(
+            raise unknown or NotFoundError(
                 "there is no such report, or no such file in it; a run that a command started leaves its "
                 "report in the --report-dir of that command: `bkheal audit show RUN` shows where"
             )
@@ -192,25 +219,46 @@ class ReportRoutes:
         for path in paths:
             found = await in_bounded_thread(self._readers, partial(find_file, self._report_dir, path))
             if found is not None:
-                return web.FileResponse(found, headers=_headers(path))
+                return _ReportFile(found, _headers(path), self._readers)
         return None
 
-    async def _latest_peer_report(self, call: Call) -> str:
-        """Return the id of another auditor's newest report.
-
-        Raises:
-            NotFoundError: there is none.
-        """
+    async def _latest_peer_report(self, call: Call) -> str | None:
+        """Return the id of another auditor's newest report; None: there is none."""
         answer = await self._get_from_peer(call, call.request.path_qs)
         run_id = "" if answer is None else answer.location.removeprefix("../").removesuffix("/")
-        if not is_run_id(run_id):
-            raise NotFoundError("there is no report of such a run")
-        return run_id
+        return run_id if is_run_id(run_id) else None
 
     async def _get_from_peer(self, call: Call, path: str) -> PeerAnswer | None:
         if self._peers is None or ASKED_BY_AUDITOR_HEADER in call.request.headers:
             return None
         return await self._peers.get(path, call.request.headers.get("Authorization"))
+
+
+class _ReportFile(web.FileResponse):
+    """A file that only the threads of ``_READERS`` read.
+
+    The HTTP library would read it with ``sendfile`` on the event loop, which a volume that hangs would stop. So the
+    auditor would lose its leadership.
+    """
+
+    def __init__(self, path: Path, headers: Mapping[str, str], readers: asyncio.Semaphore) -> None:
+        super().__init__(path, headers=headers)
+        self._readers = readers
+
+    @override
+    async def _sendfile(self, request: web.BaseRequest, fobj: IO[Any], offset: int, count: int) -> AbstractStreamWriter:
+        writer = await web.StreamResponse.prepare(self, request)
+        assert writer is not None, "no answer was sent for this request yet"
+        end = offset + count
+        while offset < end:
+            read = partial(self._seek_and_read, fobj, offset, min(_CHUNK_BYTES, end - offset))
+            chunk = await in_bounded_thread(self._readers, read)
+            if not chunk:
+                break
+            await writer.write(chunk)
+            offset += len(chunk)
+        await writer.drain()
+        return writer
 
 
 def is_admitted(path: str) -> bool:
@@ -229,19 +277,31 @@ def find_file(report_dir: Path, path: str) -> Path | None:
     Args:
         report_dir: root of all served files.
         path: ``index.html``, or a run's id and a path below its directory.
+
+    Raises:
+        UnreadableReportsError: the directory cannot be read.
     """
     if not is_admitted(path):
         return None
     try:
         root = report_dir.resolve(strict=True)
         found = root.joinpath(*path.split("/")).resolve(strict=True)
-    except (OSError, RuntimeError):  # RuntimeError: links in a circle
+        return found if found.is_relative_to(root) and found.is_file() else None
+    except RuntimeError:  # links in a circle
         return None
-    return found if found.is_relative_to(root) and found.is_file() else None
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return None
+        raise _unreadable(report_dir, error) from error
 
 
 def latest_report(report_dir: Path, kind: RunKind | None) -> str | None:
-    """Return the id of the newest run with a report, of ``kind`` if given; None: there is none among the newest."""
+    """Return the id of the newest run with a report, of ``kind`` if given; None: there is none among the newest.
+
+    Raises:
+        UnreadableReportsError: the directory cannot be read.
+    """
+    _names(report_dir)
     newest = itertools.islice(summaries(report_dir), REPORTS_MAX)
     of_kind = (each for each in newest if kind is None or each.get("run_kind") == kind.value)
     found = latest(of_kind, round(time.time() * 1000))
@@ -257,19 +317,42 @@ def list_reports(report_dir: Path, limit: int = REPORTS_MAX, after: str | None =
         report_dir: root of the reports.
         limit: how many at most.
         after: begin after this run; None: with the newest.
+
+    Raises:
+        UnreadableReportsError: the directory cannot be read.
     """
-    try:
-        names = sorted((entry.name for entry in report_dir.iterdir() if is_run_id(entry.name)), reverse=True)
-    except OSError:
-        return {"items": [], "next_after": None}
-    known = ((name, find_file(report_dir, f"{name}/{SUMMARY}")) for name in names if after is None or name < after)
+    names = sorted(filter(is_run_id, _names(report_dir)), reverse=True)
+    known = ((name, _file_of(report_dir, name, SUMMARY)) for name in names if after is None or name < after)
     found = list(itertools.islice(((name, path) for name, path in known if path is not None), limit + 1))
     rows = [_row(report_dir, name, path) for name, path in found[:limit]]
     return {"items": rows, "next_after": found[limit - 1][0] if len(found) > limit else None}
 
 
+def _file_of(report_dir: Path, run_id: str, name: str) -> Path | None:
+    """Return a file of one report in a list; None: there is none, or it cannot be read, as the log shows."""
+    try:
+        return find_file(report_dir, f"{run_id}/{name}")
+    except UnreadableReportsError:
+        return None
+
+
+def _names(report_dir: Path) -> list[str]:
+    """Return the names in the directory; none if it does not exist."""
+    try:
+        return os.listdir(report_dir)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return []
+        raise _unreadable(report_dir, error) from error
+
+
+def _unreadable(report_dir: Path, error: OSError) -> UnreadableReportsError:
+    _log.warning("reports are unreadable", extra={"path": str(report_dir), "reason": str(error)})
+    return UnreadableReportsError(f"the directory of reports cannot be read: {error.strerror}")
+
+
 def _row(report_dir: Path, run_id: str, path: Path) -> dict[str, Any]:
-    page = next((page for page in _PAGES if find_file(report_dir, f"{run_id}/{page}")), None)
+    page = next((page for page in _PAGES if _file_of(report_dir, run_id, page)), None)
     modified_ms, summary = -1, None
     try:
         modified_ms = path.stat().st_mtime_ns // 1_000_000

@@ -73,10 +73,20 @@ def init(
     is_if_absent: Annotated[
         bool, typer.Option("--if-absent", help="Succeed and change nothing if there is a cluster at this root already.")
     ] = False,
+    is_waiting: Annotated[
+        bool, typer.Option("--wait", help="With --if-absent: wait until ZooKeeper answers, however long it takes.")
+    ] = False,
 ) -> None:
-    """Create the root of a new cluster in ZooKeeper. Refuses an existing root, except with --if-absent."""
+    """Create the root of a new cluster in ZooKeeper. Refuses an existing root, except with --if-absent.
+
+    Exit codes: 0 created, or with --if-absent already there, 1 there is a cluster, 2 wrong usage, 3 ZooKeeper did not
+    answer, 78 what is there is not a usable cluster.
+    """
+    if is_waiting and not is_if_absent:
+        raise typer.BadParameter("it repeats the command, so it needs --if-absent", param_hint="'--wait'")
     target = metadata_uri(uri, config)
-    if not run(_init(target, is_if_absent=is_if_absent)):
+    created = _init_after_wait(target) if is_waiting else _init(target, is_if_absent=is_if_absent)
+    if not run(created):
         print_line(f"there is a cluster at {target} already; nothing was changed")
         return
     print_line(f"created an empty cluster at {target}; start bookies with `bkheal bookie --metadata-uri {target} ...`")
@@ -199,6 +209,13 @@ async def _move_state(uri: str, source: str, target: str) -> int:
         return await move_state(store, cluster, source, target, begin)
     finally:
         await store.close()
+
+
+async def _init_after_wait(uri: str) -> bool:
+    """Do the same as ``_init`` with ``is_if_absent``, and repeat it until the store answers (R147)."""
+    from bookie.metadata.store.reaching import until_reached
+
+    return await until_reached(lambda: _init(uri, is_if_absent=True), SystemClock())
 
 
 async def _init(uri: str, *, is_if_absent: bool) -> bool:

@@ -50,7 +50,8 @@ def boost(
     seconds; copies in flight are not interrupted, and Apache's workers ignore boosts. A parked ledger stays parked: see
     `bkheal dead-letters retry`.
 
-    At most 100 ledgers are boosted at a time. Boosting a ledger again moves the end of its boost.
+    At most 100 ledgers are boosted at a time. Boosting a ledger again moves the end of its boost. With --stop, ledgers
+    without a boost are named and are no error.
 
     Exit codes: 0 boosted (or ended), 1 refused: a ledger is not marked (nothing was changed), or too many are boosted,
     2 wrong usage, 3 the store did not answer. With --at, the ledgers before a refused one stay boosted, and those after

@@ -302,12 +302,25 @@ class RunManager:
             await asyncio.wait(left, timeout=deadline_s)
         return not self._tasks and not self._beginning
 
+    async def end_all_records(self, deadline_s: float) -> None:
+        """Record the end of runs that do not pass a gate, and release their locks; wait for ``deadline_s`` at most.
+
+        Their threads end at their next gates. The records of such runs would otherwise look like those of a process
+        that was killed.
+        """
+        left = [*self._tasks.values()]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=deadline_s)
+
     async def _run_to_end(self, run: RunLifeCycle, request: RunRequest) -> None:
         following = guarded(f"record of run {request.run_id}", run.follow())
         try:
             outcome = await self._execute(run, request)
-        except asyncio.CancelledError:
-            outcome = RunOutcome(RunState.ABANDONED, ExitCode.CANCELLED, "its process stopped")
+        except asyncio.CancelledError as error:
+            stop = run.gate.stopped or Stop("its process stopped", RunState.ABANDONED, ExitCode.CANCELLED)
+            outcome = outcome_of_error(error, stop)
         finally:
             await cancel(following)
         try:

@@ -28,7 +28,7 @@ from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown, unaudit
 from bookie.metadata.bookies.maintenance import Window
 from bookie.metadata.bookies.marking_policy import MarkingPolicies, MarkingRules
 from bookie.metadata.bookies.rack_outage import Losses
-from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.bookies.registration import Bookies, ObservedRegistrations, Registrations
 from bookie.metadata.cluster import Cluster, NotAClusterError
 from bookie.metadata.layout import disable_path, lost_bookie_delay_path
 from bookie.metadata.port import MetadataStore, Stat
@@ -138,8 +138,8 @@ class BookieWatch:
         """On the monotonic clock, as every wait in this process, because the system time may jump."""
         self._switches: _Switches | None = None
         self._noted: Mapping[BookieId, Down] = {}
-        self._watched_to = ""
-        """Version of the registrations at the last observation as leader; empty: they may have changed without an
+        self._watched: ObservedRegistrations | None = None
+        """The last observation as leader of registrations with a version; None: they may have changed without an
         observation."""
         self._seen: AbstractSet[BookieId] = frozenset()
         """Bookies that were registered at the last observation, and lost bookies that no audit had covered."""
@@ -185,7 +185,7 @@ class BookieWatch:
             elif away_since_s is not None:
                 if clock.monotonic_s() - away_since_s >= self._settle_s / SETTLE_SESSIONS * _OUTAGE_SESSIONS:
                     self._settle()
-                away_since_s, self._watched_to = None, ""
+                away_since_s, self._watched = None, None
             session = await store.wait_session_changed(session)
 
     def _settle(self) -> None:
@@ -222,16 +222,17 @@ class BookieWatch:
             PermanentError: the store refuses a request.
         """
         self._settle_after_outage()
-        version = await self._ports.registrations.version()  # read before the list, so that the list is not older
-        listed = await self._bookies()
+        registrations = await self._registrations()
+        listed = registrations.bookies
         known = await self._ports.registrations.known()
-        without_cookie = await self._without_cookie(known, listed.registered, version)
+        without_cookie = await self._without_cookie(known, registrations)
         watched = known | without_cookie
         changing = self._changing.observe(watched, listed.registered, self._ports.clock.monotonic_s())
         bookies = replace(listed, read_only=listed.read_only | changing)
         switches = await self._read_switches()
         now_ms = self._ports.clock.epoch_ms()
-        noted = await self._note(watched - bookies.registered, bookies.registered, now_ms, switches, version)
+        lost = watched - bookies.registered
+        noted = await self._note(lost, bookies.registered, now_ms, switches, registrations)
         self._seen = bookies.registered | unaudited(noted)
         policy = await self._policies.read(now_ms, Losses(known, bookies.registered, noted), switches.delay_s)
         if self._ports.is_leader():
@@ -273,11 +274,11 @@ class BookieWatch:
         epoch = self._ports.store.session.epoch
         if self._epoch is not None and epoch != self._epoch:
             self._settle()
-            self._watched_to = ""
+            self._watched = None
         self._epoch = epoch
 
     async def _without_cookie(
-        self, cookies: AbstractSet[BookieId], registered: AbstractSet[BookieId], version: str
+        self, cookies: AbstractSet[BookieId], registrations: ObservedRegistrations
     ) -> AbstractSet[BookieId]:
         """Return the lost bookies whose cookie was deleted; see ``lost_without_cookie``.
 
@@ -287,17 +288,18 @@ class BookieWatch:
         """
         if self._observer is not None:
             return frozenset()
-        noted = await self._ports.down.read()
+        noted, registered = await self._ports.down.read(), registrations.bookies.registered
         if not self._ports.is_leader():
             return lost_without_cookie(cookies, registered, noted)
-        removed = self._noted.keys() - noted.keys() if version == self._watched_to else frozenset()
+        is_unchanged = self._watched is not None and registrations.version == self._watched.version
+        removed = self._noted.keys() - noted.keys() if is_unchanged else frozenset()
         return lost_without_cookie(cookies, registered, noted, self._seen - removed)
 
-    async def _bookies(self) -> Bookies:
+    async def _registrations(self) -> ObservedRegistrations:
         try:
-            return await self._ports.registrations.list()
+            return await self._ports.registrations.observe()
         except NotAClusterError:  # the brake reports the absence of all bookies
-            return Bookies(frozenset(), frozenset())
+            return ObservedRegistrations(Bookies(frozenset(), frozenset()), "- -")
 
     async def _read_switches(self) -> _Switches:
         store, root = self._ports.store, self._ports.cluster.root
@@ -320,16 +322,16 @@ class BookieWatch:
         registered: AbstractSet[BookieId],
         now_ms: int,
         switches: _Switches,
-        version: str,
+        registrations: ObservedRegistrations,
     ) -> Mapping[BookieId, Down]:
         """Return the records of the lost bookies; as leader, update them first, and log the changes."""
         if not self._ports.is_leader():
-            self._noted, self._watched_to = {}, ""
+            self._noted, self._watched = {}, None
             if self._observer is not None:
                 return await self._observer.observe(lost, now_ms)
             return await self._ports.down.read()
         reconciled = await self._ports.down.reconcile(lost, now_ms, registered=registered)
-        noted = await self._reopen_losses_since_unwatched(dict(reconciled), version)
+        noted = await self._reopen_losses_since_unwatched(dict(reconciled), registrations)
         for bookie in sorted(noted.keys() - self._noted.keys()):
             fields = {"bookie_id": bookie, "since_ms": noted[bookie].since_ms, "delay_s": switches.delay_s}
             _log.warning("bookie is lost", extra=fields)
@@ -348,15 +350,21 @@ class BookieWatch:
         self._reopened &= noted.keys()
         return noted
 
-    async def _reopen_losses_since_unwatched(self, noted: dict[BookieId, Down], version: str) -> dict[BookieId, Down]:
-        """Reopen the losses if registrations changed while there was no leader.
+    async def _reopen_losses_since_unwatched(
+        self, noted: dict[BookieId, Down], registrations: ObservedRegistrations
+    ) -> dict[BookieId, Down]:
+        """Reopen the losses if registrations changed unseen: without a leader, or between two observations.
 
         A lost bookie may have returned, received new ledgers, and been lost again.
         """
-        if version == self._watched_to:
+        down, before = self._ports.down, self._watched
+        if not registrations.version or (before is not None and registrations.version == before.version):
             return noted
-        down = self._ports.down
-        if not self._watched_to and await down.evaluated_version() != version:
+        if before is None:
+            is_unseen = await down.evaluated_version() != registrations.version
+        else:
+            is_unseen = registrations.has_unseen_changes_since(before)
+        if is_unseen:
             for bookie, loss in noted.items():
                 if loss.audited_ms or loss.critical_audited_ms:
                     _log.info(
@@ -365,8 +373,8 @@ class BookieWatch:
                     await down.reopen(bookie, loss.since_ms)
                     noted[bookie] = replace(loss, audited_ms=0, critical_audited_ms=0)
                     self._reopened.add(bookie)
-        await down.record_evaluated_version(version)
-        self._watched_to = version
+        await down.record_evaluated_version(registrations.version)
+        self._watched = registrations
         return noted
 
     async def _act(self, decision: Decision) -> bool:

@@ -106,6 +106,35 @@ class _Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class ObservedRegistrations:
+    """The registrations at one moment, with their version."""
+
+    bookies: Bookies
+    version: str
+    """Differs after each new or ended registration; empty: the registrations changed while they were listed."""
+    writable: Children | None = None
+    read_only: Children | None = None
+    """None: the parent of these registrations does not exist."""
+
+    def has_unseen_changes_since(self, earlier: ObservedRegistrations) -> bool:
+        """Whether there were other changes than those that a comparison of both observations shows. Pure.
+
+        A bookie may have registered and left again in the meantime. ZooKeeper counts each new and each ended
+        registration. Both observations must have a version.
+        """
+        pairs = ((earlier.writable, self.writable), (earlier.read_only, self.read_only))
+        return any(_has_unseen_changes(before, now) for before, now in pairs)
+
+
+def _has_unseen_changes(before: Children | None, now: Children | None) -> bool:
+    if now is None:  # without children, ZooKeeper deletes a container node
+        return before is not None and bool(before.names)
+    if before is None or before.czxid != now.czxid:
+        return now.version != len(now.names)
+    return now.version - before.version != len(set(before.names) ^ set(now.names))
+
+
+@dataclass(frozen=True, slots=True)
 class Registration:
     """One registration of a bookie."""
 
@@ -151,16 +180,17 @@ class Registrations:
         await self._store.sync(available_path(self._root, is_read_only=False))
         return (await self._list()).bookies
 
-    async def version(self) -> str:
-        """Version of the registrations, changed only by a new or ended registration; no older than this call.
+    async def observe(self) -> ObservedRegistrations:
+        """Return what ``list`` returns, with the version of these registrations; no older than this call.
 
         Raises:
-            StoreUnavailableError: no answer.
+            NotAClusterError, StoreUnavailableError: see ``list``.
         """
-        writable = available_path(self._root, is_read_only=False)
-        await self._store.sync(writable)
-        nodes = await self._store.get_many([writable, available_path(self._root, is_read_only=True)])
-        return " ".join(f"{node.stat.czxid:x}:{node.stat.children_version}" if node else "-" for node in nodes)
+        await self._store.sync(available_path(self._root, is_read_only=False))
+        listing = await self._list()
+        both = (listing.writable, listing.read_only)
+        version = " ".join(f"{each.czxid:x}:{each.version}" if each else "-" for each in both)
+        return ObservedRegistrations(listing.bookies, version if listing.is_stable else "", *both)
 
     async def numbers(self, bookies: Iterable[BookieId]) -> dict[BookieId, int]:
         """Return the transaction that created each bookie's current registration; no older than this call.

@@ -334,7 +334,8 @@ envFrom:
 {{- end }}
 {{- end -}}
 
-{{/* Makes the cluster's root unless it is there. Of several at once one succeeds, and the others then find it. */}}
+{{/* Makes the cluster's root unless it is there. Of several at once one succeeds, and the others then find it. As their
+components, all wait for ZooKeeper, except for Jobs. */}}
 {{- define "bkheal.initContainers" -}}
 {{- $init := .root.Values.bookkeeper.init.enabled }}
 {{- if or $init .values.initContainers }}
@@ -342,7 +343,7 @@ initContainers:
   {{- if $init }}
   - name: cluster-init
     {{- include "bkheal.container" .root | nindent 4 }}
-    args: [cluster, init, --if-absent]
+    args: [cluster, init, --if-absent{{ if ne .component "audit" }}, --wait{{ end }}]
     env:
       {{- include "bkheal.clusterEnv" .root | nindent 6 }}
     resources:

@@ -254,7 +254,8 @@ class BookieRun:
                 judged = self._judge(scan.suspects, bookies.registered | latest.registered, draining, decisions)
                 kept.callback(judged.release)
             self._live = bookies.registered | latest.registered
-            self.lost = self._lost_bookies(cookies, latest.registered)
+            # A bookie may have joined after the cookies were listed, and have left again. It has a delay as any other.
+            self.lost = self._lost_bookies(cookies | self._cluster.bookies_with_cookies(), latest.registered)
             limiter = MarkLimiter(self._settings.run_limits, self._cluster)
             found = LedgerIdSet()
             # Before the report, because a full disk of the auditor must not prevent repair.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -310,6 +310,9 @@ def _writing(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ExportError(f"cannot write the ids of unreferenced ledgers to {file}: {error.strerror}") from error
+    finally:
+        with suppress(OSError):  # it could not be made, for example
+            _temporary(file).unlink(missing_ok=True)
 
 
 _OWNER: Final = {name: name for name in OWNER_COLUMNS}

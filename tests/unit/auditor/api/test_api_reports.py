@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -169,11 +171,48 @@ async def test_a_directory_that_hangs_does_not_block_other_work_in_threads(
         released.set()
 
 
+async def test_the_event_loop_reads_no_file(world: ApiWorld, report_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume that hangs would stop the loop, and the leadership with it."""
+    body, sent = os.urandom((1 << 21) + 1), os.sendfile
+    (report_dir / RUN / "large.parquet").write_bytes(body)
+    readers = list[threading.Thread]()
+
+    def noted(*values: int) -> int:
+        readers.append(threading.current_thread())
+        return sent(*values)
+
+    monkeypatch.setattr(os, "sendfile", noted)
+    assert (await world.ask("GET", f"/reports/{RUN}/large.parquet")).body == body
+    part = await world.ask("GET", f"/reports/{RUN}/large.parquet", headers={"Range": f"bytes={1 << 20}-"})
+    assert (part.status, part.body) == (206, body[1 << 20 :])
+    assert threading.current_thread() not in readers
+
+
 async def test_missing_reports_are_an_empty_list_or_not_found(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         assert (await world.ask("GET", "/api/v1/reports")).json["items"] == []
         for path in ("/reports/", f"/reports/{RUN}/", f"/reports/{RUN}/summary.json"):
             assert (await world.ask("GET", path)).problem == "not-found"
+
+
+async def test_a_directory_that_cannot_be_read_is_not_reported_as_one_without_reports(
+    world: ApiWorld, report_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Any, *_: object, **__: object) -> Any:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected", str(path))
+
+    monkeypatch.setattr(os, "lstat", broken)
+    monkeypatch.setattr(os, "listdir", broken)
+    for path in (
+        "/api/v1/reports",
+        "/reports/",
+        "/reports/latest/",
+        f"/reports/{RUN}/",
+        f"/reports/{RUN}/summary.json",
+    ):
+        reply = await world.ask("GET", path)
+        assert (reply.status, reply.problem) == (503, "unavailable"), path
+        assert "not connected" in reply.json["detail"]
 
 
 TRAVERSALS = [

@@ -50,9 +50,19 @@ def test_ledgers_are_boosted_for_a_limited_time_under_a_user_name(cluster: Comma
 
 def test_a_boost_can_be_ended(cluster: CommandCluster) -> None:
     call("9")
-    for _ in range(2):
-        assert call("9", "--stop").stdout == "ledger 9: its boost is ended\n"
+    assert call("9", "--stop").stdout == "ledger 9: its boost is ended\n"
     assert active(cluster) == []
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_the_end_of_a_boost_that_does_not_exist_is_not_reported_as_done(
+    cluster: CommandCluster, more: tuple[str, ...]
+) -> None:
+    call("9")
+    result = call("9", "8", "12345", "--stop", *more, "-o", "json")
+    outcomes = {row["ledger_id"]: row["outcome"] for row in json.loads(result.stdout)["ledgers"]}
+    assert (result.exit_code, outcomes) == (ExitCode.OK, {9: "ended", 8: "not_boosted", 12345: "not_boosted"})
+    assert call("8", "--stop").stdout == "ledger 8: not boosted\n"
 
 
 def test_a_dry_run_changes_nothing(cluster: CommandCluster) -> None:

@@ -421,10 +421,12 @@ def test_held_back_ledgers_are_shown_by_reason() -> None:
         LostBookie("d", NOW_MS - 1000, 0),
     )
     record = replace(RECORD, held_back={"delay": 3, "maintenance": 4})
-    status = replace(STATUS, windows=(window,), lost=lost, results={RunKind.BOOKIES: [record]})
+    longer = Window("z", (BookieId("z"),), "ops", NOW_MS, NOW_MS + 90_000)
+    status = replace(STATUS, windows=(window, longer), lost=lost, results={RunKind.BOOKIES: [record]})
     values = state_values(status, NOW_MS)
-    assert values[names.WINDOWS,] == 1
-    assert values[names.WINDOWS_END,] == (NOW_MS + 60_000) / 1000
+    assert values[names.WINDOWS,] == 2
+    assert values[names.WINDOWS_END,] == (NOW_MS + 90_000) / 1000
+    assert values[names.WINDOWS_NEXT_END,] == (NOW_MS + 60_000) / 1000
     assert (values[names.HELD_BACK_BOOKIES, "delay"], values[names.HELD_BACK_BOOKIES, "maintenance"]) == (1, 1)
     assert values[names.LAST_HELD_BACK, "bookies", "maintenance"] == 4
 

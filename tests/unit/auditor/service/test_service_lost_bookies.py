@@ -14,8 +14,9 @@ from auditor.service.service import HOUSEKEEPING_S
 from auditor.service.watch.bookie_watch import CHECK_INTERVAL_S, SETTLE_SESSIONS
 from auditor.service.watch.changing import REGISTRATION_CHANGE_S_MAX
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
-from bookie.metadata.layout import cookie_path, disable_path, tasks_path
+from bookie.metadata.layout import bookie_path, cookie_path, disable_path, tasks_path
 from bookie.metadata.nodes import ensure_path
+from bookie.metadata.port import Create, Delete
 from bookie.metadata.runs.pulsar_leader import leader_path
 from bookie.metadata.runs.records import RunLane, Runs
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
@@ -493,6 +494,23 @@ async def test_a_lost_bookie_that_was_back_while_the_leader_was_not_connected_is
     auditor.store.resume()
     await asyncio.sleep(3600)
     assert world.marked_bookies == [{A}, {A}]
+
+
+@in_service_world
+async def test_a_lost_bookie_that_was_back_between_two_observations_is_audited_again(world: ServiceWorld) -> None:
+    auditor = await world.leader(**LONG_TIMES)
+    await world.down(A)
+    await when(lambda: bool(world.marked))
+    await asyncio.sleep(60)
+    path = bookie_path(ROOT, A, is_read_only=False)
+    await world.store.multi([Create(path), Delete(path)])  # an observation sees only that something has changed
+    await when(lambda: len(world.marked) == 2, 60)
+    await world.down(B)
+    await when(lambda: len(world.marked) == 3, 60)
+    await world.up(B)
+    await asyncio.sleep(3600)
+    assert world.marked_bookies == [{A}, {A}, {A, B}]
+    assert len(auditor.counted.losses_s) == 2
 
 
 @in_service_world

@@ -538,6 +538,24 @@ async def test_only_runs_that_end_because_of_a_fault_of_their_auditor_count_as_f
 
 
 @in_service_world
+async def test_a_run_that_passes_no_gate_during_a_rollout_has_the_end_of_a_stopped_run(world: ServiceWorld) -> None:
+    async def blocked(request: RunRequest, gate: RunGate, progress: Callable[[ProgressEvent], None]) -> RunOutcome:
+        await world.clock.sleep(10_000)
+        return RunOutcome(RunState.DONE, 0)
+
+    auditor = await world.leader()
+    auditor.runner.run = blocked  # type: ignore[method-assign]
+    record = await start(auditor.service)
+    await asyncio.sleep(5)
+    await auditor.stop()
+    runs = Runs(world.session(), ROOT)
+    final = await runs.get(record.run_id)
+    assert final is not None
+    assert (final.state, final.detail, final.was_stopped) == (RunState.ABANDONED, "the auditor is stopping", True)
+    assert await runs.holder(RunLane(RunKind.BOOKIES)) is None
+
+
+@in_service_world
 async def test_old_records_are_removed(world: ServiceWorld) -> None:
     auditor = await world.leader(runs_kept=2)
     for _ in range(5):

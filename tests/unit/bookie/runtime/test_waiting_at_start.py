@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from auditor.cli.main import app
 from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.store import reaching
@@ -122,3 +124,14 @@ async def test_a_bookie_waits_without_listening_or_touching_its_disks(
     assert await run_bookie(settings) == code
     assert len(attempts) >= 3
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("attempts_without_pauses")
+@pytest.mark.parametrize(("words", "count"), [(("--wait",), 3), ((), 1)], ids=["waits", "does not wait"])
+def test_the_creation_of_a_root_waits_for_zookeeper_only_on_request(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], count: int
+) -> None:
+    connect, attempts = unreachable(3, refuse)
+    monkeypatch.setattr(ZooKeeperStore, "connect", connect)
+    result = CliRunner().invoke(app, ["cluster", "init", "--if-absent", *words, "--metadata-uri", URI])
+    assert (len(attempts), type(result.exception)) == (count, NotAClusterError if words else StoreUnavailableError)
