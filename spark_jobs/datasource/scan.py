@@ -33,7 +33,10 @@ from spark_jobs.image.part import ImagePart
 from spark_jobs.pacing.paced_store import PacedStore
 
 ROWS_MAX: Final = 10_000
-"""Number of rows in a batch, as by Spark's own default."""
+"""Largest number of rows in a batch, as by Spark's own default."""
+BATCH_BYTES: Final = 8 << 20
+"""Bytes of metadata after which a batch ends. The rows of a batch need about eight times as much memory, because each
+member of a fragment is a text. With one fragment for each ledger, a batch has 2 MB."""
 _CHUNKS_AHEAD: Final = 2
 """Two chunks keep ZooKeeper busy while a third one is decoded. With about 200 bytes for each ledger, they need about
 one megabyte."""
@@ -120,11 +123,14 @@ async def read_listed(
 async def _batches(
     store: MetadataStore, cluster: Cluster, listed: Listed, columns: MetadataColumns, paths: _LedgerPaths
 ) -> AsyncGenerator[pa.RecordBatch, None]:
+    size = 0
     async with aclosing(_read_ahead(store, cluster, listed, paths)) as chunks:
         async for ids, found in chunks:
-            if len(columns) + len(ids) > ROWS_MAX:
+            if len(columns) + len(ids) > ROWS_MAX or (size > BATCH_BYTES and len(columns)):
                 yield columns.take_batch()
+                size = 0
             _add(columns, ids, found)
+            size += sum(len(data) for data in found if data is not None)
     if len(columns):
         yield columns.take_batch()
     if columns.is_summarized and columns.has_image:

@@ -12,6 +12,7 @@ from bookie.metadata.access import ZooKeeperAccess
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind, ledger_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.ledgers.serde import encode
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.metadata.uri import parse_uri
@@ -148,6 +149,19 @@ async def test_a_parent_that_vanished_lists_nothing() -> None:
     batches = [batch async for batch in scan(unpaced(store), cluster, [LeafParent("/ledgers/00/0009", 4)], options())]
     (summary,) = batches[0].to_pylist()
     assert summary["summary"]["parents"] == [{"path": "/ledgers/00/0009", "planned": 4, "listed": 0}]
+
+
+async def test_a_batch_of_large_metadata_has_fewer_rows() -> None:
+    """The memory of a task depends on the number of fragments, not only on the number of ledgers."""
+    members = (BookieId("a"), BookieId("b"))
+    large = encode(LedgerMetadata(2, 2, 2, tuple(Fragment(EntryId(first), members) for first in range(1_000))))
+    store, cluster = await cluster_of(range(5_000))
+    for number in range(1_500):
+        store.cell.set(ledger_path(cluster.kind, ROOT, number), large, -1)
+    assert 1_500 * len(large) > scan_module.BATCH_BYTES
+    parents = [LeafParent("/ledgers/00/0000", 5_000)]
+    rows = [len(batch) async for batch in scan(unpaced(store), cluster, parents, options())]
+    assert rows == [2_000, 3_000, 1]
 
 
 @in_virtual_time
