@@ -21,6 +21,7 @@ from bookie.metadata.layout import INSTANCE_ID
 from bookie.metadata.nodes import put
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import AccessDeniedError
+from bookie.metadata.tasks.switches import InvalidDelayError
 from bookie.model.ids import BookieId
 from bookie.runtime.human import agreeing, counted, duration
 from bookie.wire.port import Status
@@ -51,6 +52,8 @@ async def examine(client: ClusterClient) -> AsyncIterator[Checked]:
     async for check in bookie_checks(client):
         yield check
     yield await recovery_check(client)
+    if (delay := await delay_check(client)) is not None:
+        yield delay
 
 
 def layout_check(cluster: Cluster) -> Checked:
@@ -162,6 +165,18 @@ async def recovery_check(client: ClusterClient) -> Checked:
         text = "recovery is disabled: nothing is marked or repaired"
         return Checked("recovery", "switch", State.WARNING, text, "`bkheal recovery enable`")
     return Checked("recovery", "switch", State.OK, "enabled")
+
+
+async def delay_check(client: ClusterClient) -> Checked | None:
+    """Return what is wrong with the lost-bookie delay. If it is no number, audits fail, or use an earlier delay."""
+    try:
+        await client.ports.tasks.switches.lost_bookie_delay_s()
+    except InvalidDelayError as error:
+        text = f"{error}; audits fail or use an earlier delay"
+        return Checked("recovery", "lost-bookie delay", State.FAILED, text, "`bkheal recovery delay DELAY`")
+    except AccessDeniedError as error:
+        return Checked("recovery", "lost-bookie delay", State.UNKNOWN, str(error))
+    return None
 
 
 async def _bookie(client: ClusterClient, bookie: BookieId, versions: set[str]) -> Checked:

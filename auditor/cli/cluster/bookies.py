@@ -58,11 +58,12 @@ def bookies(
         nothing="no bookie has joined this cluster",
     )
     for row in rows if output is StreamFormat.TABLE else ():
-        if row["detail"] is not None:
+        if row["detail"] is not None and row["state"] != "lost":
             print_note(f"{row['bookie_id']} is registered and did not answer: {row['detail']}")
         if row["first_seen_down"] is not None:
             due = row["audit_due"]
             ledgers = f"its ledgers are marked from {due}" if due is not None else "its ledgers have been marked"
+            ledgers = row["detail"] or ledgers
             print_note(f"{row['bookie_id']} is lost since {row['first_seen_down']}; {ledgers}")
 
 
@@ -146,6 +147,7 @@ async def _bookies(uri: str) -> list[dict[str, Any]]:
     from bookie.client.connect import connect
     from bookie.metadata.bookies.drains import Drains
     from bookie.metadata.bookies.first_seen_down import FirstSeenDown, unaudited
+    from bookie.metadata.tasks.switches import InvalidDelayError
     from bookie.wire.requests import Info
 
     async with await connect(uri, security=bookie_security()) as client:
@@ -154,7 +156,11 @@ async def _bookies(uri: str) -> list[dict[str, Any]]:
         drains = await Drains(client.store, client.cluster.root).read()
         downs = await FirstSeenDown(client.store, client.cluster.root).read()
         known = cookies | registered.registered | unaudited(downs)
-        delay_s = await client.ports.tasks.switches.lost_bookie_delay_s()
+        delay_s, why_unknown = 0, None
+        try:
+            delay_s = await client.ports.tasks.switches.lost_bookie_delay_s()
+        except InvalidDelayError as error:  # the list of bookies is needed nevertheless, even more than otherwise
+            why_unknown = f"when its ledgers are marked is not known: {error}"
 
         async def row(bookie: Any) -> dict[str, Any]:
             state = "writable" if bookie in registered.writable else "read_only"
@@ -163,6 +169,7 @@ async def _bookies(uri: str) -> list[dict[str, Any]]:
             elif bookie in drains:
                 state = "draining"
             down = downs.get(bookie) if state == "lost" else None
+            is_awaited = down is not None and not down.audited_ms
             info = await client.ports.registrations.service_info(bookie) if state != "lost" else None
             endpoint = info.endpoints[0] if info and info.endpoints else None
             reply = await client.ports.transport.ask(bookie, Info(), _INFO_TIMEOUT_S) if state != "lost" else None
@@ -176,8 +183,8 @@ async def _bookies(uri: str) -> list[dict[str, Any]]:
                 "disk_free_bytes": details.disk_free_bytes if details else None,
                 "disk_total_bytes": details.disk_total_bytes if details else None,
                 "first_seen_down": rfc3339_if_known(down.since_ms) if down else None,
-                "audit_due": rfc3339(down.due_ms(delay_s)) if down and not down.audited_ms else None,
-                "detail": _why_silent(reply),
+                "audit_due": rfc3339(down.due_ms(delay_s)) if down and is_awaited and not why_unknown else None,
+                "detail": why_unknown if is_awaited else _why_silent(reply),
             }
 
         return list(await asyncio.gather(*(row(bookie) for bookie in sorted(known))))

@@ -111,7 +111,8 @@ def delay(
     lines = [f"lost-bookie delay: {now} s"]
     if seconds is not None:
         would = "would be" if is_dry_run else "is now"
-        lines = [f"the lost-bookie delay {would} {seconds} s; it was {before} s"]
+        was = "unreadable" if before is None else f"{before} s"
+        lines = [f"the lost-bookie delay {would} {seconds} s; it was {was}"]
     fields = {"dry_run": is_dry_run, "lost_bookie_delay_seconds": now, "before_seconds": before}
     show(output, "LostBookieDelay", fields, lines)
 

@@ -9,7 +9,8 @@ import pytest
 
 from auditor.cli.cluster import bookies
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
-from bookie.metadata.layout import cookie_path
+from bookie.metadata.layout import cookie_path, lost_bookie_delay_path
+from bookie.metadata.nodes import ensure_path, put
 from bookie.model.ids import BookieId
 from bookie.model.times import rfc3339
 from tests.worlds.cluster import ROOT
@@ -39,6 +40,22 @@ async def test_a_lost_bookie_is_shown_with_the_times_of_its_loss_and_marks(monke
     assert lost["state"] == "lost"
     assert lost["first_seen_down"] == rfc3339(SINCE_MS)
     assert lost["audit_due"] == rfc3339(SINCE_MS + DELAY_S * 1000)
+
+
+async def test_bookies_are_listed_although_the_delay_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = CommandCluster()
+    await cluster.fill()
+
+    async def connect(uri: str, **_: Any) -> AbstractAsyncContextManager[Any]:
+        return cluster.connected(uri)
+
+    monkeypatch.setattr("bookie.client.connect.connect", connect)
+    await ensure_path(cluster.keeper, cookie_path(ROOT, LOST))
+    await FirstSeenDown(cluster.keeper, ROOT).reconcile({LOST}, SINCE_MS, registered=set())
+    await put(cluster.keeper, lost_bookie_delay_path(ROOT), b"10m", ROOT)
+    lost = await row()
+    assert (lost["first_seen_down"], lost["audit_due"]) == (rfc3339(SINCE_MS), None)
+    assert "when its ledgers are marked is not known" in lost["detail"]
 
 
 async def row() -> dict[str, Any]:

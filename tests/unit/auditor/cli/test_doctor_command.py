@@ -23,7 +23,7 @@ from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.service_info import ServiceInfo, encode_service_info
 from bookie.metadata.cluster import open_cluster
-from bookie.metadata.layout import bookie_path, cookie_path
+from bookie.metadata.layout import bookie_path, cookie_path, lost_bookie_delay_path
 from bookie.metadata.nodes import put
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
@@ -218,6 +218,16 @@ def test_a_brake_that_holds_is_a_warning(cluster: CommandCluster) -> None:
     asyncio.run(lose("e"))
     row = diagnosis()[1]["bookies", "brake"]
     assert (row["state"], "3 of 5 known bookies" in row["detail"]) == ("warning", True)
+
+
+def test_a_delay_that_cannot_be_read_fails_with_the_command_to_set_it(cluster: CommandCluster) -> None:
+    asyncio.run(put(cluster.keeper, lost_bookie_delay_path(ROOT), b"10m", ROOT))
+    code, rows = diagnosis()
+    row = rows["recovery", "lost-bookie delay"]
+    assert (code, row["state"], row["advice"]) == (ExitCode.FAILED, "failed", "`bkheal recovery delay DELAY`")
+    assert "10m" in row["detail"]
+    cluster.cell.deny(lost_bookie_delay_path(ROOT))
+    assert diagnosis()[1]["recovery", "lost-bookie delay"]["state"] == "unknown"
 
 
 @pytest.mark.parametrize("name", ["ledgers", "locks", "auditorelection", "ledgers/0000/0000"])
