@@ -30,10 +30,13 @@ def channel_credentials(tls: TlsSettings) -> grpc.ChannelCredentials:
     """Return client-side credentials, read from the files now.
 
     Raises:
-        TlsFilesError: unreadable, or a certificate without its key.
+        TlsFilesError: unusable, or a certificate without its key.
     """
     if (tls.cert is None) != (tls.key is None):
         raise TlsFilesError("a TLS certificate and its key go together: give both, or neither")
+    _check_authorities(tls.ca)
+    if tls.cert and tls.key:
+        check_key_pair(tls.cert, tls.key)
     return grpc.ssl_channel_credentials(
         root_certificates=_read(tls.ca),
         private_key=_read(tls.key) if tls.key else None,
@@ -63,11 +66,16 @@ def reloading_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc
     Raises:
         TlsFilesError: the files are unusable now.
     """
-    check_key_pair(cert, key)
+
+    def check() -> None:
+        check_key_pair(cert, key)
+        if client_ca is not None:
+            _check_authorities(client_ca)
 
     def read() -> tuple[bytes, bytes, bytes | None]:
         return _read(key), _read(cert), None if client_ca is None else _read(client_ca)
 
+    check()
     seen = [read()]
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
@@ -75,7 +83,7 @@ def reloading_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc
             now = read()
             if now == seen[0]:
                 return None
-            check_key_pair(cert, key)
+            check()
         except TlsFilesError as error:
             _log.warning("the old certificate stays in use", extra={"error": str(error)})
             return None
@@ -149,6 +157,17 @@ def check_key_pair(cert: Path, key: Path) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=refuse_encrypted_key)
     except (OSError, ValueError) as error:
         raise TlsFilesError(f"cannot use the certificate {cert} with the key {key}: {error}") from error
+
+
+def _check_authorities(ca: Path) -> None:
+    """Refuse a file without certificates, or with a damaged one.
+
+    gRPC would report nothing, and trust nobody or only a part of the authorities.
+    """
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cafile=str(ca))
+    except (OSError, ValueError) as error:
+        raise TlsFilesError(f"cannot use the TLS file {ca}: {error}") from error
 
 
 def refuse_encrypted_key() -> str:

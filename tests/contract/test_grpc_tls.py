@@ -104,6 +104,52 @@ async def test_a_renewed_certificate_is_used_for_new_connections_without_a_resta
         await server.stop()
 
 
+async def test_the_old_authorities_stay_in_use_while_their_file_is_damaged(
+    service: BookieService, certificates: dict[str, TlsSettings], tmp_path: Path
+) -> None:
+    bookie, client, stranger = (certificates[name] for name in ("bookie", "client", "stranger"))
+    ca = tmp_path / "ca.pem"
+    ours = bookie.ca.read_text()
+    ca.write_text(ours)
+    server = GrpcServer(concurrent_requests_max=10)
+    port = server.bind("127.0.0.1", 0, TlsSettings(ca, bookie.cert, bookie.key))
+    await server.start(service)
+
+    async def status_for(who: TlsSettings) -> Status:
+        transport = GrpcTransport(Directory(port), tls=TlsSettings(client.ca, who.cert, who.key))
+        try:
+            return (await transport.ask(BOOKIE, Info(), STATE_S)).status
+        finally:
+            await transport.close()
+
+    try:
+        assert await status_for(client) is Status.OK
+        for damaged in ("", "damaged", ours[: len(ours) // 2]):
+            ca.write_text(damaged)
+            assert await status_for(client) is Status.OK
+        theirs = stranger.ca.read_text()
+        ca.write_text(theirs + ours[: len(ours) // 2])
+        assert await status_for(stranger) is Status.UNREACHABLE
+        ca.write_text(theirs + ours)
+        assert await status_for(stranger) is Status.OK
+        assert await status_for(client) is Status.OK
+    finally:
+        await server.stop()
+
+
+def test_unusable_files_are_refused_by_name(certificates: dict[str, TlsSettings], tmp_path: Path) -> None:
+    bookie, stranger = certificates["bookie"], certificates["stranger"]
+    for text in ("", "damaged", bookie.ca.read_text()[:-40]):
+        ca = tmp_path / "ca.pem"
+        ca.write_text(text)
+        with pytest.raises(TlsFilesError, match=re.escape(str(ca))):
+            channel_credentials(TlsSettings(ca))
+        with pytest.raises(TlsFilesError, match=re.escape(str(ca))):
+            server_credentials(TlsSettings(ca, bookie.cert, bookie.key))
+    with pytest.raises(TlsFilesError, match=re.escape(str(stranger.key))):
+        channel_credentials(TlsSettings(bookie.ca, bookie.cert, stranger.key))
+
+
 def test_incomplete_files_are_refused_by_name(certificates: dict[str, TlsSettings], tmp_path: Path) -> None:
     client = certificates["client"]
     with pytest.raises(TlsFilesError, match="key"):

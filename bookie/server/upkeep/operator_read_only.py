@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
-from bookie.storage.port import Disk
+from bookie.storage.port import Disk, DiskError, DiskFullError, StalledDiskError
 
 _log = logging.getLogger(__name__)
 
@@ -31,18 +31,25 @@ async def read_recorded_request(ledgers: Disk) -> ReadOnlyRequest | None:
     """Return the recorded request, or None if there is none.
 
     Raises:
-        DiskError: the disk cannot be read.
+        DiskFullError: too many files are open.
+        StalledDiskError: the disk does not answer.
     """
     try:
-        file = await ledgers.open(READ_ONLY_FILE)
+        return decode_record(await _read_record(ledgers), ReadOnlyRequest)
     except FileNotFoundError:
         return None
-    try:
-        [data] = await file.read([(0, await file.size())])
-        return decode_record(data, ReadOnlyRequest)
-    except UnreadableRecordError as error:
+    except (DiskFullError, StalledDiskError):
+        raise
+    except (UnreadableRecordError, DiskError) as error:  # the latter: for example a bad sector
         _log.warning("the record of the read-only mode is unreadable", extra={"error": str(error)})
         return ReadOnlyRequest()
+
+
+async def _read_record(ledgers: Disk) -> bytes:
+    file = await ledgers.open(READ_ONLY_FILE)
+    try:
+        [data] = await file.read([(0, await file.size())])
+        return data
     finally:
         await file.close()
 

@@ -14,7 +14,7 @@ from bookie.server.upkeep.operator_read_only import (
     write_recorded_request,
 )
 from bookie.storage.disks.memory import MemoryDisk, Operation, yield_control
-from bookie.storage.port import DiskError
+from bookie.storage.port import DiskError, DiskFullError, StalledDiskError
 
 REQUEST = ReadOnlyRequest("ops", 1)
 
@@ -35,6 +35,27 @@ async def test_a_damaged_record_counts_as_a_request_until_it_is_withdrawn() -> N
     assert await read_recorded_request(disk) == ReadOnlyRequest()
     await write_recorded_request(disk, None)
     assert await read_recorded_request(disk) is None
+
+
+async def test_a_record_on_a_bad_sector_counts_as_a_request_until_it_is_withdrawn() -> None:
+    disk = MemoryDisk()
+    await write_recorded_request(disk, REQUEST)
+    disk.bad_sectors = {(READ_ONLY_FILE, 0)}
+    assert await read_recorded_request(disk) == ReadOnlyRequest()
+    await write_recorded_request(disk, None)
+    assert await read_recorded_request(disk) is None
+
+
+@pytest.mark.parametrize("error", [DiskFullError("too many open files"), StalledDiskError("no answer")])
+async def test_a_disk_that_may_answer_later_is_not_taken_for_a_request(error: DiskError) -> None:
+    disk = MemoryDisk()
+
+    async def failing(operation: Operation, path: str) -> None:
+        raise error
+
+    disk.before = failing
+    with pytest.raises(type(error)):
+        await read_recorded_request(disk)
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, REQUEST), (REQUEST, None)])
