@@ -21,7 +21,7 @@ from bookie.runtime.telemetry.metrics import SESSION, MetricSet
 from bookie.runtime.telemetry.status_pages import Health
 from bookie.runtime.telemetry.status_server import StatusServer
 from bookie.runtime.telemetry.status_settings import StatusServerSettings
-from spark_jobs.runs.port import ProgressEvent
+from spark_jobs.runs.port import Phase, ProgressEvent
 
 _SHOWN: Final = tuple(item for item in STATE if item.name in (RUNNING, RUNNING_SECONDS, PROGRESS))
 
@@ -32,14 +32,21 @@ class OneShotMetrics(Collector):
     def __init__(self, kind: RunKind, version: str, clock: Clock) -> None:
         self._kind = kind
         self._clock = clock
-        self._began_s = clock.monotonic_s()
+        self._began_s: float | None = clock.monotonic_s()
         self._ratio = 0.0
         self.metrics = MetricSet(COMPONENT, version, ())
         self.metrics.registry.register(self)
 
     def on_progress(self, event: ProgressEvent) -> None:
-        """Record that a phase began or advanced. From the first one on, there is a session."""
+        """Record that a phase began or advanced. From the first one on, there is a session.
+
+        A run that waits for another one is not under way, and begins anew after the wait.
+        """
         self.metrics.gauge(SESSION).set(1)
+        if event.phase is Phase.WAIT:
+            self._began_s = None
+        elif self._began_s is None:
+            self._began_s = self._clock.monotonic_s()
         self._ratio = min(1.0, event.done / event.total) if event.total else 0.0
 
     def describe(self) -> Iterable[Metric]:
@@ -48,9 +55,10 @@ class OneShotMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Return the progress of the run."""
+        began_s = self._began_s
         values = {
-            RUNNING: 1.0,
-            RUNNING_SECONDS: self._clock.monotonic_s() - self._began_s,
+            RUNNING: float(began_s is not None),
+            RUNNING_SECONDS: 0.0 if began_s is None else self._clock.monotonic_s() - began_s,
             PROGRESS: self._ratio,
         }
         for definition in _SHOWN:

@@ -144,14 +144,13 @@ class RunKeeper:
             if not self._settings.is_dry_run:
                 await claim_state_root(store, root)
             runs = Runs(store, root)
-            life = RunLifeCycle(runs, self._record, self._gate, self._clock)
-            await self._begin(runs, life, Changes(store, root, self._clock))
+            life = await self._begin(runs, Changes(store, root, self._clock))
             await self._ended(life)
             await self._prune(runs)
         finally:
             await store.close()
 
-    async def _begin(self, runs: Runs, life: RunLifeCycle, changes: Changes) -> None:
+    async def _begin(self, runs: Runs, changes: Changes) -> RunLifeCycle:
         deadline_s = self._clock.monotonic_s() + self._wait_s
         is_announced = not (self._is_change and self._record.cause is RunCause.COMMAND)
         while True:
@@ -160,6 +159,8 @@ class RunKeeper:
                 if not is_announced and await runs.holder(lane_of(self._record)) is None:
                     await self._announce(changes)
                     is_announced = True
+                record = replace(self._record, started_ms=self._clock.epoch_ms())  # the wait is no part of the run
+                life = RunLifeCycle(runs, record, self._gate, self._clock)
                 await life.begin()
                 break
             except RunLockedError:
@@ -177,6 +178,7 @@ class RunKeeper:
         self._life = life
         await self._abandon_orphans(runs)
         self._begun.set_result(None)
+        return life
 
     async def _abandon_orphans(self, runs: Runs) -> None:
         """Best effort: this run is already recorded, and the next run abandons the rest."""

@@ -225,7 +225,8 @@ def _weekdays(field: str, text: str) -> str:
             start, end = (0, 6) if span == "*" else (_weekday(first), _weekday(last) if last else _weekday(first))
             if step and not last and span != "*":
                 end = 6
-            end += 7 if end < start or (end == start and last) else 0
+            is_whole_week = start == 0 and first != "7" and last == "7"
+            end += 7 if end < start or is_whole_week else 0
             days += [_DAYS[day % 7] for day in range(start, end + 1, int(step or 1))]
         except ValueError:
             raise InvalidScheduleError(

@@ -1,13 +1,16 @@
 """Log an outage of ZooKeeper in a few lines, instead of one line for each connection attempt.
 
 kazoo tries every two seconds and logs each attempt. Here, only the first failure is logged, then one failure at growing
-intervals, each new reason, and the recovery. All other lines of kazoo pass unchanged.
+intervals, each new reason, and the recovery. All other lines of kazoo pass unchanged. The connections that a service
+opens one after another while it waits for ZooKeeper at its start have one outage.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextvars import ContextVar
 from typing import Any, Final
 
 INTERVAL_S_MIN: Final = 15.0
@@ -18,8 +21,10 @@ REASONS_MAX: Final = 8
 
 _ATTEMPTS: Final = frozenset({"Connection dropped: %s", "Connection time-out: %s", "Cannot resolve %s: %s"})
 """kazoo's texts for a failed attempt."""
-_IMPLIED_MESSAGE: Final = "Transition to CONNECTING"
-"""Logged by kazoo after the first failure, without new information."""
+_IMPLIED: Final = frozenset(
+    {"Transition to CONNECTING", "Failed connecting to Zookeeper within the connection retry policy."}
+)
+"""Logged by kazoo after the first failure, and if it is stopped during an attempt; without new information."""
 
 
 class Outage:
@@ -59,6 +64,25 @@ class Outage:
         return None if began_s is None else now_s - began_s
 
 
+_shared: ContextVar[list[Outage] | None] = ContextVar("outage of connections opened in turn", default=None)
+"""The outage of all connections that are opened in this context; empty after the context."""
+
+
+@contextlib.contextmanager
+def one_outage() -> Iterator[None]:
+    """Log the failed attempts of all connections that are opened in this context as those of one outage.
+
+    It ends with the first connection that succeeds; each later outage belongs to one connection.
+    """
+    shared = [Outage()]
+    token = _shared.set(shared)
+    try:
+        yield
+    finally:
+        shared.clear()  # because tasks that were started in this context keep the variable
+        _shared.reset(token)
+
+
 class OutageLog(logging.LoggerAdapter[logging.Logger]):
     """kazoo's logger, for the thread of its connection. See the module docstring."""
 
@@ -67,13 +91,13 @@ class OutageLog(logging.LoggerAdapter[logging.Logger]):
         super().__init__(logger, {})
         self._hosts = hosts
         self._now_s = now_s
-        self._outage = Outage()
+        self._outage = next(iter(_shared.get() or ()), None) or Outage()
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log a line, except for most failed attempts."""
         if msg in _ATTEMPTS:
             self._attempt_failed(str(msg) % args)
-        elif msg != _IMPLIED_MESSAGE:
+        elif msg not in _IMPLIED:
             super().log(level, msg, *args, **kwargs)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
@@ -85,6 +109,7 @@ class OutageLog(logging.LoggerAdapter[logging.Logger]):
         away_s = self._outage.over(self._now_s())
         if away_s is not None:
             self.logger.warning("ZooKeeper reachable again", extra=self._fields(away_s))
+        self._outage = Outage()
 
     def _attempt_failed(self, reason: str) -> None:
         away_s = self._outage.failed(reason, self._now_s())

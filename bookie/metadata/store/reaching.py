@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from bookie.metadata.store.outage import Outage
+from bookie.metadata.store.outage import Outage, one_outage
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel
@@ -34,19 +34,20 @@ async def until_reached(connect: Callable[[], Awaitable[T]], clock: Clock) -> T:
         BkhealError: an error that a person must correct, such as a refused login or a root without a cluster.
     """
     outage = Outage()
-    while True:
-        try:
-            reached = await connect()
-        except (TransientError, OutcomeUnknownError) as error:
-            since_s = outage.failed(str(error), clock.monotonic_s())
-            if since_s is not None:
-                fields = {"reason": str(error), "since_s": round(since_s)}
-                _log.warning("metadata store is not available, trying again", extra=fields)
-            await clock.sleep(RETRY_S)
-            continue
-        if (lasted_s := outage.over(clock.monotonic_s())) is not None:
-            _log.warning("metadata store is available", extra={"after_s": round(lasted_s)})
-        return reached
+    with one_outage():
+        while True:
+            try:
+                reached = await connect()
+            except (TransientError, OutcomeUnknownError) as error:
+                since_s = outage.failed(str(error), clock.monotonic_s())
+                if since_s is not None:
+                    fields = {"reason": str(error), "since_s": round(since_s)}
+                    _log.warning("metadata store is not available, trying again", extra=fields)
+                await clock.sleep(RETRY_S)
+                continue
+            if (lasted_s := outage.over(clock.monotonic_s())) is not None:
+                _log.warning("metadata store is available", extra={"after_s": round(lasted_s)})
+            return reached
 
 
 async def reached_unless_stopped(

@@ -9,6 +9,7 @@ from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.telemetry.status_settings import StatusServerSettings
 from spark_jobs.runs.port import Phase, ProgressEvent
+from tests.worlds.clocks import ManualClock
 
 
 def scrape(port: int, path: str = "metrics") -> str:
@@ -30,6 +31,23 @@ def test_a_run_exports_its_own_kind_and_progress_and_no_cluster_metrics() -> Non
         assert scrape(port, "livez")
         metrics.on_progress(ProgressEvent(Phase.PUBLISH))
         assert 'bkheal_audit_progress_ratio{kind="replicas"} 0.0' in scrape(port)
+
+
+def test_a_run_that_waits_for_another_one_is_not_under_way() -> None:
+    clock = ManualClock()
+    metrics = OneShotMetrics(RunKind.BOOKIES, "1", clock)
+
+    def values() -> tuple[float, ...]:
+        return tuple(sample.value for family in metrics.collect() for sample in family.samples)
+
+    clock.now_s = 10
+    assert values() == (1, 10, 0)
+    metrics.on_progress(ProgressEvent(Phase.WAIT))
+    clock.now_s = 3600
+    assert values() == (0, 0, 0)
+    metrics.on_progress(ProgressEvent(Phase.PLAN))
+    clock.now_s = 3605
+    assert values() == (1, 5, 0)
 
 
 def test_without_a_port_there_is_no_listener() -> None:

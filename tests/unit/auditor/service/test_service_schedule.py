@@ -83,6 +83,11 @@ def test_invalid_schedules_are_refused(text: str, why: str) -> None:
         ("1,3", "mon,wed"),
         ("*/3", "sun,wed,sat"),
         ("0-7", "sun,mon,tue,wed,thu,fri,sat"),
+        ("sun-7", "sun,mon,tue,wed,thu,fri,sat"),
+        ("1-1", "mon"),
+        ("sun-sun", "sun"),
+        ("7-7", "sun"),
+        ("2-1", "tue,wed,thu,fri,sat,sun,mon"),
     ],
 )
 def test_days_of_the_week_follow_cron(field: str, days: str) -> None:

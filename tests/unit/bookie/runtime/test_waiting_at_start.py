@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from auditor.cli.main import app
 from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.store import reaching
+from bookie.metadata.store.outage import OutageLog
 from bookie.metadata.store.reaching import RETRY_S, until_reached
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.exit_codes import ExitCode
@@ -77,6 +79,33 @@ async def test_an_outage_at_the_start_is_waited_for_with_few_lines_in_the_log(
     lines = caplog.messages
     assert 2 < len(lines) < 20
     assert (lines[0], lines[-1]) == ("metadata store is not available, trying again", "metadata store is available")
+
+
+@in_virtual_time
+async def test_the_attempts_of_all_connections_at_the_start_are_logged_as_one_outage(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, logs = VirtualClock(), list[OutageLog]()
+
+    async def connect() -> None:
+        logs.append(log := OutageLog(logging.getLogger("kazoo.client"), "zk:2181", clock.monotonic_s))
+        if len(logs) == 200:
+            log.connected()
+            return
+        log.warning("Connection dropped: %s", "refused")
+        await clock.sleep(15)
+        log.warning("Failed connecting to Zookeeper within the connection retry policy.")
+        raise StoreUnavailableError("no answer")
+
+    await until_reached(connect, clock)
+    lines = [record.message for record in caplog.records if record.name == "kazoo.client"]
+    assert 2 < len(lines) < 20
+    assert (set(lines[:-1]), lines[-1]) == ({"ZooKeeper unreachable, retrying"}, "ZooKeeper reachable again")
+
+    caplog.clear()
+    for log in logs[-1], OutageLog(logging.getLogger("kazoo.client"), "zk:2181", clock.monotonic_s):
+        log.warning("Connection dropped: %s", "refused")
+    assert caplog.messages == ["ZooKeeper unreachable, retrying"] * 2, "a later outage belongs to its connection"
 
 
 @pytest.mark.parametrize("error", [AccessDeniedError("login refused"), NotAClusterError("no cluster")], ids=str)

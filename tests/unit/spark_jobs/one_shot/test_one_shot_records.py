@@ -290,6 +290,29 @@ async def _locked(store: MemoryStore) -> None:
     await Runs(store, ROOT).acquire(lane_of(record(HERE)), "the-other-run", "elsewhere:1")
 
 
+def test_the_wait_for_another_run_is_no_part_of_the_duration_of_a_run(cell: MemoryCell, tmp_path: Path) -> None:
+    other, waits, begun = MemoryStore(cell), threading.Event(), threading.Event()
+    asyncio.run(_locked(other))
+    clock = ManualClock(turns=1)
+    kept = keeper(tmp_path, clock, lambda event: waits.set())
+
+    def begin() -> None:
+        kept.begin(WAIT_S_MAX)
+        begun.set()
+
+    threading.Thread(target=begin, daemon=True).start()
+    assert waits.wait(STATE_S)
+    clock.now_s = 3600
+    began_ms = clock.epoch_ms()
+    cell.close_session(other.session.session_id)
+    assert begun.wait(STATE_S)
+    ended = kept.end(DONE)
+    assert ended.started_ms == began_ms
+    stored = do(cell, lambda runs: runs.get(HERE))
+    assert stored is not None
+    assert stored.started_ms == began_ms
+
+
 Ending = Callable[..., None]
 
 
