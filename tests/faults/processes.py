@@ -28,6 +28,7 @@ _ZOOKEEPER_AWAY_S: Final = (0.0, 3.0, 15.0)
 _BOOKIES_AWAY_MAX: Final = 2
 """The most bookies that are away at a time. With more, most ledgers could not be written."""
 _START_AGAIN_S: Final = 1.0
+_OPTIONS: Final = {"replicator-2": ("--pull",)}
 _NUMBER: Final = re.compile(r"-\d+")
 """The number at the end of the name of a process."""
 
@@ -241,7 +242,7 @@ class Service:
 
     def _started(self, name: str) -> ManagedProcess:
         directory = self._cluster.directory / name
-        options: Sequence[str] = [sys.executable, "-m", "replicator"]
+        options: Sequence[str] = [sys.executable, "-m", "replicator", *_OPTIONS.get(name, ())]
         if name.startswith("auditor"):
             options = [
                 *_command("auditor", "--report-dir", str(directory / "reports")),
