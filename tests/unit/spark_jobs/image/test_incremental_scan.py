@@ -322,13 +322,17 @@ async def test_a_leaf_that_was_created_again_is_read_completely(tmp_path: Path) 
     assert (await place.again())[0] == {20_000}
 
 
-async def test_a_store_restored_from_a_backup_gives_no_stale_rows(tmp_path: Path) -> None:
-    """A restored backup has older transaction ids, so its list of children does not continue the one in the image."""
+@pytest.mark.parametrize("zxids", [100, -1])
+async def test_a_store_restored_from_a_backup_gives_no_stale_rows(zxids: int, tmp_path: Path) -> None:
+    """Its list of children does not continue the one in the image.
+
+    A restored backup has older transaction ids, or, after as many creations as before, newer ones.
+    """
     place = await world(tmp_path)
     await place.whole()
     record = place.records[0]
-    ahead = replace(record.stat, children_zxid=record.stat.children_zxid + 100)
-    place.records = {**place.records, 0: replace(record, stat=ahead)}
+    other = replace(record.stat, children_zxid=record.stat.children_zxid + zxids)
+    place.records = {**place.records, 0: replace(record, stat=other)}
     await place.write(7, closed("a:1", "x:1"))
     assert (await place.again())[0] == {7}
 
