@@ -14,11 +14,13 @@ are only counted: no finding and no mark is based on an image (R108).
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 import pyarrow as pa
+from pyspark.core.broadcast import Broadcast
 
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.tree import LedgerTree
@@ -32,7 +34,7 @@ from spark_jobs.datasource.scan import image_part, leaf_of, paced, read_listed
 from spark_jobs.datasource.task_rows import in_event_loop, one_reading
 from spark_jobs.image.carried import ImageRows, divided, tally, without
 from spark_jobs.image.folder import ImageFolder
-from spark_jobs.image.leaves import LeafRecord, LeafStat
+from spark_jobs.image.leaves import LeafRecord, LeafSlice, LeafStat
 from spark_jobs.image.manifest import ImageError
 from spark_jobs.image.part import ImageFile, ImagePart
 from spark_jobs.pacing.paced_store import PacedStore
@@ -45,6 +47,43 @@ class LeafWork:
     parent: LeafParent
     record: LeafRecord | None
     """Its record in the image; None: read the whole leaf."""
+
+
+def work_text(works: Sequence[LeafWork]) -> str:
+    """Return the work of a group as text."""
+    return json.dumps([(_parent_values(work.parent), _record_values(work.record)) for work in works])
+
+
+def work_of(text: str) -> tuple[LeafWork, ...]:
+    """Return the work in a text from ``work_text``."""
+    return tuple(
+        LeafWork(_parent(*parent), None if record is None else _record(*record)) for parent, record in json.loads(text)
+    )
+
+
+def _parent_values(parent: LeafParent) -> Sequence[object]:
+    return parent.path, parent.planned, None if parent.stat is None else _stat_values(parent.stat)
+
+
+def _record_values(record: LeafRecord | None) -> Sequence[object] | None:
+    if record is None:
+        return None
+    slices = [(piece.file, piece.first, piece.rows) for piece in record.slices]
+    return record.leaf, _stat_values(record.stat), record.listed, record.read_from_ms, slices
+
+
+def _stat_values(stat: LeafStat) -> Sequence[int]:
+    return stat.czxid, stat.children_zxid, stat.children_version, stat.children
+
+
+def _parent(path: str, planned: int, stat: Sequence[int] | None) -> LeafParent:
+    return LeafParent(path, planned, None if stat is None else LeafStat(*stat))
+
+
+def _record(
+    leaf: int, stat: Sequence[int], listed: int, read_from_ms: int, slices: Sequence[tuple[str, int, int]]
+) -> LeafRecord:
+    return LeafRecord(leaf, LeafStat(*stat), listed, read_from_ms, tuple(LeafSlice(*piece) for piece in slices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +109,8 @@ class IncrementalTasks:
 
     options: LedgerOptions
     source: ImageSource
-    groups: Sequence[Sequence[LeafWork]]
+    groups: Broadcast[Sequence[str]]
+    """Groups of leaves, each as text (``work_text``); a task decodes only its own groups."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run one Spark task. The last column is the number of the reading."""
@@ -79,7 +119,7 @@ class IncrementalTasks:
     def _read(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from in_event_loop(_rows(self.options, self.source, self.groups[number]))
+                yield from in_event_loop(_rows(self.options, self.source, work_of(self.groups.value[number])))
 
 
 async def incremental(

@@ -96,11 +96,10 @@ class LeafRecord:
     def may_serve(self, stat: LeafStat) -> bool:
         """Return whether a list of the leaf's children shows which of its ledgers are new."""
         was = self.stat
-        return (
-            (was.czxid, self.absent >= 0) == (stat.czxid, True)
-            and was.children_zxid <= stat.children_zxid
-            and was.creates <= stat.creates
-        )
+        later = (stat.children_zxid - was.children_zxid, stat.children_version - was.children_version)
+        # Each creation and deletion changes both numbers. Otherwise ZooKeeper was set back, and has another history.
+        is_continued = later == (0, 0) or min(later) > 0
+        return (was.czxid, self.absent >= 0) == (stat.czxid, True) and is_continued and was.creates <= stat.creates
 
     def are_all_new(self, new: int, creates: int) -> bool:
         """Return whether every ledger created since then is one that the image lacks.

@@ -53,6 +53,8 @@ class NodeStat:
     """Transaction that created the node."""
     creates: int
     """Number of children ever created under it."""
+    children_zxid: int
+    """Transaction that last created or deleted a child."""
 
 
 class SnapshotStream:
@@ -136,8 +138,8 @@ class SnapshotStream:
 
     def stat(self) -> NodeStat:
         """Return the stat of the node at which ``nodes`` is paused."""
-        czxid, _, _, _, _, creates, _, _, _ = _STAT.unpack_from(self._buffer, self._stat_at)
-        return NodeStat(czxid, creates)
+        czxid, _, _, _, _, creates, _, _, children_zxid = _STAT.unpack_from(self._buffer, self._stat_at)
+        return NodeStat(czxid, creates, children_zxid)
 
     def finish(self) -> None:
         """Read everything after the tree, and check all checksums.

@@ -38,6 +38,10 @@ class SnapshotPart:
     """Transaction that created the parent."""
     creates: int
     """Number of ledgers ever created under the parent, until it was written to the snapshot."""
+    children_zxid: int
+    """Transaction that last created or deleted a child of the parent, until it was written to the snapshot."""
+    children: int
+    """Number of its children in the snapshot. Children that were deleted while it was written are not in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ class _Open:
     offset: int
     stat: NodeStat
     ledgers: int = 0
+    others: int = 0
+    """Number of other children."""
 
 
 def index_snapshot(file: Path, cluster: Cluster, on_block: Callable[[], None] | None = None) -> SnapshotIndex:
@@ -133,6 +139,7 @@ class _PartCollector:
                 continue
             if part is not None:
                 if path.startswith(part.below):
+                    part.others += b"/" not in path[len(part.below) :]
                     continue
                 self._close(part)
                 part, size = None, -1
@@ -150,9 +157,19 @@ class _PartCollector:
 
     def _close(self, part: _Open) -> None:
         stream = self._stream
-        length, checksum = stream.offset - part.offset, stream.end_part()
+        length, checksum, stat = stream.offset - part.offset, stream.end_part(), part.stat
         self.parts.append(
-            SnapshotPart(part.parent, part.offset, length, checksum, part.ledgers, part.stat.czxid, part.stat.creates)
+            SnapshotPart(
+                part.parent,
+                part.offset,
+                length,
+                checksum,
+                part.ledgers,
+                stat.czxid,
+                stat.creates,
+                stat.children_zxid,
+                part.ledgers + part.others,
+            )
         )
 
     def _leaf_parent(self, path: bytes) -> str | None:

@@ -16,6 +16,8 @@ from bookie.metadata.nodes import parent_of
 END = b"\x00\x00\x00\x01/"
 DIGEST = struct.pack(">qiq", 77, 2, -5)
 LAST_ZXID = struct.pack(">q", 78)
+CHILDREN_ZXID = 12
+"""The last creation or deletion of a child, of each node."""
 SNAPPY_HEADER = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 
 
@@ -104,7 +106,7 @@ def snappy(data: bytes, block: int = 100) -> bytes:
 
 def _nodes(node: Znode, path: str) -> bytes:
     data = struct.pack(">i", -1) if node.data is None else struct.pack(">i", len(node.data)) + node.data
-    stat = struct.pack(">qqqqiiiqq", node.czxid, 9, 10, 11, 3, node.creates, 0, 0, 12)
+    stat = struct.pack(">qqqqiiiqq", node.czxid, 9, 10, 11, 3, node.creates, 0, 0, CHILDREN_ZXID)
     own = _text(path) + data + struct.pack(">q", 1) + stat
     return own + b"".join(_nodes(child, f"{path}/{name}") for name, child in node.children.items())
 

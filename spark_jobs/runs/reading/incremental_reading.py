@@ -15,11 +15,9 @@ from dataclasses import replace
 from typing import Final
 
 from bookie.model.ids import BookieId
-from spark_jobs.datasource.incremental import ImageSource, IncrementalTasks, LeafWork
-from spark_jobs.datasource.ledger_schema import ledger_ddl
+from spark_jobs.datasource.incremental import ImageSource, IncrementalTasks, LeafWork, work_text
 from spark_jobs.datasource.partitions import LEDGERS_PER_PARTITION_MAX, LeafParent
 from spark_jobs.datasource.scan import leaf_of
-from spark_jobs.datasource.task_rows import READING_DDL
 from spark_jobs.image import files
 from spark_jobs.image.carried import leaves_of
 from spark_jobs.image.folder import ImageFolder, image_folder
@@ -32,15 +30,15 @@ from spark_jobs.runs.port import Phase
 from spark_jobs.runs.reading.completeness import NO_TOTALS, problems
 from spark_jobs.runs.reading.image_upkeep import ImageUpkeep
 from spark_jobs.runs.reading.incremental_plan import Times, cost_of, groups_of_work, plan_incremental
-from spark_jobs.runs.reading.ledger_scan import LEDGERS_PER_TASK, LedgerScan, collected, scan_of, task_options
+from spark_jobs.runs.reading.ledger_scan import LEDGERS_PER_TASK, LedgerScan, scan_groups, task_options
 from spark_jobs.runs.reading.live_reading import LiveReading
 from spark_jobs.runs.slots import session_slots
 
 _log = logging.getLogger(__name__)
 
 _LEAVES_MAX: Final = 100_000
-"""Largest number of leaves. Each task receives the whole plan, about 200 bytes for each leaf. With usual ids, so many
-leaves hold a billion ledgers."""
+"""Largest number of leaves. Each executor receives the whole plan, about 200 bytes for each leaf. With usual ids, so
+many leaves hold a billion ledgers."""
 _SKEW_MS: Final = 60_000
 """Largest tolerated difference between the clocks of auditors."""
 
@@ -124,10 +122,9 @@ class IncrementalReading:
             image_dir=None if image is None else image.to_text(),
             image_from_ms=self._image.read_from_ms,
         )
-        read = IncrementalTasks(options, sources.source, groups)
-        numbers = spark.range(0, len(groups), 1, len(groups))
-        rows = numbers.mapInArrow(read, f"{ledger_ddl(is_summarized=True)}, {READING_DDL}")
-        return scan_of(collected(rows, settings))
+        source = sources.source
+        texts = [work_text(group) for group in groups]
+        return scan_groups(spark, settings, texts, lambda sent: IncrementalTasks(options, source, sent))
 
     def _log_problem(self, what: str) -> None:
         _log.warning(

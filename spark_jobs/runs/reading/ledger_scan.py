@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import StorageLevel
 from pyspark.core.broadcast import Broadcast
@@ -38,6 +39,8 @@ from spark_jobs.settings import AuditSettings
 from spark_jobs.snapshot.errors import SnapshotError
 
 SUSPECTS_PER_PARTITION: Final = 50_000
+Tasks = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""A function that runs one Spark task."""
 LEDGERS_PER_TASK: Final = 25_000
 """Size of a task if the number of executors has no limit: about a second of reading, so that new executors find
 work."""
@@ -127,11 +130,35 @@ def scan_ledgers(
         image_dir=None if image is None else image.to_text(),
         image_from_ms=image_from_ms,
     )
+    texts = [parents_text(group) for group in groups]
+    return scan_groups(spark, settings, texts, lambda sent: LedgerTasks(options, sent), is_brief=is_brief)
+
+
+def scan_groups(
+    spark: SparkSession,
+    settings: AuditSettings,
+    groups: Sequence[str],
+    tasks: Callable[[Broadcast[Sequence[str]]], Tasks],
+    *,
+    is_brief: bool = False,
+) -> LedgerScan:
+    """Read groups of nodes in one task each; all ledgers are read before this returns.
+
+    Args:
+        spark: the session.
+        settings: the settings of the run.
+        groups: the groups, as texts. Each executor receives all texts once, and a task decodes only its own.
+        tasks: makes the function for the tasks from the sent texts. Its input are indexes into ``groups``, and its
+            output are rows of ``bk_ledgers`` with a summary and the number of the reading.
+        is_brief: whether the rows have only the columns of ``BRIEF_DDL``.
+
+    Raises:
+        StoreUnavailableError, AccessDeniedError, ZooKeeperAccessError, ScanFailedError: see ``scan_ledgers``.
+    """
     numbers = spark.range(0, len(groups), 1, max(1, len(groups)))
     columns = ledger_ddl(is_summarized=True, is_brief=is_brief)
-    texts: Sequence[str] = [parents_text(group) for group in groups]
-    sent = spark.sparkContext.broadcast(texts)
-    read = numbers.mapInArrow(LedgerTasks(options, sent), f"{columns}, {READING_DDL}")
+    sent = spark.sparkContext.broadcast(groups)
+    read = numbers.mapInArrow(tasks(sent), f"{columns}, {READING_DDL}")
     try:
         return replace(scan_of(collected(read, settings)), sent=(sent,))
     except BaseException:

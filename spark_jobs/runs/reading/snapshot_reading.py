@@ -63,11 +63,22 @@ def divide(index: SnapshotIndex, nodes: Sequence[tuple[str, Stat]]) -> Division:
     served, live = set(), []
     for path, stat in nodes:
         part = known.get(path)
-        if part is not None and (part.czxid, part.creates) == (stat.czxid, creates_of(stat)):
+        if part is not None and _has_no_new_ledger(part, stat):
             served.add(path)
         elif stat.children_count:
             live.append(LeafParent(path, stat.children_count, leaf_stat(stat)))
     return Division(tuple(part for part in index.parts if part.parent in served and part.ledgers), tuple(live))
+
+
+def _has_no_new_ledger(part: SnapshotPart, stat: Stat) -> bool:
+    """Return whether no child was created since the snapshot. Only deletions explain a later change of the children.
+
+    Without a deletion, ZooKeeper was set back to an earlier state and has another history since then.
+    """
+    if (part.czxid, part.creates) != (stat.czxid, creates_of(stat)):
+        return False
+    has_deletions = part.children_zxid < stat.children_zxid and stat.children_count < part.children
+    return part.children_zxid == stat.children_zxid or has_deletions
 
 
 def creates_of(stat: Stat) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.core.broadcast import Broadcast
 
 from bookie.metadata.access import ZooKeeperAccess
 from bookie.metadata.cluster import Cluster
@@ -28,7 +29,15 @@ from bookie.metadata.uri import parse_uri
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.clock import SystemClock
-from spark_jobs.datasource.incremental import ImageSource, incremental
+from spark_jobs.datasource import incremental as incremental_module
+from spark_jobs.datasource.incremental import (
+    ImageSource,
+    IncrementalTasks,
+    LeafWork,
+    incremental,
+    work_of,
+    work_text,
+)
 from spark_jobs.datasource.ledgers import leaf_stat
 from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LeafParent
@@ -128,7 +137,7 @@ class World:
         leaves = [leaf_of(self.cluster, parent.path) for parent in plan]
         works = plan_incremental(plan, leaves, self.records, Times(self.now_ms, self.last_ms, 7 * DAY_MS))
         batches = []
-        for group in groups_of_work(works, 1):
+        for group in map(work_of, map(work_text, groups_of_work(works, 1))):
             source = ImageSource(self.files, self.places)
             batches += [each async for each in incremental(unpaced(self.store), self.cluster, group, source, options)]
         return self._took(options, batches)
@@ -322,13 +331,17 @@ async def test_a_leaf_that_was_created_again_is_read_completely(tmp_path: Path) 
     assert (await place.again())[0] == {20_000}
 
 
-async def test_a_store_restored_from_a_backup_gives_no_stale_rows(tmp_path: Path) -> None:
-    """A restored backup has older transaction ids, so its list of children does not continue the one in the image."""
+@pytest.mark.parametrize("zxids", [100, -1])
+async def test_a_store_restored_from_a_backup_gives_no_stale_rows(zxids: int, tmp_path: Path) -> None:
+    """Its list of children does not continue the one in the image.
+
+    A restored backup has older transaction ids, or, after as many creations as before, newer ones.
+    """
     place = await world(tmp_path)
     await place.whole()
     record = place.records[0]
-    ahead = replace(record.stat, children_zxid=record.stat.children_zxid + 100)
-    place.records = {**place.records, 0: replace(record, stat=ahead)}
+    other = replace(record.stat, children_zxid=record.stat.children_zxid + zxids)
+    place.records = {**place.records, 0: replace(record, stat=other)}
     await place.write(7, closed("a:1", "x:1"))
     assert (await place.again())[0] == {7}
 
@@ -470,6 +483,28 @@ def test_rows_that_cannot_be_those_of_a_leaf_are_refused(
                 image.of(record)
         else:
             assert image.of(record).to_pylist() == rows
+
+
+def test_a_task_decodes_only_its_own_group_of_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sparse tree has so many leaves that all groups together would take seconds for each task."""
+    stat = LeafStat(1, 2, 3, 4)
+    slices = (LeafSlice("ledgers-0.parquet", 5, 6), LeafSlice("ledgers-1.parquet", 0, 7))
+    known = LeafWork(LeafParent("/ledgers/00/0001", 4, stat), LeafRecord(1, LeafStat(1, 1, 1, 1), 13, NOW_MS, slices))
+    group = (known, LeafWork(LeafParent("/ledgers/00/0002", 4, stat), None), LeafWork(LeafParent("/ledgers", 9), None))
+    read: list[object] = []
+
+    async def rows(*given: object) -> AsyncGenerator[pa.RecordBatch, None]:
+        read.append(given[-1])
+        nothing: tuple[pa.RecordBatch, ...] = ()
+        for batch in nothing:
+            yield batch
+
+    monkeypatch.setattr(incremental_module, "_rows", rows)
+    groups = cast("Broadcast[Sequence[str]]", SimpleNamespace(value=("another group", work_text(group), "a third one")))
+    options = LedgerOptions(parse_uri("zk://unused/ledgers"), ZooKeeperAccess(), 1.0)
+    tasks = IncrementalTasks(options, ImageSource({}, {}), groups)
+    assert list(tasks(iter([pa.record_batch({"id": [1]})]))) == []
+    assert read == [group]
 
 
 async def test_the_flat_layout_has_no_leaves(tmp_path: Path) -> None:

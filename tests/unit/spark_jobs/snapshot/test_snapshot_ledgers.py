@@ -23,7 +23,7 @@ from spark_jobs.runs.reading.snapshot_reading import Division, creates_of, divid
 from spark_jobs.snapshot.errors import SnapshotError
 from spark_jobs.snapshot.index import SnapshotIndex, SnapshotPart, index_snapshot
 from tests.unit.spark_jobs.test_audit_columns import BOOKIES, ledger_metadata
-from tests.worlds.snapshots import delete, put, snappy, tree_of, written
+from tests.worlds.snapshots import CHILDREN_ZXID, delete, put, snappy, tree_of, written
 
 CLUSTER = Cluster("/ledgers", LayoutKind.HIERARCHICAL, "0b8e")
 LIVE = frozenset(map(str, BOOKIES[:4]))
@@ -143,7 +143,7 @@ def test_a_file_that_changed_after_it_was_verified_is_refused(tmp_path: Path) ->
 
 @given(st.lists(st.integers(0, 50), max_size=20), st.integers(1, 30))
 def test_groups_contain_every_part_once_in_order_and_are_about_equal(sizes: list[int], count: int) -> None:
-    parts = [SnapshotPart(f"/{number}", 0, 0, 0, size, 0, 0) for number, size in enumerate(sizes)]
+    parts = [SnapshotPart(f"/{number}", 0, 0, 0, size, 0, 0, 0, 0) for number, size in enumerate(sizes)]
     groups = divide_parts(parts, count)
     assert [part for group in groups for part in group] == parts
     assert len(groups) <= count
@@ -157,9 +157,9 @@ def test_zero_groups_are_refused() -> None:
         divide_parts([], 0)
 
 
-def stat(creates: int, children: int, czxid: int = 1) -> Stat:
+def stat(creates: int, children: int, czxid: int = 1, zxid: int = CHILDREN_ZXID) -> Stat:
     """A stat as ZooKeeper reports it: the version of the children is the number of creations and deletions."""
-    return Stat(0, czxid, 0, 0, 0, children, 2 * creates - children, 0)
+    return Stat(0, czxid, 0, 0, 0, children, 2 * creates - children, 0, zxid)
 
 
 def test_nodes_without_new_ledgers_are_read_from_the_snapshot(tmp_path: Path) -> None:
@@ -175,9 +175,14 @@ def test_nodes_without_new_ledgers_are_read_from_the_snapshot(tmp_path: Path) ->
         return [p.parent[-4:] for p in division.parts], {p.path[-4:]: p.planned for p in division.live}
 
     assert divided(("0000", stat(4, 3)), ("0001", stat(3, 3))) == (["0000", "0001"], {}), "nothing has changed"
-    assert divided(("0000", stat(4, 1)), ("0001", stat(3, 0))) == (["0000", "0001"], {}), "ledgers were deleted"
+    later = CHILDREN_ZXID + 1
+    of_deleted = ("0000", stat(4, 1, zxid=later)), ("0001", stat(3, 0, zxid=later))
+    assert divided(*of_deleted) == (["0000", "0001"], {}), "ledgers were deleted"
     assert divided(("0000", stat(5, 4)), ("0001", stat(4, 3))) == ([], {"0000": 4, "0001": 3}), "ledgers were created"
     assert divided(("0002", stat(1, 1, czxid=9))) == ([], {"0002": 1}), "the node was deleted and created again"
+    for other in (later, CHILDREN_ZXID - 1):
+        undone = divided(("0000", stat(4, 3, zxid=other)))
+        assert undone == ([], {"0000": 3}), "as many other ledgers were created after a backup was restored"
     assert divided(("0007", stat(1, 1)), ("0008", stat(1, 0))) == ([], {"0007": 1}), "the nodes are new"
     assert divided(("0003", stat(0, 0))) == ([], {}), "the server is older than the snapshot and has no ledgers there"
     assert divided() == ([], {}), "all ledgers were deleted"
