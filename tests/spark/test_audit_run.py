@@ -217,6 +217,19 @@ def test_the_brake_prevents_marks_if_most_bookies_are_missing(
     assert place.audit(spark, missing_share_max=0.9).summary.published.ledgers >= 5
 
 
+def test_the_brake_does_not_count_a_decommissioned_bookie_whose_copies_were_accepted_as_lost(
+    spark: SparkSession, place: Place
+) -> None:
+    gone = {number: names(f"gone-{number}:1 gone-{number}:2") for number in (6, 7)}
+    place.create({number: closed(*bookies) for number, bookies in gone.items()})
+    for number, bookies in gone.items():
+        accept(place, number, LostFragment(EntryId(0), EntryId(9), (0, 1), bookies))
+    assert place.audit(spark).summary.verdict is not Verdict.HELD  # of the other 6 bookies, 2 are missing
+    assert place.marked() == LOST
+    place.add_cookies(*gone[6], *gone[7])
+    assert place.audit(spark).summary.verdict is Verdict.HELD  # they are not decommissioned
+
+
 def test_the_brake_prevents_marks_if_every_ledger_is_missing(spark: SparkSession, place: Place) -> None:
     place.create(dict.fromkeys(range(100, 200), HEALTHY))
     place.audit(spark, is_dry_run=True)

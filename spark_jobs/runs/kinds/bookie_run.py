@@ -43,7 +43,7 @@ from spark_jobs.report.counts import (
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.findings import accepted_counts, finding_sums, ledgers_judged, to_mark, worst_ledgers
 from spark_jobs.runs.kinds.further_checks import FurtherChecks, NoFurtherChecks
-from spark_jobs.runs.marking.accepted import AcceptedLosses, accepted_losses
+from spark_jobs.runs.marking.accepted import AcceptedLosses, accepted_losses, only_accepted
 from spark_jobs.runs.marking.brake import held_because
 from spark_jobs.runs.marking.driver_marks import DriverMarks
 from spark_jobs.runs.marking.held_back import HeldBookieFilter, HeldBookies, held_back
@@ -154,16 +154,34 @@ class BookieRun:
         scan, scanned = self._scan(bookies, cookies)
         try:
             totals = scanned.totals
-            known = cookies | scanned.bookies.registered | totals.ledgers_by_bookie.keys()
+            present = cookies | scanned.bookies.registered
+            known = present | totals.ledgers_by_bookie.keys()
             earlier = report.earlier_ledgers(self._settings.report_dir, self._cluster.cluster.instance_id)
             listed = totals.ledgers + totals.unreadable
             held = held_because(known, scanned.bookies.registered, listed, earlier, limit)
+            if held is not None and known != present:
+                known -= self._given_up(frozenset(map(BookieId, known - present)), scanned)
+                held = held_because(known, scanned.bookies.registered, listed, earlier, limit)
             checked = self._check(scan, scanned, cookies) if held is None else CheckResult(scanned.bookies)
             if held is None and not scanned.problems:
                 self._image.commit(scan.image, totals)  # after the marks, so that it does not delay them
         finally:
             scan.release()
         return Outcome(scanned, checked, held)
+
+    def _given_up(self, gone: AbstractSet[BookieId], scanned: ScanResult) -> AbstractSet[BookieId]:
+        """Return those of ``gone`` that do not count for the brake: every copy on them was accepted as lost.
+
+        These are bookies without a cookie, so they were decommissioned, and will not return. Otherwise they would count
+        as missing for as long as their ledgers exist.
+        """
+        decisions = [
+            decision
+            for decision in self._cluster.accepted_losses()
+            if decision.is_valid(scanned.bookies.registered) and not gone.isdisjoint(decision.bookies)
+        ]
+        found = self._cluster.ledger_data([decision.ledger_id for decision in decisions]) if decisions else ()
+        return gone & only_accepted(decisions, found, scanned.totals.ledgers_by_bookie)
 
     def _mark_early(self, cookies: AbstractSet[BookieId], bookies: Bookies) -> None:
         """Mark the ledgers of new losses before Spark reads all ledgers.

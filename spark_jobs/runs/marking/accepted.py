@@ -1,11 +1,13 @@
-"""The accepted losses, divided by whether they are still valid. Pure."""
+"""The accepted losses: whether they are still valid, and the bookies that nothing else names. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.metadata.tasks.decisions import Decision
 from bookie.model.ids import BookieId
 from spark_jobs.runs.marking.publish import Marking
@@ -38,3 +40,30 @@ def accepted_losses(decisions: Iterable[Decision], live: AbstractSet[BookieId]) 
     for decision in decisions:
         (standing if decision.is_valid(live) else returned).append(decision)
     return AcceptedLosses(tuple(standing), tuple(returned))
+
+
+def only_accepted(
+    decisions: Sequence[Decision], found: Sequence[bytes | str | None], ledgers_by_bookie: Mapping[str, int]
+) -> frozenset[BookieId]:
+    """Return the bookies of which every copy that metadata names was accepted as lost.
+
+    Args:
+        decisions: accepted losses that are still valid.
+        found: the metadata of each of their ledgers; other values than bytes: it could not be read.
+        ledgers_by_bookie: the number of ledgers that name each bookie.
+    """
+    ledgers: Counter[BookieId] = Counter()
+    for decision, data in zip(decisions, found, strict=True):
+        if not isinstance(data, bytes):
+            continue
+        try:
+            metadata = decode(data)
+        except UnreadableMetadataError:
+            continue
+        named = {
+            (fragment.first_entry_id, position, bookie)
+            for fragment in metadata.fragments
+            for position, bookie in enumerate(fragment.members)
+        }
+        ledgers.update(metadata.members() - {bookie for _, _, bookie in named - decision.copies})
+    return frozenset(bookie for bookie, count in ledgers.items() if ledgers_by_bookie.get(bookie) == count)

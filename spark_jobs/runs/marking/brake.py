@@ -7,9 +7,9 @@ input reports the reason and leaves the decision to an operator.
 
 The bookie check evaluates the brake before the scan, with all bookies that have a cookie. It evaluates the brake again
 between the scan and the first mark, with the bookies named by metadata as well: metadata may still name a
-decommissioned bookie. The second evaluation uses the same list as the check, so bookies that disappear after it cannot
-cause marks. The service also evaluates the brake each time it observes the bookies, and starts no audit for lost
-bookies while the brake holds.
+decommissioned bookie. It counts unless every copy on it was accepted as lost. The second evaluation uses the same list
+as the check, so bookies that disappear after it cannot cause marks. The service also evaluates the brake each time it
+observes the bookies, and starts no audit for lost bookies while the brake holds.
 
 The brake keeps no state, so a crash has no consequences. Each run decides from its own input, and the first run after
 the bookies have returned marks as usual. Only the last complete report comes from an earlier run: without it, the
@@ -35,7 +35,8 @@ def held_because(
     """Return the reason why nothing may be published, or None.
 
     Args:
-        known: bookies with a cookie, registered bookies, and bookies named in some ledger's metadata.
+        known: bookies with a cookie, registered bookies, and bookies named in some ledger's metadata, except those
+            without a cookie of which every copy was accepted as lost.
         registered: bookies registered now.
         ledgers: ledgers listed by this run.
         earlier_ledgers: ledgers in the last complete report of the same cluster; None: there is no such report.

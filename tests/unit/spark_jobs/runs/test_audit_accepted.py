@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bookie.metadata.ledgers.serde import encode
 from bookie.metadata.tasks.decisions import Decision, LostFragment, Verdict
 from bookie.model.ids import EntryId, LedgerId
 from spark_jobs.report.console import table
 from spark_jobs.report.counts import AcceptedCounts
 from spark_jobs.report.decoding import decode_summary
 from spark_jobs.report.page.words import headline
-from spark_jobs.runs.marking.accepted import accepted_losses
-from tests.worlds.ledgers import name_set, names
+from spark_jobs.runs.marking.accepted import accepted_losses, only_accepted
+from tests.worlds.ledgers import make_metadata, name_set, names
 from tests.worlds.report import CLEAN, UNDER_REPLICATED
 
 
@@ -31,6 +32,18 @@ def test_an_accepted_loss_is_valid_while_none_of_its_bookies_is_registered() -> 
 def test_without_registered_bookies_every_accepted_loss_is_valid() -> None:
     assert accepted_losses([decision(1, "a b")], frozenset()).returned == ()
     assert accepted_losses([], name_set("a")).standing == ()
+
+
+def test_a_bookie_is_given_up_if_every_copy_that_metadata_names_was_accepted_as_lost() -> None:
+    first = encode(make_metadata((0, "a b"), quorum=(2, 2), last=9))
+    second = encode(make_metadata((0, "a b c"), quorum=(3, 2), last=9))
+    moved = encode(make_metadata((0, "a b"), (5, "a c"), quorum=(2, 2), last=9))
+    decisions = [decision(1, "a b"), decision(2, "a b")]
+    assert only_accepted(decisions, [first, second], {"a": 2, "b": 2, "c": 1}) == name_set("a b")
+    assert only_accepted(decisions, [first, second], {"a": 3, "b": 2, "c": 1}) == name_set("b")
+    assert only_accepted(decisions, [first, moved], {"a": 2, "b": 2, "c": 1}) == name_set("b")
+    assert only_accepted(decisions, [first, None], {"a": 2, "b": 2}) == frozenset()
+    assert only_accepted(decisions, [first, b"rubbish"], {"a": 2, "b": 1}) == name_set("b")
 
 
 def test_a_report_counts_accepted_losses_and_not_their_ledgers_as_healthy() -> None:
