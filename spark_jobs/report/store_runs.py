@@ -210,7 +210,7 @@ def fetch_missing(
     Raises:
         ReportStoreError: the store or one of its reports cannot be read. The others were fetched, but none older than
             several that failed.
-        NoRoomError: the disk has no room for one of the reports. The others were fetched.
+        NoRoomError: the disk has no room for one of the reports; all others were fetched.
         ReportDirError: the directory cannot be written.
     """
     wanted = stored_runs(store)[:count_max]

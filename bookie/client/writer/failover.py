@@ -81,6 +81,8 @@ class Failover:
         self._change: asyncio.Task[None] | None = None
         self._failed_at_s: dict[BookieId, float] = {}
         self._reasons: dict[BookieId, str] = {}
+        self._fenced: set[BookieId] = set()
+        """Replacements that refused the ledger as fenced, which is permanent (R160)."""
         self._retry_at_s = 0.0
         self._retry_pause_s = ports.settings.degraded_retry_s
         self._marked: set[BookieId] = set()
@@ -104,7 +106,10 @@ class Failover:
             self._retry_pause_s = settings.degraded_retry_s
         self._failed_at_s[lane.bookie] = now_s
         self._reasons[lane.bookie] = reason
-        self._state.fail(lane, is_wiped=status is Status.WRONG_INCARNATION, is_change_due=status is Status.READ_ONLY)
+        if status is Status.FENCED:
+            self._fenced.add(lane.bookie)
+        is_change_due = status in (Status.READ_ONLY, Status.FENCED)
+        self._state.fail(lane, is_wiped=status is Status.WRONG_INCARNATION, is_change_due=is_change_due)
         if self._state.is_patient and self._retry_at_s <= now_s:
             self._retry_later()
 
@@ -137,7 +142,7 @@ class Failover:
     async def _run(self) -> None:
         failed = self._failed_bookies()
         change = EnsembleChange(
-            self._ports, self._state, self.ledger, self._failed_at_s, self._changes_left, self._reasons
+            self._ports, self._state, self.ledger, self._failed_at_s, self._changes_left, self._reasons, self._fenced
         )
         try:
             await self._apply_change(change)

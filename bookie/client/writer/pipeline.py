@@ -228,7 +228,7 @@ class Pipeline:
     def _refused(self, lane: _Lane, reply: AddReply) -> None:
         where = f"bookie {lane.bookie} refused adds to ledger {self.ledger.ledger_id}"
         match reply.status:
-            case Status.FENCED:
+            case Status.FENCED if not lane.is_new:  # otherwise R160
                 self.fail(LedgerFencedError(f"{where}: fenced, another client recovers the ledger"))
             case Status.UNAUTHORIZED:
                 self.fail(WrongPasswordError(f"{where}: wrong password, or no login although the bookie requires one"))

@@ -47,7 +47,7 @@ class PendingAdd(Generic[WaiterT]):
 class Lane(Generic[WaiterT]):
     """The queue for one bookie at one ensemble position; a replacement gets a lane of its own."""
 
-    __slots__ = ("bookie", "in_flight", "incarnation", "is_failed", "position", "queue")
+    __slots__ = ("bookie", "in_flight", "incarnation", "is_failed", "is_new", "position", "queue")
 
     def __init__(self, position: int, bookie: BookieId, incarnation: str) -> None:
         self.position = position
@@ -56,6 +56,8 @@ class Lane(Generic[WaiterT]):
         self.queue: deque[PendingAdd[WaiterT]] = deque()
         self.in_flight: list[list[PendingAdd[WaiterT]]] = []
         self.is_failed = False
+        self.is_new = False
+        """Whether the bookie has replaced another one, and has not acknowledged any entry yet."""
 
     def take_batch(self, entries_max: int = BATCH_ENTRIES_MAX) -> list[PendingAdd[WaiterT]]:
         """Move the next entries from the queue to those in flight, within the bounds of a batch; empty if none wait."""
@@ -139,6 +141,7 @@ class WriterState(Generic[WaiterT]):
         if not self.is_current(lane):
             return []
         lane.in_flight.remove(batch)
+        lane.is_new = False
         bit = 1 << lane.position
         for pending in batch:
             pending.acked |= bit
@@ -233,7 +236,9 @@ class WriterState(Generic[WaiterT]):
         for position, bookie in enumerate(members):
             if self.lanes[position].bookie != bookie:
                 # A kept member that failed during the change stays failed: the next round of the change handles it.
-                self._replace_lane(Lane(position, bookie, (incarnations or {}).get(bookie, "")))
+                lane: Lane[WaiterT] = Lane(position, bookie, (incarnations or {}).get(bookie, ""))
+                lane.is_new = True
+                self._replace_lane(lane)
 
     def readmit(self, position: int) -> None:
         """Use the bookie at a failed position again, from ``last_add_confirmed + 1`` on.
