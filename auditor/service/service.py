@@ -459,7 +459,10 @@ class AuditorService(Control):
         self._scheduled[kind] = guarded(f"scheduled {kind.value} run", self._run_scheduled(kind))
 
     async def _run_scheduled(self, kind: RunKind) -> None:
-        """Run the check. A failed run is retried with growing pauses until the misfire grace ends."""
+        """Run the check. A failed run is retried with growing intervals until the misfire grace ends.
+
+        No run begins while its schedule is paused.
+        """
         await self._wait_while_paused(kind)
         clock, retry_s = self._ports.clock, SCHEDULE_RETRY_S
         deadline_s = clock.monotonic_s() + self._settings.misfire_grace_s
@@ -480,6 +483,7 @@ class AuditorService(Control):
             _log.warning("scheduled run could not be started, trying again", extra=fields | {"in_s": retry_s})
             await clock.sleep(retry_s)
             retry_s = min(2 * retry_s, SCHEDULE_RETRY_S_MAX)
+            await self._wait_while_paused(kind)
 
     async def _wait_while_paused(self, kind: RunKind) -> None:
         """Wait until the schedule of a kind is not paused. Runs that are due during a pause become one run after it.
@@ -514,6 +518,7 @@ class AuditorService(Control):
             except RunBusyError as busy:
                 _log.info("scheduled run waits for another one", extra={"kind": kind.value, "reason": str(busy)})
                 await self._require_parts().manager.wait_ended(kind)
+                await self._wait_while_paused(kind)
         while not record.state.is_final:
             record = await self.wait_changed(record.run_id, record)
         if record.state is not RunState.FAILED or record.exit_code == ExitCode.CONFIGURATION:

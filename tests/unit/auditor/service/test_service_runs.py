@@ -454,6 +454,38 @@ async def test_the_pause_of_a_kind_ends_by_itself_and_its_due_run_starts(world: 
 
 
 @in_service_world
+async def test_a_schedule_that_is_paused_while_its_due_run_waits_for_another_run_waits_for_both(
+    world: ServiceWorld,
+) -> None:
+    auditor = await world.leader(bookies_schedule="1h", **LONG_TIMES)
+    await when(lambda: len(auditor.counted.ended) == 1, 30)
+    await asyncio.sleep(3000)
+    world.check_s = 1200
+    await auditor.service.start_run(RunKind.BOOKIES, cause=RunCause.COMMAND, owner="me")
+    await asyncio.sleep(1000)  # the scheduled run is due
+    world.check_s = 1
+    await auditor.service.pause_kind(RunKind.BOOKIES, owner="me", via="http")
+    await when(lambda: len(auditor.counted.ended) == 2, 300)
+    await asyncio.sleep(300)
+    assert len(auditor.counted.ended) == 2
+    await auditor.service.resume_kind(RunKind.BOOKIES, owner="me", via="http")
+    await when(lambda: len(auditor.counted.ended) == 3, 60)
+    assert auditor.counted.ended[2].cause is RunCause.SCHEDULE
+
+
+@in_service_world
+async def test_a_failed_scheduled_run_is_not_repeated_while_its_schedule_is_paused(world: ServiceWorld) -> None:
+    world.failures = [StoreUnavailableError("away")] * 9
+    auditor = await world.leader(bookies_schedule="1h", **LONG_TIMES)
+    await when(lambda: len(auditor.counted.ended) == 1, 30)
+    await auditor.service.pause_kind(RunKind.BOOKIES, owner="me", via="http")
+    await asyncio.sleep(1000)
+    assert len(auditor.counted.ended) == 1
+    await auditor.service.resume_kind(RunKind.BOOKIES, owner="me", via="http")
+    await when(lambda: len(auditor.counted.ended) == 2, 60)
+
+
+@in_service_world
 async def test_a_run_of_everything_includes_its_checks_and_waits_for_their_pauses(world: ServiceWorld) -> None:
     auditor = await world.leader(bookies_schedule="off", everything_schedule="1h", **LONG_TIMES)
     await when(lambda: len(auditor.counted.ended) == 1, 30)
