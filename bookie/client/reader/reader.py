@@ -276,7 +276,8 @@ def poll_interval_s(ports: ClientPorts, poll_s: float | None) -> float:
 async def ledger_to_read(ports: ClientPorts, ledger_id: LedgerId) -> Versioned:
     """Return a ledger for a new reader. If it is not closed, the metadata is no older than this call.
 
-    So a reader that was told of the end of the ledger sees it, also on a ZooKeeper server that is behind.
+    A client that has learned of the close of a ledger from its writer therefore sees its end, even if its ZooKeeper server
+    lags behind.
 
     Raises:
         NoSuchLedgerError: there is no such ledger.
