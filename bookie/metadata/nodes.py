@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from bookie.metadata.port import (
@@ -123,21 +123,28 @@ async def get_permitted(store: MetadataStore, paths: Sequence[str]) -> list[Node
         AccessDeniedError: this session may read none of several nodes, so the cause is not a single node.
         StoreUnavailableError: no answer.
     """
-    found = await _get_each_permitted(store, paths)
+    found = await read_each_permitted(store.get_many, paths)
     refusals = [each for each in found if isinstance(each, AccessDeniedError)]
     if refusals and 1 < len(paths) == len(refusals):
         raise refusals[0]
     return found
 
 
-async def _get_each_permitted(store: MetadataStore, paths: Sequence[str]) -> list[Node | AccessDeniedError | None]:
+async def read_each_permitted(
+    read: Callable[[Sequence[str]], Awaitable[Sequence[T]]], paths: Sequence[str]
+) -> list[T | AccessDeniedError]:
+    """Return the result of a bulk read for each path, or the refusal if this session may not read it.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
     try:
-        return [*await store.get_many(paths)]
+        return [*await read(paths)]
     except AccessDeniedError as error:
         if len(paths) == 1:
             return [error]
     halves = paths[: len(paths) // 2], paths[len(paths) // 2 :]  # a few more requests, not one for each node
-    return [each for half in halves for each in await _get_each_permitted(store, half)]
+    return [each for half in halves for each in await read_each_permitted(read, half)]
 
 
 async def child_names(store: MetadataStore, parent: str) -> tuple[str, ...]:

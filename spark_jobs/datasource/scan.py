@@ -19,7 +19,8 @@ import pyarrow as pa
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind, ledger_ids_under, ledger_path
 from bookie.metadata.ledgers.tree import LedgerTree
-from bookie.metadata.port import AccessDeniedError, MetadataStore, NoNodeError
+from bookie.metadata.nodes import read_each_permitted
+from bookie.metadata.port import AccessDeniedError, MetadataStore
 from bookie.model.ids import LedgerId
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.datasource.brief_columns import BriefColumns
@@ -228,10 +229,8 @@ async def read_metadata(
 
 
 async def _read(store: MetadataStore, paths: Sequence[str]) -> Sequence[bytes | str | None]:
-    try:
-        return await store.get_many_data(paths)
-    except AccessDeniedError:
-        return [await _read_one(store, path) for path in paths]
+    found = await read_each_permitted(store.get_many_data, paths)
+    return [_DENIED if isinstance(data, AccessDeniedError) else data for data in found]
 
 
 def _paths(cluster: Cluster, ids: Sequence[LedgerId]) -> list[str]:
@@ -245,12 +244,3 @@ def _paths(cluster: Cluster, ids: Sequence[LedgerId]) -> list[str]:
 
 def _ledger_paths(cluster: Cluster, ids: Sequence[LedgerId]) -> list[str]:
     return [ledger_path(cluster.kind, cluster.root, ledger_id) for ledger_id in ids]
-
-
-async def _read_one(store: MetadataStore, path: str) -> bytes | str | None:
-    try:
-        return (await store.get(path)).data
-    except NoNodeError:
-        return None
-    except AccessDeniedError:
-        return _DENIED

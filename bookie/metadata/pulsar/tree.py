@@ -21,6 +21,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
+from bookie.metadata.nodes import read_each_permitted
 from bookie.metadata.port import AccessDeniedError, Children, MetadataStore, NoNodeError
 from bookie.runtime.tasks import cancel, guarded
 
@@ -222,19 +223,8 @@ async def read_contents(store: MetadataStore, paths: Sequence[str]) -> Sequence[
     """
     if not paths:
         return ()
-    try:
-        return await store.get_many_data(paths)
-    except AccessDeniedError:
-        return [await _read_one(store, path) for path in paths]
-
-
-async def _read_one(store: MetadataStore, path: str) -> bytes | Denied | None:
-    try:
-        return (await store.get(path)).data
-    except NoNodeError:
-        return None
-    except AccessDeniedError:
-        return DENIED
+    found = await read_each_permitted(store.get_many_data, paths)
+    return [DENIED if isinstance(data, AccessDeniedError) else data for data in found]
 
 
 def _is_parent(names: tuple[str, ...]) -> bool:

@@ -17,7 +17,8 @@ from bookie.metadata.access import PLAIN_ACCESS, ZooKeeperAccess
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import ledger_path, lock_path, parents_of, task_path
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
-from bookie.metadata.port import AccessDeniedError, MetadataStore, Node, NoNodeError
+from bookie.metadata.nodes import read_each_permitted
+from bookie.metadata.port import AccessDeniedError, MetadataStore, Node
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import BookieId, LedgerId
@@ -140,19 +141,8 @@ _DENIED: Final = _Denied()
 async def _nodes(store: MetadataStore, paths: Sequence[str]) -> Sequence[Node | _Denied | None]:
     if not paths:
         return ()
-    try:
-        return await store.get_many(paths)
-    except AccessDeniedError:
-        return [await _node(store, path) for path in paths]
-
-
-async def _node(store: MetadataStore, path: str) -> Node | _Denied | None:
-    try:
-        return await store.get(path)
-    except NoNodeError:
-        return None
-    except AccessDeniedError:
-        return _DENIED
+    found = await read_each_permitted(store.get_many, paths)
+    return [_DENIED if isinstance(node, AccessDeniedError) else node for node in found]
 
 
 async def _ledgers_in_repair(store: MetadataStore, cluster: Cluster, ids: Sequence[LedgerId]) -> set[LedgerId]:

@@ -101,6 +101,24 @@ async def test_a_denied_ledger_is_a_row_with_an_error() -> None:
     assert (summary["ledgers"], summary["unreadable"]) == (2, 1)
 
 
+async def test_a_few_denied_ledgers_cost_few_requests() -> None:
+    """If every ledger beside them were read alone, such an audit would take as long as its requests, one by one."""
+    store, cluster = await cluster_of(range(2_000))
+    for number in (7, 1_500):
+        store.cell.deny(ledger_path(cluster.kind, ROOT, number))
+    requests: list[str] = []
+
+    async def note(operation: str, path: str) -> Fault | None:
+        requests.append(operation)
+        return None
+
+    store.fault_hook = note
+    rows, summary = await read(store, cluster)
+    assert [row["ledger_id"] for row in rows if row["error"]] == [7, 1_500]
+    assert (summary["ledgers"], summary["unreadable"]) == (1_998, 2)
+    assert len(requests) < 100
+
+
 @pytest.mark.parametrize("failing", ["get_many", "children_many", "sync"])
 async def test_a_store_that_stops_answering_ends_the_scan(failing: str) -> None:
     store, cluster = await cluster_of(range(5_000))
