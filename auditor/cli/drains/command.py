@@ -27,8 +27,8 @@ from auditor.cli.changing import (
 from auditor.cli.drains.begin import DrainRequest, begin, begin_lines, print_begin_notes
 from auditor.cli.drains.bookie_state import REQUEST_S as BOOKIE_REQUEST_S
 from auditor.cli.drains.pulsar_admin import PulsarAdminOption, PulsarCaOption, PulsarTokenFileOption, pulsar_admin
-from auditor.cli.drains.remote import remote_drain_status
-from auditor.cli.drains.status import end, observe_or_wait, print_unload_commands, status_lines
+from auditor.cli.drains.remote import not_drained, remote_drain_status
+from auditor.cli.drains.status import NotDrainedError, end, observe_or_wait, print_unload_commands, status_lines
 from auditor.cli.output import OutputFormat, StreamFormat, counting, print_error, print_line
 from auditor.cli.paging import print_page
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri, run
@@ -272,6 +272,8 @@ def status(
         document = remote_drain_status(service, bookies, is_waiting=is_waiting, timeout_s=timeout_s)
         if not document["bookies"]:
             refuse(_NO_DRAIN)
+        if is_waiting and document["ledgers_left"] and (others := not_drained(service, document)):
+            failure = NotDrainedError(others)
     show(output, "DrainStatus", document, status_lines(document))
     end(document, failure, timeout_s)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from auditor.cli.drains.watch import POLL_SHARE
+from bookie.model.ids import BookieId
 
 if TYPE_CHECKING:
     from auditor.cli.at import Service
-    from bookie.model.ids import BookieId
 
 POLL_S: Final = 10.0
 """Shortest pause between two checks, because the auditor reads all ledgers for each of them."""
@@ -27,6 +27,8 @@ def remote_drain_status(
 ) -> dict[str, Any]:
     """Return the document ``DrainStatus``; if ``is_waiting``, request it until nothing is left, or the time has passed.
 
+    The wait also ends if a bookie is registered and not being drained (``not_drained``).
+
     Args:
         service: the auditor.
         bookies: the bookies; none: all drained ones.
@@ -42,6 +44,8 @@ def remote_drain_status(
     document = service.ask("GET", "/drain-status", {"bookie": list(bookies) or None})
     at_start, polled_s = document["ledgers_left"], monotonic_s() - started_s
     while is_waiting and document["ledgers_left"]:
+        if not_drained(service, document):
+            break
         pause_s = max(POLL_S, polled_s / POLL_SHARE)
         begun_s = monotonic_s()
         if timeout_s is not None and begun_s - started_s + pause_s > timeout_s:
@@ -56,3 +60,20 @@ def remote_drain_status(
             document["ledgers_per_second"] = moved / passed_s
             document["eta_seconds"] = document["ledgers_left"] * passed_s / moved
     return document
+
+
+def not_drained(service: Service, document: Mapping[str, Any]) -> list[BookieId]:
+    """Return the bookies of a document ``DrainStatus`` that are registered and not being drained.
+
+    The time of a damaged record of a drain is unknown, so a bookie without a time is looked up among the drains.
+
+    Raises:
+        RemoteUnavailableError, RemoteRefusedError: see ``Service.ask``.
+    """
+    without = [
+        BookieId(row["bookie_id"]) for row in document["bookies"] if row["state"] != "lost" and row["since"] is None
+    ]
+    if not without:
+        return []
+    drained = {row["bookie_id"] for row in service.ask("GET", "/drains")["items"]}
+    return [bookie for bookie in without if bookie not in drained]

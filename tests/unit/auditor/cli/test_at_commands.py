@@ -347,7 +347,8 @@ def test_a_wait_for_a_drain_polls_with_pauses_until_nothing_is_left() -> None:
             nonlocal now_s
             now_s += 4
             asked.append(query["bookie"])
-            return {"ledgers_left": next(numbers), "bookies": [{"bookie_id": "c"}], "eta_seconds": None}
+            row = {"bookie_id": "c", "state": "read_only", "since": rfc3339(EPOCH_MS)}
+            return {"ledgers_left": next(numbers), "bookies": [row], "eta_seconds": None}
 
     def sleep(seconds: float) -> None:
         nonlocal now_s
@@ -361,6 +362,14 @@ def test_a_wait_for_a_drain_polls_with_pauses_until_nothing_is_left() -> None:
     numbers = iter((100, 60, 50))
     last = remote_drain_status(service, (), is_waiting=True, timeout_s=45, sleep=sleep, monotonic_s=lambda: now_s)
     assert (last["ledgers_left"], last["eta_seconds"]) == (60, 42.0)
+
+
+async def test_a_wait_for_a_registered_bookie_that_is_not_being_drained_ends(world: ApiWorld) -> None:
+    async with world.upkeep.cluster.connected("") as client:
+        await client.ports.ledgers.create(20, make_metadata((0, "c d"), quorum=(2, 2), last=9))
+    waited = await call(world, "drain", "status", "c", "--wait")
+    assert waited.exit_code == ExitCode.FAILED
+    assert "c is registered and not being drained, so nothing moves its data: `bkheal drain start c`" in waited.stderr
 
 
 async def test_drains_are_listed_and_schedules_are_paused(world: ApiWorld) -> None:
