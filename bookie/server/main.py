@@ -241,8 +241,8 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
 
     The wait for ZooKeeper is first (R147): until then, the ports refuse connections, so clients try other bookies at
     once. Ports are bound before the disks, so a second process with the same settings ends before it touches one. The
-    bookie joins before it serves, because its answers count as evidence. It registers last, so every bookie that a
-    writer finds answers.
+    bookie joins before it serves, because its answers count as evidence, and knows whether it is read-only, because
+    writers of the process before it continue at once. It registers last, so every bookie that a writer finds answers.
     """
     context, readiness = _Context(settings, stack, bookie_metrics(installed_version())), _Readiness()
     begun_s = context.clock.monotonic_s()
@@ -254,14 +254,15 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
     listeners = _bind(context)
     disks = await _open_disks(context)
     admission, ledger_disk, storage = await _join(context, listeners, disks, metadata)
-    service = await _serve(context, listeners, ledger_disk, metadata, storage, admission)
     drain = DrainWatch(Drains(metadata.store, metadata.cluster.root), admission.bookie_id, context.clock)
     await drain.check()
     read_only = OperatorReadOnly(ledger_disk, await read_recorded_request(ledger_disk))
     by_role: dict[str, Disk] = {**_journal_roles(disks.journals), "ledgers": ledger_disk}
     is_low = should_be_read_only(False, await free_bytes(tuple(by_role.values())), settings.read_only_below_bytes)
     is_asked = drain.is_drained or read_only.wish is not None
+    service = _service(context, ledger_disk, metadata, storage, admission)
     service.is_read_only = is_low or storage.is_full or is_asked
+    await _serve(context, listeners, service)
     keeper = await _register(context, listeners, metadata, admission, is_read_only=service.is_read_only)
     readiness.keeper = keeper
     bookie = _Bookie(
@@ -406,21 +407,18 @@ async def _ledger_disk(directories: Sequence[RoleDirectory], admission: Admissio
     return parts[0].disk
 
 
-async def _serve(
-    context: _Context,
-    listeners: _Listeners,
-    ledger_disk: Disk,
-    metadata: _Metadata,
-    storage: LedgerStorage,
-    admission: Admission,
+def _service(
+    context: _Context, ledger_disk: Disk, metadata: _Metadata, storage: LedgerStorage, admission: Admission
 ) -> BookieService:
     identity = BookieIdentity(admission.incarnation, installed_version())
-    service = BookieService(storage, ledger_disk, identity, copying=_copying(context, metadata))
+    return BookieService(storage, ledger_disk, identity, copying=_copying(context, metadata))
+
+
+async def _serve(context: _Context, listeners: _Listeners, service: BookieService) -> None:
     measured = MeasuredService(service, context.metrics, context.clock)
     await listeners.server.start(measured, listeners.administration)
     if listeners.apache_port is not None:
         await listeners.apache.start(measured)
-    return service
 
 
 def _copying(context: _Context, metadata: _Metadata) -> Copying:
