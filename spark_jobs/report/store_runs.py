@@ -208,9 +208,9 @@ def fetch_missing(
             None: all stay.
 
     Raises:
-        ReportStoreError: the store or one of its reports cannot be read. The others were fetched, but none older than
-            several that failed.
-        NoRoomError: the disk has no room for one of the reports; all others were fetched.
+        ReportStoreError: the store or one of its reports cannot be read. Others were fetched, but none that is older
+            than several of those that failed.
+        NoRoomError: the disk has no room for one of the reports. All others were tried.
         ReportDirError: the directory cannot be written.
     """
     wanted = stored_runs(store)[:count_max]

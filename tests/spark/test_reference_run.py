@@ -37,6 +37,7 @@ from spark_jobs.runs.kinds import reference_run
 from spark_jobs.runs.needs import ExportError, NoPulsarError
 from spark_jobs.runs.port import RunStoppedError
 from spark_jobs.runs.run import AuditResult
+from spark_jobs.runs.spark_failures import ScanFailedError
 from spark_jobs.settings import FailOn
 from tests.sessions import LONG_SESSION_S
 from tests.spark.audit_world import Place, kept_by, lose_blocks, opened
@@ -295,6 +296,19 @@ def test_a_run_without_pulsar_an_export_directory_or_a_permission_fails_with_the
     deny(zookeeper, f"{pulsar.root}/managed-ledgers/t")  # without this permission the topics are unknown
     with pytest.raises(AccessDeniedError, match=f"{pulsar.root}/managed-ledgers/t"):
         pulsar.check(spark)
+
+
+def test_a_failure_of_spark_while_the_ids_are_written_has_its_own_error(
+    spark: SparkSession, pulsar: Pulsar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulsar.place.create({1: ledger(MESSAGES)})
+
+    def failing(unreferenced: DataFrame, file: Path) -> None:
+        unreferenced.selectExpr("raise_error('no space left')").collect()
+
+    monkeypatch.setattr(reference_run, "export", failing)
+    with pytest.raises(ScanFailedError, match="no space left"):
+        pulsar.check(spark, export=tmp_path / "ids.txt")
 
 
 def test_an_export_that_fails_leaves_no_part_of_its_file(spark: SparkSession, tmp_path: Path) -> None:

@@ -125,7 +125,8 @@ class ReferenceRun:
             settled, seen = self._judge(scan, found, created_before_ms, doubts, kept)
             counts = self._counts(settled, seen, doubts)
             if self._settings.export is not None:
-                export(_with_verdict(seen, Verdict.UNREFERENCED), self._settings.export)
+                with self._context.tasks(Phase.CHECK, is_reported=False):
+                    export(_with_verdict(seen, Verdict.UNREFERENCED), self._settings.export)
             recount = self._cluster.count_planned(plan, scan.totals)
             bookies = self._cluster.bookies()
             incomplete = problems(plan, scan.totals, recount) + _undecodable_problems(counts)
