@@ -106,7 +106,7 @@ class Run:
 
     async def _unfinished(self) -> Sequence[str]:
         try:
-            return await unfinished(self.client)
+            return await unfinished(self.client, self.service.destroyed)
         except BkhealError as error:
             return [f"unknown: {error}"]
 

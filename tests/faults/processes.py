@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 from bookie.embedded.apache import ApacheBookie, ApacheCluster
 from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
 from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
+from bookie.model.ids import BookieId
 from tests.deadlines import PROGRAM_S, STATE_S
 
 LOST_BOOKIE_DELAY_S: Final = 5
@@ -43,6 +44,8 @@ class Service:
         self, cluster: EmbeddedCluster, apache: ApacheCluster | None, rng: random.Random, say: Callable[[str], None]
     ) -> None:
         """Take over the bookies of ``cluster``, and those of ``apache`` with the same ZooKeeper."""
+        self.destroyed: set[BookieId] = set()
+        """The ids of destroyed bookies. No other bookie gets such an id."""
         self._cluster = cluster
         self._apache = apache
         self._rng = rng
@@ -172,6 +175,7 @@ class Service:
         if (bookie := self._away_soon("destroy", away_s)) is None:
             return
         self._bookies.remove(bookie)
+        self.destroyed.add(bookie.bookie_id)
         await bookie.kill9()
         await asyncio.to_thread(shutil.rmtree, bookie.directory)
         await asyncio.sleep(away_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from bookie.client.bookkeeper import BookKeeper, stored_digest
@@ -22,14 +23,16 @@ _SHOWN: Final = 5
 _RECONNECT_S: Final = 0.1
 
 
-async def unfinished(client: ConnectedBookKeeper) -> Sequence[str]:
+async def unfinished(client: ConnectedBookKeeper, destroyed: AbstractSet[BookieId]) -> Sequence[str]:
     """Return one line for each kind of thing that a finished repair leaves none of; an empty list if all is repaired.
+
+    The registration of a bookie of ``destroyed`` may still exist, for example because ZooKeeper was away since then.
 
     Raises:
         StoreUnavailableError: no answer from the metadata store.
     """
     tasks = client.ports.tasks
-    registered = (await client.ports.registrations.list()).registered
+    present = (await client.ports.registrations.list()).registered - destroyed
     scanned = [one async for one in client.scan_ledgers()]
     left = {
         "marked": [task.ledger_id for task in await tasks.list()],
@@ -38,7 +41,7 @@ async def unfinished(client: ConnectedBookKeeper) -> Sequence[str]:
         "with a reservation": await Reservations(client.store, LEDGERS_ROOT).ledgers(),
         "unreadable": [one.ledger_id for one in scanned if not isinstance(one, Versioned)],
         "with a lost member": [
-            one.ledger_id for one in scanned if isinstance(one, Versioned) and not one.metadata.members() <= registered
+            one.ledger_id for one in scanned if isinstance(one, Versioned) and not one.metadata.members() <= present
         ],
     }
     return [f"{len(found)} {kind}: {_listed(found)}" for kind, found in left.items() if found]
