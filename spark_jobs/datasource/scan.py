@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -38,6 +38,9 @@ ROWS_MAX: Final = 10_000
 BATCH_BYTES: Final = 8 << 20
 """Bytes of metadata after which a batch ends. The rows of a batch need about eight times as much memory, because each
 member of a fragment is a text. With one fragment for each ledger, a batch has 2 MB."""
+LISTED_LEDGERS: Final = 10_000
+LISTED_NODES: Final = 100
+"""Largest numbers of planned ledgers and of nodes that are listed at a time. One node may have as many ledgers."""
 _CHUNKS_AHEAD: Final = 2
 """Two chunks keep ZooKeeper busy while a third one is decoded. With about 200 bytes for each ledger, they need about
 one megabyte."""
@@ -164,15 +167,30 @@ async def _listed(
     """List the ledgers, count them, and yield the ids to read in chunks."""
     tree = LedgerTree(store, cluster)
     await store.sync(cluster.root)  # this server may lag behind the plan's
-    for parent in parents:
-        (ids,) = await tree.ids_under_many([parent.path])
-        wanted = [ledger_id for ledger_id in ids if options.is_wanted(ledger_id)]
-        counts.parents.append((parent.path, parent.planned, len(ids)))
-        counts.skipped += len(ids) - len(wanted)
-        if image is not None and parent.stat is not None and (leaf := leaf_of(cluster, parent.path)) is not None:
-            image.listed(leaf, parent.stat, len(ids))
-        async for some in paced(wanted, store):
-            yield some
+    for group in listed_together(parents):
+        for parent, ids in zip(group, await tree.ids_under_many([each.path for each in group]), strict=True):
+            wanted = [ledger_id for ledger_id in ids if options.is_wanted(ledger_id)]
+            counts.parents.append((parent.path, parent.planned, len(ids)))
+            counts.skipped += len(ids) - len(wanted)
+            if image is not None and parent.stat is not None and (leaf := leaf_of(cluster, parent.path)) is not None:
+                image.listed(leaf, parent.stat, len(ids))
+            async for some in paced(wanted, store):
+                yield some
+
+
+def listed_together(parents: Sequence[LeafParent]) -> Iterator[Sequence[LeafParent]]:
+    """Yield the nodes in groups that are listed by one request: many in a sparse tree, one in a dense tree.
+
+    Each node in a request of its own would cost a round trip, during which a task has nothing to decode.
+    """
+    start, ledgers = 0, 0
+    for number, parent in enumerate(parents):
+        if number > start and (ledgers + parent.planned > LISTED_LEDGERS or number - start == LISTED_NODES):
+            yield parents[start:number]
+            start, ledgers = number, 0
+        ledgers += parent.planned
+    if parents:
+        yield parents[start:]
 
 
 async def _given(

@@ -13,6 +13,7 @@ from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind, ledger_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.ledgers.serde import encode
+from bookie.metadata.ledgers.tree import LedgerTree
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.metadata.uri import parse_uri
@@ -22,7 +23,7 @@ from bookie.runtime.clock import SystemClock
 from spark_jobs.datasource import scan as scan_module
 from spark_jobs.datasource.options import LedgerOptions
 from spark_jobs.datasource.partitions import LeafParent
-from spark_jobs.datasource.scan import reread, scan
+from spark_jobs.datasource.scan import listed_together, reread, scan
 from spark_jobs.pacing.budget import TaskBudget
 from spark_jobs.pacing.pace import Pace
 from spark_jobs.pacing.paced_store import PacedStore
@@ -180,6 +181,41 @@ async def test_a_batch_of_large_metadata_has_fewer_rows() -> None:
     parents = [LeafParent("/ledgers/00/0000", 5_000)]
     rows = [len(batch) async for batch in scan(unpaced(store), cluster, parents, options())]
     assert rows == [2_000, 3_000, 1]
+
+
+async def test_nodes_with_few_ledgers_are_listed_together() -> None:
+    ids = [leaf * 10_000 + number for leaf in range(150) for number in (1, 2)]
+    store, cluster = await cluster_of(ids)
+    parents = [LeafParent(path, count) for path, count in await LedgerTree(store, cluster).leaf_parents()]
+    requests: list[str] = []
+
+    async def note(operation: str, path: str) -> Fault | None:
+        requests.append(operation)
+        return None
+
+    store.fault_hook = note
+    batches = [batch.to_pylist() async for batch in scan(unpaced(store), cluster, parents, options())]
+    *rows, last = [row for batch in batches for row in batch]
+    assert [row["ledger_id"] for row in rows] == ids
+    assert [each["listed"] for each in last["summary"]["parents"]] == [2] * 150
+    assert requests.count("children_many") == 2, "a task would wait for a round trip for each node"
+
+
+@pytest.mark.parametrize(
+    ("planned", "groups"),
+    [
+        ([], []),
+        ([10_000, 10_000, 1], [1, 1, 1]),
+        ([4_000, 6_000, 1, 0, 9_999, 1], [2, 3, 1]),
+        ([20_000, 0, 5], [1, 2]),
+        ([1] * 250, [100, 100, 50]),
+    ],
+)
+def test_few_ledgers_are_listed_at_a_time(planned: Sequence[int], groups: Sequence[int]) -> None:
+    parents = [LeafParent(f"/{number}", size) for number, size in enumerate(planned)]
+    found = list(listed_together(parents))
+    assert [parent for group in found for parent in group] == parents
+    assert [len(group) for group in found] == groups
 
 
 @in_virtual_time
