@@ -425,7 +425,9 @@ def auditor_token(
 
         bkheal auditor-token alice --role operate >alice.token 2>>tokens
 
-    The service reads the file again after a change. The user passes the secret in $BKHEAL_TOKEN or --token-file.
+    The service reads the file again after a change. Before you replace the token of a name, remove its line: if a name
+    has two lines, or any line is invalid, no token is admitted. The user passes the secret in $BKHEAL_TOKEN or
+    --token-file.
     """
     try:
         made = make_token(name, role, _expiry_ms(expires))
