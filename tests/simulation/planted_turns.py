@@ -170,8 +170,8 @@ def _(stack: ExitStack) -> None:
 )
 def _(stack: ExitStack) -> None:
     def make(pass_limits: Any) -> Any:
-        async def waiting(self: Pace, throttle: Any, direction: Any, size_bytes: int, rank: int) -> None:
-            await pass_limits(self, throttle, direction, size_bytes, rank + 1)
+        async def waiting(self: Pace, throttle: Any, critical: Any, direction: Any, size_bytes: int, rank: int) -> None:
+            await pass_limits(self, throttle, critical, direction, size_bytes, rank + 1)
 
         return waiting
 
