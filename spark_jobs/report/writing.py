@@ -97,8 +97,10 @@ def abandon(directory: Path) -> None:
         directory.rmdir()
 
 
-def finish(report_dir: Path, summary: RunSummary, *, topology: Topology | None = None, kept: Kept = EVERYTHING) -> Path:
-    """Write everything except the findings, the summary last, and return the path of the summary.
+def finish(
+    report_dir: Path, summary: RunSummary, *, topology: Topology | None = None, kept: Kept = EVERYTHING
+) -> tuple[Path, list[str]]:
+    """Write everything except the findings, the summary last.
 
     The run counts as soon as the summary is written. Compaction, removal of old data and renewal of the index are best
     effort: failures are logged.
@@ -108,6 +110,9 @@ def finish(report_dir: Path, summary: RunSummary, *, topology: Topology | None =
         summary: the summary of this run, whose directory is prepared.
         topology: the locations of bookies, for the page; None: unknown.
         kept: how much to keep.
+
+    Returns:
+        The path of the summary, and the ids of the runs whose reports were removed.
 
     Raises:
         ReportDirError: a file cannot be written, or cannot hold a value of the run.
@@ -127,9 +132,9 @@ def finish(report_dir: Path, summary: RunSummary, *, topology: Topology | None =
     except (ValueError, ArithmeticError) as error:
         # Numbers and times in the summary come from metadata and from bookies, so they may be damaged (R52).
         raise ReportDirError(f"cannot write the report in {directory}: {error}") from error
-    keep(report_dir, summary.finished_ms, kept)
+    pruned = keep(report_dir, summary.finished_ms, kept)
     renew_index(report_dir, directory)
-    return directory / SUMMARY
+    return directory / SUMMARY, pruned
 
 
 def keep(report_dir: Path, now_ms: int, kept: Kept) -> list[str]:

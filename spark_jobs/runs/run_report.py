@@ -30,7 +30,7 @@ from spark_jobs.report.history import NoSuchReportError
 from spark_jobs.report.impact import Impact
 from spark_jobs.report.impact_rows import read_impact
 from spark_jobs.report.store import ReportStore
-from spark_jobs.report.store_runs import send_run
+from spark_jobs.report.store_runs import remove_runs, send_run
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.findings import write_findings
 from spark_jobs.runs.hadoop_files import move_to_local_folder, remove_folder
@@ -136,7 +136,10 @@ class RunReport:
             return Impact()
 
     def finish(self, summary: RunSummary, topology: Topology | None, kept: Kept) -> Path:
-        """Write all of the report except the findings, unless it has already failed; return the path of the summary."""
+        """Write all of the report except the findings, unless it has already failed; return the path of the summary.
+
+        Old reports are removed from the directory, and the same ones from the store.
+        """
         path = self.directory / writing.SUMMARY
         if self.problem is None:
             with self._marks_problem_on_error():
@@ -144,7 +147,7 @@ class RunReport:
         if self.problem is not None:
             return path
         try:
-            path = writing.finish(self._report_dir, summary, topology=topology, kept=kept)
+            path, pruned = writing.finish(self._report_dir, summary, topology=topology, kept=kept)
         except ReportDirError as error:
             self._set_problem(error)
             return path
@@ -154,6 +157,8 @@ class RunReport:
             except ReportDirError as error:
                 self.problem = error
                 _log.error("the report is not in the store", extra={"run_id": summary.run_id, "reason": str(error)})
+            else:
+                remove_runs(self._store, pruned)
         return path
 
     def abandon(self) -> None:

@@ -38,11 +38,12 @@ from spark_jobs.report.store_runs import (
 )
 from spark_jobs.report.tables.sql import ask
 from spark_jobs.runs.run import _exchange
+from spark_jobs.runs.run_report import RunReport
 from spark_jobs.settings import AuditSettings
 from spark_jobs.store_address import StoreAddressError, parse_address
 from tests.loopback_s3 import CREDENTIALS, KEY_ID, SECRET, s3_server
 from tests.worlds.clocks import ManualClock
-from tests.worlds.report_tables import HISTORY, run, write, write_history
+from tests.worlds.report_tables import HISTORY, run, write, write_findings, write_history
 
 RUNS = [summary.run_id for summary, _ in HISTORY]
 _BUCKET = "audit-reports"
@@ -372,6 +373,23 @@ async def test_an_auditor_without_reports_of_its_own_lists_those_in_the_store(
     await failing.refresh()
     await failing.refresh()
     assert [record.message for record in caplog.records] == ["reports were not fetched"]
+
+
+def test_a_run_removes_from_the_store_what_it_removes_from_its_directory(
+    store: ReportStore, written: Path, tmp_path: Path
+) -> None:
+    here = tmp_path / "elsewhere"
+    for run_id in RUNS:
+        send_run(store, written, run_id)
+    fetch_missing(store, here, kept_max=2)
+    summary = run(20)
+    report = RunReport(here, summary.run_id, is_needed=True, store=store)
+    write_findings(report.directory, ())
+
+    report.finish(summary, None, Kept(2))
+
+    assert [each.run_id for each in reports(here)] == [summary.run_id, RUNS[2]]
+    assert stored_runs(store) == [summary.run_id, RUNS[2], RUNS[0]], "the oldest was never in this directory"
 
 
 async def test_an_auditor_does_not_fetch_reports_that_it_would_remove_at_once(

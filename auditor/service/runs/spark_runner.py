@@ -56,10 +56,11 @@ class SparkRunner(CheckRunner):
             from spark_jobs.runs.run import run_check
 
             result = run_check(spark, request.kind, settings, progress, gate=gate, run_id=request.run_id)
-            pruned = keep(settings.report_dir, result.summary.finished_ms, self._settings.kept)
-            store = opened_store(settings.report_store)
-            if store is not None:
-                remove_runs(store, pruned)
+            if result.report_problem:  # then the run has removed no old reports, which may be why the disk is full
+                pruned = keep(settings.report_dir, result.summary.finished_ms, settings.kept)
+                store = opened_store(settings.report_store)
+                if store is not None:
+                    remove_runs(store, pruned)
             return result
 
         result = await run_in_daemon_thread(f"run {request.run_id}", check)
@@ -86,6 +87,7 @@ def audit_settings(settings: ServiceSettings, request: RunRequest) -> AuditSetti
         report_dir=settings.report_dir,
         report_store=settings.report_store,
         findings_dir=settings.findings_dir,
+        reports_kept=settings.reports_kept,
         is_dry_run=request.is_dry_run,
         missing_share_max=settings.missing_share_max,
         critical_delay_s=settings.critical_delay_s,

@@ -45,8 +45,7 @@ def test_a_check_uses_the_settings_of_the_service_and_the_options_of_the_run() -
     assert (made.metadata_uri, made.report_dir, made.is_dry_run) == ("zk://h:1/ledgers", Path("r"), True)
     assert (made.missing_share_max, made.placement_policy.min_racks) == (0.25, 3)
     assert (made.sample, made.ledger_min) == (0.5, 7)
-    assert made.kept == Kept(None, 1_000, 5 << 20), "the service itself removes reports, after the run"
-    assert SETTINGS.kept == Kept(50, 1_000, 5 << 20)
+    assert made.kept == SETTINGS.kept == Kept(50, 1_000, 5 << 20)
 
 
 def test_unknown_options_are_refused() -> None:

@@ -98,7 +98,8 @@ def test_exit_codes(summary: RunSummary, fail_on: FailOn, code: ExitCode) -> Non
 
 def test_the_summary_file_is_a_versioned_document(tmp_path: Path) -> None:
     report.prepare(tmp_path, FOUND.run_id)
-    document = json.loads(report.finish(tmp_path, FOUND).read_bytes())
+    path, _ = report.finish(tmp_path, FOUND)
+    document = json.loads(path.read_bytes())
     assert (document["apiVersion"], document["kind"]) == ("bkheal/v1", "AuditReport")
     assert (document["started"], document["finished"]) == ("2026-01-02T03:04:05.000Z", "2026-01-02T03:04:07.500Z")
     assert (document["verdict"], document["complete"]) == ("under-replicated", True)
