@@ -45,7 +45,7 @@ class Service:
     ) -> None:
         """Take over the bookies of ``cluster``, and those of ``apache`` with the same ZooKeeper."""
         self.destroyed: set[BookieId] = set()
-        """The ids of destroyed bookies. No other bookie gets such an id."""
+        """The ids of destroyed bookies."""
         self._cluster = cluster
         self._apache = apache
         self._rng = rng
