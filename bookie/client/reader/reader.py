@@ -276,8 +276,7 @@ def poll_interval_s(ports: ClientPorts, poll_s: float | None) -> float:
 async def ledger_to_read(ports: ClientPorts, ledger_id: LedgerId) -> Versioned:
     """Return a ledger for a new reader. If it is not closed, the metadata is no older than this call.
 
-    A client that has learned of the close of a ledger from its writer therefore sees its end, even if its ZooKeeper server
-    lags behind.
+    So if the writer has closed the ledger before the call, the reader sees the end, even if its ZooKeeper server lags.
 
     Raises:
         NoSuchLedgerError: there is no such ledger.
