@@ -9,6 +9,7 @@ from tests.simulation.planted_repair import REPAIR_DEFECTS
 from tests.simulation.planted_storage import STORAGE_DEFECTS
 from tests.simulation.planted_turns import TURN_DEFECTS
 from tests.simulation.planting import Defect
+from tests.simulation.variation import FIRST_WITH_HARSHNESS
 
 DEFECTS: dict[str, Defect] = {
     **STORAGE_DEFECTS,
@@ -92,5 +93,9 @@ SEARCHED_IN: Final[Mapping[str, str]] = {
     "stale-acks": "full disk",
     "superseded-not-counted": "repair",
     "two-states-of-a-ledger": "beyond quorum",
+    "unknown-outcome-is-done": "store storm",
 }
 """The profiles in which to search for rare defects. All other defects are searched for in all profiles in turn."""
+
+SEARCHED_FROM: Final[Mapping[str, int]] = {"unknown-outcome-is-done": FIRST_WITH_HARSHNESS}
+"""The first seeds for defects that only later histories can show. All other defects are searched for from seed 0 on."""

@@ -228,6 +228,8 @@ class History:
         works = self._start_applications(nemesis)
         self._start_services()
         trouble = asyncio.get_running_loop().create_task(nemesis.run())
+        if world.harshness is not None:
+            world.process.run("harsh trouble", world.harshness.trouble(world))
         await asyncio.wait(works, timeout=profile.trouble_s * self._scale)
         world.is_healing = True
         trouble.cancel()

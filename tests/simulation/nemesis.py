@@ -382,6 +382,8 @@ class Nemesis:
     def _freeze_bookie(self) -> bool:
         node = self._any_bookie()
         node.process.held_until_s = self._world.loop.time() + self._down_s()
+        if node.is_listening:
+            node.store.hold(node.process.held_until_s)
         self._note(f"{node.process.name} is frozen")
         return True
 

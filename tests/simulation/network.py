@@ -38,6 +38,7 @@ from tests.simulation.loop import Process, SimLoop
 from tests.simulation.trace import Trace
 
 PORT: Final = 3181
+_CUT_SHARE: Final = 0.05
 _ADD_LIKE: Final = ("add", "recovery add")
 _KINDS: Final[Mapping[type[Request[Any]], str]] = {
     Read: "read",
@@ -113,6 +114,12 @@ class SimNetwork:
         self.trace = trace
         self.delay_max_s = 0.01
         self.lost_kinds: set[tuple[str, str]] = set()
+        self.breaking: random.Random | None = None
+        """The source of random decisions on broken connections; None: no connection ever breaks."""
+        self.cutting: random.Random | None = None
+        """The source of random decisions on answers that are cut short; None: every answer is complete."""
+        self._in_flight: dict[tuple[str, str], dict[_Message, None]] = {}
+        """The calls without an answer, by sender and host, if connections can break."""
         self.on_deliver: Callable[[str, BookieId, str], None] = lambda sender, bookie, kind: None
         self._listeners: dict[str, Listener] = {}
         self._links: dict[tuple[str, str], Link] = {}
@@ -134,12 +141,45 @@ class SimNetwork:
     def heal(self) -> None:
         """Make every link healthy."""
         self._links.clear()
+        self.breaking = self.cutting = None
         self.lost_kinds.clear()
         self.delay_max_s = 0.01
 
     def path(self, sender: str, host: str) -> Link:
         """Return the link, for sending a message."""
         return self._links.get((sender, host), self._healthy)
+
+    def note_call(self, sender: str, host: str, message: _Message) -> None:
+        """Note a call, which ends if its connection breaks."""
+        if self.breaking is not None:
+            calls = self._in_flight.setdefault((sender, host), {})
+            calls[message] = None
+            message.answer.add_done_callback(lambda _: calls.pop(message, None))
+
+    def busy_links(self) -> list[tuple[str, str]]:
+        """Return the sender and the host of each connection with calls in flight, if connections can break."""
+        return [key for key, calls in self._in_flight.items() if calls]
+
+    def break_connections(self, host: str, sender: str = "") -> None:
+        """Break the connection of ``sender`` ("": of every process) to a host.
+
+        Its calls end as unreachable. Requests that have arrived take effect, and half of the others arrive later.
+        """
+        if (rng := self.breaking) is None:
+            return
+        for key, calls in self._in_flight.items():
+            if key[1] == host and sender in ("", key[0]):
+                for message in list(calls):
+                    message.is_dropped = rng.random() < 0.5
+                    self.loop.call_later(0.01 * rng.random(), message.fail, Status.UNREACHABLE, "the connection broke")
+
+    def arrived(self, reply: Any) -> Any:
+        """Return a reply as it arrives. A read may be cut short: then its status is that of the broken connection."""
+        rng = self.cutting
+        if rng is None or not isinstance(reply, ReadReply) or len(reply.results) < 2 or rng.random() >= _CUT_SHARE:
+            return reply
+        results = reply.results[: rng.randrange(len(reply.results))]
+        return ReadReply(Status.UNREACHABLE, results, "the answer was cut short")
 
     def delay_s(self, link: Link) -> float:
         """Return the delay of the next message on a link."""
@@ -149,12 +189,18 @@ class SimNetwork:
         return delay_s
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Message:
     kind: str
     ask: Callable[[BookieHandler, str], Coroutine[Any, Any, Any]]
     answer: asyncio.Future[Any]
     generation: int
+    is_dropped: bool = False
+    """Whether its connection broke before it arrived."""
+
+    def fail(self, status: Status, detail: str) -> None:
+        if not self.answer.done():
+            self.answer.set_result((status, detail))
 
 
 @dataclass(slots=True)
@@ -249,6 +295,7 @@ class SimTransport(Transport):
         network, loop = self._network, self._loop
         if self.is_cut_off:
             return self._fail(message, Status.UNREACHABLE, "cut off")
+        network.note_call(self._process.name, host, message)
         link = network.path(self._process.name, host)
         at_s = max(loop.time(), self._process.held_until_s) + network.delay_s(link)
         if message.kind in _ADD_LIKE:
@@ -261,6 +308,8 @@ class SimTransport(Transport):
 
     def _deliver(self, bookie: BookieId, message: _Message, host: str, incarnation: str) -> None:
         network = self._network
+        if message.is_dropped:
+            return None
         listener = network.at(host)
         network.trace.event(self._process.name, f"{message.kind} reaches {host}")
         if listener is None:
@@ -290,7 +339,8 @@ class SimTransport(Transport):
             network.trace.event(host, f"answer to {self._process.name}'s {message.kind} lost")
             return
         at_s = self._loop.time() + network.delay_s(link)
-        self._loop.call_at(max(at_s, self._process.held_until_s), self._deliver_reply, message, task.result())
+        reply = network.arrived(task.result())
+        self._loop.call_at(max(at_s, self._process.held_until_s), self._deliver_reply, message, reply)
 
     def _deliver_reply(self, message: _Message, reply: Any) -> None:
         held_s = self._process.held_until_s - self._loop.time()
@@ -301,8 +351,7 @@ class SimTransport(Transport):
             message.answer.set_result(reply)
 
     def _fail(self, message: _Message, status: Status, detail: str) -> None:
-        if not message.answer.done():
-            message.answer.set_result((status, detail))
+        message.fail(status, detail)
 
 
 def _time_out(answer: asyncio.Future[Any], timeout_s: float) -> None:

@@ -62,6 +62,8 @@ SESSION_S: Final = 3.0
 _INDEX_SPARE_BYTES: Final = 1200  # the space that the index on the ledger disk needs for one write
 _CAPACITY_BYTES: Final = 1 << 40
 """The capacity of each disk. Later ledger directories have a byte more, so that they get an entry log first."""
+_FAILING_SHARE: Final = 0.4
+"""The share of adds that fail during a fault of adds."""
 _WRITES: Final = frozenset(
     {
         Operation.CREATE,
@@ -98,15 +100,29 @@ class Witnessed(BookieHandler):
         if faults.busy_until_s > self._world.loop.time():
             return AddReply(Status.TOO_MANY_REQUESTS)
         was_fenced = self._truth.is_fenced(self._bookie, batch.ledger_id)
+        failure = self._failure()
+        if failure is not None and failure < _FAILING_SHARE / 2:
+            return AddReply(Status.IO_ERROR, "not stored")
         reply = await store(batch)
+        if failure is not None and failure < _FAILING_SHARE:
+            return AddReply(Status.IO_ERROR, "perhaps stored")
         if reply.status is Status.OK:
             self._truth.stored(self._bookie, batch, was_fenced=was_fenced)
             if batch.is_recovery:
                 self._world.happened("copied", batch.ledger_id, self._bookie)
         return reply
 
+    def _failure(self) -> float | None:
+        """Return a random number for an add during a fault of adds; None: there is no such fault."""
+        harsh = self._world.harshness
+        if harsh is None or self._node.faults.adds_fail_until_s <= self._world.loop.time():
+            return None
+        return harsh.rng.random()
+
     @override
     async def answer(self, incarnation: str, request: Request[ReplyT]) -> ReplyT:
+        if self._node.faults.reads_refused_until_s > self._world.loop.time():
+            return request.failed(Status.TOO_MANY_REQUESTS, detail="too many reads")
         held: frozenset[EntryId] = frozenset()
         if isinstance(request, Read | ListEntries):
             held = self._truth.holds(self._bookie, request.ledger_id)
@@ -190,7 +206,13 @@ class DiskFaults:
     hanging_directory: int = 0
     """The ledger directory on a hanging disk, by its place in the settings; 0: none."""
     hang_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    has_failed_sync: bool = False
+    """Whether such a sync has failed. A start that fails because of it is tried again."""
+    sync_is_full: int = 0
+    """How many of the next syncs fail because the disk is full."""
     busy_until_s: float = 0.0
+    reads_refused_until_s: float = 0.0
+    adds_fail_until_s: float = 0.0
     refuses_copies: bool = False
     """Whether the bookie refuses every copy with a permanent reason."""
     stall_share: float = 0.0
@@ -289,6 +311,7 @@ class SimBookie:
         world = self.world
         world.trace.event(self.process.name, "loses power" if is_power_lost else "is killed")
         self.is_listening = self.is_serving = False
+        world.network.break_connections(self.process.name)
         if hasattr(self, "store"):
             store = self.store
             store.cut_off()
@@ -384,6 +407,10 @@ class SimBookie:
             except (BkhealError, TimeoutError) as error:
                 self.world.trace.event(self.process.name, f"does not start: {error}")
                 if isinstance(error, DiskError) and not isinstance(error, DiskFullError):
+                    if self.faults.has_failed_sync:
+                        self.faults.has_failed_sync = False
+                        self.world.bookie_failed(self)
+                        return
                     self.world.bookie_is_broken(self, error)
                     return
                 await asyncio.sleep((0.5 + self._rng.random()) * self.world.variation.scale)
@@ -397,6 +424,7 @@ class SimBookie:
     async def _start_once(self) -> None:
         world = self.world
         self.store = world.session(self.process, self._rng)
+        self.store.on_ended = self.resume_session
         self.storage, incarnation = await world.open_storage(self)
         self._witness_collection()
         await self._compare_with_truth()
@@ -481,8 +509,13 @@ class SimBookie:
             await asyncio.sleep(self._rng.random() * faults.stall_s)
         if faults.sync_fails and operation is Operation.SYNC:
             faults.sync_fails -= 1
+            faults.has_failed_sync = True
             self.world.trace.event(self.process.name, "sync fails")
             raise DiskError(f"sync of {path} failed")
+        if faults.sync_is_full and operation is Operation.SYNC:
+            faults.sync_is_full -= 1
+            self.world.trace.event(self.process.name, "sync fails because the disk is full")
+            raise DiskFullError(f"sync of {path} failed")
         held_s = self.process.held_until_s - self.world.loop.time()
         if held_s > 0:
             await asyncio.sleep(held_s)
@@ -498,6 +531,7 @@ class SimClient:
         self.clock = VirtualClock(self.rng.randrange(-2000, 2000))
         self.faults = StoreFaults()
         self.store = world.session(self.process, self.rng, self.faults)
+        self.store.on_ended = self._resume
         registrations = Registrations(self.store, world.cluster)
         self.transport = SimTransport(world.network, self.process, RegistrationResolver(registrations, self.clock))
         self.ports = ClientPorts(
@@ -541,6 +575,7 @@ class SimClient:
         """Stop all input and output of the process for a while."""
         self.world.trace.event(self.process.name, f"is frozen for {seconds:.3f} s")
         self.process.held_until_s = self.world.loop.time() + seconds
+        self.store.hold(self.process.held_until_s)
 
     def lose_session(self, back_after_s: float) -> None:
         """End the session with the store. A new one begins later."""

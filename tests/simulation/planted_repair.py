@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from bookie.metadata.layout import task_path
-from bookie.metadata.port import Delete, MultiFailedError, NoNodeError
+from bookie.metadata.ledgers.ledgers import LedgerStore
+from bookie.metadata.port import Delete, MultiFailedError, NoNodeError, SetData, WriteOutcomeUnknownError
 from bookie.metadata.tasks.locks import HeldTask, HeldTaskState, TaskLocks
 from bookie.metadata.tasks.reservations import LedgerReservations
 from bookie.model.digest import digest_for
@@ -210,3 +211,18 @@ def _(stack: ExitStack) -> None:
     swap(stack, ReservationHolder, "release", lambda _: nothing)
     swap(stack, Holdings, "pin", lambda _: nothing)
     swap(stack, Installer, "_lacking", lambda _: nothing)
+
+
+@plants("unknown-outcome-is-done", "R32", "a change of a ledger's metadata without an answer counts as done")
+def _(stack: ExitStack) -> None:
+    def make(set_node: Any) -> Any:
+        async def done(self: LedgerStore, ledger_id: Any, change: SetData, checks: Any) -> int:
+            try:
+                version: int = await set_node(self, ledger_id, change, checks)
+            except WriteOutcomeUnknownError:
+                return change.version + 1
+            return version
+
+        return done
+
+    swap(stack, LedgerStore, "_set", make)

@@ -337,7 +337,7 @@ NAMED: Final[tuple[Profile, ...]] = (
 """All profiles: those that all seeds draw, and later ones."""
 
 FIRST_OF_ALL_PROFILES: Final = 60_000_000_000
-"""New seeds begin here. Smaller seeds draw none of the later profiles, so that their histories stay the same."""
+"""Smaller seeds draw none of the later profiles, so that their histories stay the same."""
 
 
 def drawn_by(seed: int) -> Profile:

@@ -7,20 +7,33 @@ each change to its witness immediately. ``SimStore`` is the session of one proce
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from bookie.metadata.port import ANY_VERSION, Children, Node, NoNodeError, Operation, Stat, StoreUnavailableError
+from bookie.metadata.port import (
+    ANY_VERSION,
+    Children,
+    Node,
+    NoNodeError,
+    Operation,
+    Session,
+    SessionState,
+    Stat,
+    StoreUnavailableError,
+)
 from bookie.metadata.request_limits import check_data, check_path
-from bookie.metadata.store.memory import Fault, MemoryStore, Readable
+from bookie.metadata.store.memory import Fault, MemoryStore, Readable, _read_or_none
 from bookie.metadata.store.memory_cell import MemoryCell, _MemoryNode
+from tests.simulation.harshness import Harshness
 from tests.simulation.loop import Process, yield_control
 from tests.simulation.trace import Trace
 
 T = TypeVar("T")
+_PART: Final = "get_many part"
 
 Witness = Callable[[int, str, bytes | None, bytes | None, int | None], None]
 """Called with the session, path, data before and after (None: no node), and the expected version of a set or delete."""
@@ -187,8 +200,19 @@ class SimStore(MemoryStore):
         rng: random.Random,
         faults: StoreFaults,
         trace: Trace,
+        harshness: Harshness | None = None,
+        session_s: float = math.inf,
     ) -> None:
         super().__init__(cell, operation_timeout_s=10.0)
+        self._harshness = harshness
+        self._session_s = session_s
+        self._ended_id = 0
+        """The last session that the server ended before this process knew it."""
+        self._interruptions = 0
+        self._fired = 0
+        """The last transaction that this process knows from the end of a wait."""
+        self.on_ended: Callable[[], None] = self.resume
+        """Called when this process learns that the server has ended its session."""
         self.sim_cell = cell
         self.faults = faults
         self._process = process
@@ -234,11 +258,40 @@ class SimStore(MemoryStore):
 
     async def wait_children_changed(self, path: str, seen: Children) -> None:
         await super().wait_children_changed(path, seen)
-        self._seen = self.sim_cell.zxid
+        self._note_fired()
 
     async def wait_node_changed(self, path: str, seen: Stat | None) -> None:
         await super().wait_node_changed(path, seen)
-        self._seen = self.sim_cell.zxid
+        self._note_fired()
+
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        harsh = self._harshness
+        if harsh is None or not harsh.splits_reads or not paths:
+            return await super().get_many(paths)
+        size = harsh.part_size()
+        found = await super().get_many(paths[:size])
+        while len(found) < len(paths):
+            size = harsh.part_size()
+            found += await self._read_part(paths[len(found) : len(found) + size])
+        return found
+
+    def suspend(self) -> None:
+        super().suspend()
+        self._interruptions += 1
+        if self._harshness is not None and self._harshness.ends_sessions and not self.is_cut_off:
+            self._loop.call_later(self._session_s, self._end_if_interrupted, self._interruptions)
+
+    def hold(self, until_s: float) -> None:
+        """Note that the process is frozen: after a long time, the server ends the session."""
+        frozen_s = until_s - self._loop.time()
+        if self._harshness is not None and self._harshness.ends_sessions and frozen_s > self._session_s:
+            self._loop.call_later(self._session_s, self._end_if_frozen, self.session.session_id)
+            self._loop.call_at(until_s + 0.2 * self._harshness.rng.random(), self._learn_of_end)
+
+    def resume(self) -> None:
+        if self.session.session_id == self._ended_id:
+            self._become(SessionState.LOST)
+        super().resume()
 
     def cut_off(self) -> None:
         """Note that the process is dead: it sends no more requests. The server keeps its session until the timeout."""
@@ -248,6 +301,47 @@ class SimStore(MemoryStore):
     def forget_session(self) -> None:
         """End the session on the server, whether or not its process lives."""
         self.cell.close_session(self.session.session_id)
+
+    def _end_if_interrupted(self, interruption: int) -> None:
+        if self._interruptions == interruption and self.session.state is SessionState.SUSPENDED:
+            self._end_at_server(self.session.session_id)
+
+    def _end_if_frozen(self, session_id: int) -> None:
+        if self._process.held_until_s > self._loop.time() and self.session.session_id == session_id:
+            self._end_at_server(session_id)
+
+    def _end_at_server(self, session_id: int) -> None:
+        if not self.is_cut_off:
+            self._trace.event(self._process.name, "has an ended session, and does not know it")
+            self._ended_id = session_id
+            self.cell.close_session(session_id)
+
+    def _learn_of_end(self) -> None:
+        is_ended = self.session.session_id == self._ended_id and self.session.state is not SessionState.LOST
+        if is_ended and not self.is_cut_off:
+            self._trace.event(self._process.name, "learns that its session has ended")
+            self._become(SessionState.LOST)
+            self.on_ended()
+
+    def _note_fired(self) -> None:
+        is_late = self._harshness is not None and self._harshness.delays_watches
+        self._seen = max(self._seen, self._fired) if is_late else self.sim_cell.zxid
+
+    async def _wait_until(self, path: str, is_changed: Callable[[], bool]) -> None:
+        await super()._wait_until(path, is_changed)
+        harsh, self._fired = self._harshness, max(self._fired, self.sim_cell.zxid)
+        if harsh is not None and harsh.delays_watches:
+            session = self.session
+            delay_s = self.faults.lag_s + harsh.rng.random() ** 4
+            await asyncio.sleep(max(delay_s, self._process.held_until_s - self._loop.time()))
+            self._tracker.ensure(session)
+
+    async def _read_part(self, paths: Sequence[str]) -> list[Node | None]:
+        """Read the next nodes of a list. All parts of a list count as one request."""
+        tree = self.view
+        return await self._asked(
+            _PART, paths[0], lambda: [_read_or_none(tree().get, path) for path in paths], StoreUnavailableError
+        )
 
     def _set(self, session_id: int, path: str, data: bytes, version: int) -> Stat:
         stat = self.sim_cell.set(path, data, version, session_id)
@@ -269,8 +363,9 @@ class SimStore(MemoryStore):
     async def _asked(self, operation: str, path: str, action: Callable[[], T], lost: Callable[[str], Exception]) -> T:
         """Make a request as the twin does, with this session's faults. For speed, this is a single coroutine."""
         tracker, faults, rng = self._tracker, self.faults, self._rng
-        self.requests += 1
-        self.on_request()
+        if operation != _PART:
+            self.requests += 1
+            self.on_request()
         session = tracker.current
         if not session.is_connected:
             session = await self._connected_session(operation, path)
@@ -286,6 +381,8 @@ class SimStore(MemoryStore):
         if self._trace.is_recording:
             self._trace.detail(self._process.name, f"store {operation} {path}")
         fault = self._next_fault(operation)
+        if self._harshness is not None:
+            self._fail_before(self._harshness, operation, path, session, lost)
         while tracker.current is not session or not session.is_connected:
             tracker.ensure(session)
             session = await self._connected_session(operation, path)
@@ -298,6 +395,19 @@ class SimStore(MemoryStore):
         if faults.slow_share and rng.random() < faults.slow_share:
             await asyncio.sleep(rng.random() * faults.slow_s)  # the answer is in flight
         return result
+
+    def _fail_before(
+        self, harsh: Harshness, operation: str, path: str, session: Session, lost: Callable[[str], Exception]
+    ) -> None:
+        """Raise the error of a request that was sent, but not carried out."""
+        if session.session_id == self._ended_id and self.session is session:
+            self._loop.call_soon(self._learn_of_end)
+            raise lost(f"{operation} {path}: the connection ended")
+        if not harsh.loses_writes:
+            return
+        is_interrupted = self._tracker.current is not session or not session.is_connected
+        if (is_interrupted and harsh.rng.random() < 0.5) or harsh.rng.random() < self.faults.lose_share:
+            raise lost(f"{operation} {path}: lost before it was carried out")
 
     def _next_fault(self, operation: str) -> Fault | None:
         faults, rng = self.faults, self._rng

@@ -19,6 +19,7 @@ from tests.simulation.command import read_corpus
 from tests.simulation.defects import DEFECTS, SAFETY_RULES, SEARCHED_IN
 from tests.simulation.detection import REFRESH, TABLE, read_found, table
 from tests.simulation.profiles import NAMED, PROFILES
+from tests.simulation.variation import FIRST_WITH_HARSHNESS
 
 HISTORIES: Final = 150
 ROOT: Final = Path(__file__).parents[2]
@@ -43,6 +44,13 @@ def test_simulated_histories_break_no_rule(histories: subprocess.CompletedProces
     assert found["counted"] > 0.7 * HISTORIES
     assert found["acked_median"] >= 30
     assert found["faults_median"] >= 3
+
+
+def test_histories_with_harsh_servers_break_no_rule() -> None:
+    """One history of each profile."""
+    count = str(len(NAMED))
+    ended = simulate("run", "--first", str(FIRST_WITH_HARSHNESS), "--seeds", count, "--jobs", "1", "--output", "json")
+    assert ended.returncode == 0, ended.stderr[-4000:]
 
 
 def test_a_seed_gives_the_same_history_in_another_process_and_after_others(

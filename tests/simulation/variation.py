@@ -30,6 +30,9 @@ FIRST_WITH_JOURNALS: Final = 20_000_000_000
 FIRST_WITH_DIRECTORIES: Final = 30_000_000_000
 """In histories of smaller seeds every bookie has one ledger directory, so that these histories stay the same."""
 
+FIRST_WITH_HARSHNESS: Final = 70_000_000_000
+"""Histories of smaller seeds have no ``Harshness``, so that these histories stay the same."""
+
 SMALL_STORAGE: Final = StorageSettings(
     journal_batch_bytes=2048,
     journal_file_bytes=6000,
@@ -85,6 +88,7 @@ class Variation:
         racks: seed for the racks of the bookies; None: the topology is empty, unless the profile has racks.
         journals: seed for the number of journals of each of bkheal's bookies; None: one.
         directories: seed for the number of ledger directories of each of bkheal's bookies; None: one.
+        harshness: seed for the behaviour of ``Harshness``; None: there is none of it.
     """
 
     is_default: bool = False
@@ -94,6 +98,7 @@ class Variation:
     racks: int | None = None
     journals: int | None = None
     directories: int | None = None
+    harshness: int | None = None
 
     @property
     def scale(self) -> float:
@@ -145,7 +150,8 @@ class Variation:
         racks = "" if self.racks is None else ", racks"
         journals = "" if self.journals is None else ", one or two journals"
         directories = "" if self.directories is None else ", one to three ledger directories"
-        more = f"{copies}{racks}{journals}{directories}"
+        harsh = "" if self.harshness is None else ", harsh"
+        more = f"{copies}{racks}{journals}{directories}{harsh}"
         return f"{settings} settings, bookies: {self.bookies.value}, auditors: {self.auditors}{more}"
 
 
@@ -159,5 +165,6 @@ def vary(seed: int, *, may_be_apache: bool) -> Variation:
     racks = rng.getrandbits(64) if seed >= FIRST_WITH_RACKS and rng.random() < _RACKS_SHARE else None
     journals = rng.getrandbits(64) if seed >= FIRST_WITH_JOURNALS else None
     directories = rng.getrandbits(64) if seed >= FIRST_WITH_DIRECTORIES else None
+    harshness = rng.getrandbits(64) if seed >= FIRST_WITH_HARSHNESS else None
     kind = bookies if may_be_apache else Bookies.OURS
-    return Variation(is_default, kind, auditors, is_pulling, racks, journals, directories)
+    return Variation(is_default, kind, auditors, is_pulling, racks, journals, directories, harshness)

@@ -27,6 +27,7 @@ from bookie.storage.errors import DamagedJournalError
 from bookie.storage.port import Disk
 from bookie.storage.store import LedgerStorage
 from tests.simulation import apache, journals
+from tests.simulation.harshness import Harshness
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.network import SimNetwork
 from tests.simulation.nodes import SESSION_S, SimBookie, SimClient, places_of
@@ -61,6 +62,11 @@ class SimWorld:
         self.cell = SimCell(loop, self.truth.changed)
         self.truth.cell = self.cell
         self.network = SimNetwork(loop, random.Random(rng.getrandbits(64)), trace)
+        self.harshness = None if variation.harshness is None else Harshness(variation.harshness)
+        if self.harshness is not None and self.harshness.breaks_connections:
+            self.network.breaking = self.harshness.rng
+        if self.harshness is not None and self.harshness.cuts_answers:
+            self.network.cutting = self.harshness.rng
         self.cluster: Cluster
         self.process = Process("world")
         self.bookies: dict[str, SimBookie] = {}
@@ -116,7 +122,16 @@ class SimWorld:
 
     def session(self, process: Process, rng: random.Random, faults: StoreFaults | None = None) -> SimStore:
         """Return a new session of ``process`` with the store."""
-        store = SimStore(self.cell, process, self.loop, rng, faults or StoreFaults(), self.trace)
+        store = SimStore(
+            self.cell,
+            process,
+            self.loop,
+            rng,
+            faults or StoreFaults(),
+            self.trace,
+            self.harshness,
+            self.session_s,
+        )
         self.truth.roles[store.session.session_id] = process.name
         return store
 
