@@ -97,5 +97,8 @@ SEARCHED_IN: Final[Mapping[str, str]] = {
 }
 """The profiles in which to search for rare defects. All other defects are searched for in all profiles in turn."""
 
-SEARCHED_FROM: Final[Mapping[str, int]] = {"unknown-outcome-is-done": FIRST_WITH_HARSHNESS}
-"""The first seeds for defects that only later histories can show. All other defects are searched for from seed 0 on."""
+SEARCHED_FROM: Final[Mapping[str, int]] = {
+    "named-last-is-end": FIRST_WITH_HARSHNESS,
+    "unknown-outcome-is-done": FIRST_WITH_HARSHNESS,
+}
+"""The first seeds for defects that earlier histories hardly ever show. The others are searched for from seed 0 on."""
