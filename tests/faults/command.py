@@ -71,6 +71,8 @@ class Run:
             async with asyncio.timeout(_HEALED_WITHIN_S):
                 await asyncio.gather(*self.clients)
                 await self.workload.finish(self.client)
+        except TimeoutError as error:
+            raise FaultsError("a process did not start again, or a client did not end, within its deadline") from error
         finally:
             for task in self.clients:
                 task.cancel()
