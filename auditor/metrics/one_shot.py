@@ -40,7 +40,7 @@ class OneShotMetrics(Collector):
     def on_progress(self, event: ProgressEvent) -> None:
         """Record that a phase began or advanced. From the first one on, there is a session.
 
-        A run that waits for another one is not under way, and begins anew after the wait.
+        A run that waits for another one is not under way; it begins after the wait.
         """
         self.metrics.gauge(SESSION).set(1)
         if event.phase is Phase.WAIT:

@@ -18,6 +18,7 @@ from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, Status
 from bookie.wire.requests import Read
 from tests.deadlines import STATE_S
 from tests.faults.workload import payload
+from tests.worlds.ledgers import placed_copies
 
 _SHOWN: Final = 5
 _RECONNECT_S: Final = 0.1
@@ -53,7 +54,7 @@ async def faults_of_ledger(client: BookKeeper, ledger_id: LedgerId, acknowledged
     Args:
         client: a client of the cluster.
         ledger_id: the ledger.
-        acknowledged: the number of entries that its writer was told are durable.
+        acknowledged: the number of entries that were acknowledged to its writer.
     """
     ledger = await client.ports.ledgers.read(ledger_id)
     metadata, digest = ledger.metadata, stored_digest(ledger)
@@ -62,27 +63,19 @@ async def faults_of_ledger(client: BookKeeper, ledger_id: LedgerId, acknowledged
     faults: list[str] = []
     if metadata.last_entry_id + 1 < acknowledged:
         faults.append(f"ledger {ledger_id} ends at {metadata.last_entry_id}, and {acknowledged} were acknowledged")
-    for index, fragment in enumerate(metadata.fragments):
-        last = metadata.fragment_last_entry_id(index)
-        assert last is not None
-        for position, member in enumerate(fragment.members):
-            stored = [
-                EntryId(entry)
-                for entry in range(fragment.first_entry_id, last + 1)
-                if position in metadata.stripe.write_set(entry)
-            ]
-            for entry, result in zip(stored, await _entries(client, member, ledger_id, stored), strict=True):
-                what = f"ledger {ledger_id} entry {entry} on {member}"
-                if result.status is not Status.OK:
-                    faults.append(f"{what}: {result.status.name}")
-                    continue
-                try:
-                    unpacked = unpack(digest, result.packet, ledger_id, entry)
-                except DamagedEntry as damage:
-                    faults.append(f"{what}: {damage}")
-                    continue
-                if unpacked.payload != payload(ledger_id, entry):
-                    faults.append(f"{what}: other bytes than were written")
+    for member, stored in placed_copies(metadata):
+        for entry, result in zip(stored, await _entries(client, member, ledger_id, stored), strict=True):
+            what = f"ledger {ledger_id} entry {entry} on {member}"
+            if result.status is not Status.OK:
+                faults.append(f"{what}: {result.status.name}")
+                continue
+            try:
+                unpacked = unpack(digest, result.packet, ledger_id, entry)
+            except DamagedEntry as damage:
+                faults.append(f"{what}: {damage}")
+                continue
+            if unpacked.payload != payload(ledger_id, entry):
+                faults.append(f"{what}: other bytes than were written")
     return faults
 
 

@@ -30,6 +30,7 @@ from tests.integration.served import Served
 from tests.integration.stopping_replicator_child import PAUSED_LINE, Step
 from tests.sessions import Killable, kill9
 from tests.worlds.entries import numbered_payload
+from tests.worlds.ledgers import placed_copies
 
 BOOKIES = 6
 ENTRIES = 200
@@ -207,19 +208,12 @@ class RepairWorld:
         assert metadata.last_entry_id == entries - 1
         registered = (await self.client.ports.registrations.list()).registered
         copies: dict[EntryId, list[bytes]] = {EntryId(entry): [] for entry in range(entries)}
-        for index, fragment in enumerate(metadata.fragments):
+        for fragment in metadata.fragments:
             assert set(fragment.members) <= registered
             assert len(set(fragment.members)) == len(fragment.members)
-            last = metadata.fragment_last_entry_id(index)
-            assert last is not None
-            for position, member in enumerate(fragment.members):
-                stored = [
-                    EntryId(entry)
-                    for entry in range(fragment.first_entry_id, last + 1)
-                    if position in metadata.stripe.write_set(entry)
-                ]
-                for entry, packet in zip(stored, await self._packets(member, ledger_id, stored), strict=True):
-                    copies[entry].append(packet)
+        for member, stored in placed_copies(metadata):
+            for entry, packet in zip(stored, await self._packets(member, ledger_id, stored), strict=True):
+                copies[entry].append(packet)
         for entry, packets in copies.items():
             assert len(packets) == metadata.write_quorum
             assert len(set(packets)) == 1

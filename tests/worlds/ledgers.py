@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -54,6 +54,16 @@ def make_packets(
         EntryId(i): pack(digest, ledger_id, EntryId(i), i - 1, (i + 1) * payload_bytes, rng.randbytes(payload_bytes))
         for i in range(count)
     }
+
+
+def placed_copies(metadata: LedgerMetadata) -> Iterator[tuple[BookieId, list[EntryId]]]:
+    """Yield each member of each fragment of a closed ledger, with the entries of its position in ascending order."""
+    for index, fragment in enumerate(metadata.fragments):
+        last = metadata.fragment_last_entry_id(index)
+        assert last is not None
+        for position, member in enumerate(fragment.members):
+            entries = map(EntryId, range(fragment.first_entry_id, last + 1))
+            yield member, [entry for entry in entries if position in metadata.stripe.write_set(entry)]
 
 
 def should_hold(metadata: LedgerMetadata, bookie: str, entry_ids: Iterable[EntryId]) -> list[EntryId]:

@@ -160,7 +160,7 @@ async def _bookies(uri: str) -> list[dict[str, Any]]:
         try:
             delay_s = await client.ports.tasks.switches.lost_bookie_delay_s()
         except InvalidDelayError as error:  # the list of bookies is needed nevertheless, even more than otherwise
-            why_unknown = f"when its ledgers are marked is not known: {error}"
+            why_unknown = f"the time at which its ledgers are marked is unknown: {error}"
 
         async def row(bookie: Any) -> dict[str, Any]:
             state = "writable" if bookie in registered.writable else "read_only"

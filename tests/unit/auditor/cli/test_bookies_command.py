@@ -55,7 +55,7 @@ async def test_bookies_are_listed_although_the_delay_cannot_be_read(monkeypatch:
     await put(cluster.keeper, lost_bookie_delay_path(ROOT), b"10m", ROOT)
     lost = await row()
     assert (lost["first_seen_down"], lost["audit_due"]) == (rfc3339(SINCE_MS), None)
-    assert "when its ledgers are marked is not known" in lost["detail"]
+    assert "at which its ledgers are marked is unknown" in lost["detail"]
 
 
 async def row() -> dict[str, Any]:
