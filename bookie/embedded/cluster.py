@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, Self
 
 from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper, ZooKeeperSecurity
@@ -145,7 +145,7 @@ class EmbeddedCluster:
         session_timeout_s: float = SESSION_TIMEOUT_S,
         java: Java | None = None,
         security: ZooKeeperSecurity | None = None,
-    ) -> EmbeddedCluster:
+    ) -> Self:
         """Start everything on free loopback ports and wait until every bookie is registered.
 
         With ``serves_metrics``, bookies serve metrics and probes at their ``metrics_url``. With ``speaks_apache``, they
@@ -216,7 +216,7 @@ class EmbeddedCluster:
         finally:
             await self.zookeeper.stop()
 
-    async def __aenter__(self) -> EmbeddedCluster:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

@@ -18,13 +18,13 @@ from bookie.client.connect import ConnectedBookKeeper, connect
 from bookie.embedded.apache import ApacheCluster
 from bookie.embedded.apache_jars import ApacheJvm, find_apache_lib
 from bookie.embedded.apache_settings import ApacheOptions, ApacheStorage
-from bookie.embedded.cluster import EmbeddedCluster
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.java import find_java
 from tests.deadlines import PROGRAM_S
-from tests.faults.processes import LOST_BOOKIE_DELAY_S, Service
+from tests.faults.healing import DeniedEntryError
+from tests.faults.processes import LOST_BOOKIE_DELAY_S, FaultyCluster, Service, add_apache_bookies
 from tests.faults.verdict import faults_of_ledger, unfinished
 from tests.faults.workload import Workload, WrongBytesError
 
@@ -80,6 +80,7 @@ class Run:
         self.say(str(self.workload))
         self.say(str(self.service))
         await self._repaired("by the service")
+        await self._verified()
         await self.service.audit_copies()
         await self._repaired("after an audit of all copies")
         await self._check_copies()
@@ -94,8 +95,23 @@ class Run:
                     task.result()
             self.service.start_ended()
             if now_s >= next_s:
-                self.service.cause_fault(is_repaired=not await self._unfinished())
+                self.service.cause_fault(is_repaired=await self._is_intact() and not await self._unfinished())
                 next_s = self.clock.monotonic_s() + self.rng.uniform(*_BETWEEN_FAULTS_S)
+
+    async def _is_intact(self) -> bool:
+        try:
+            return await self.service.check_damage()
+        except BkhealError:  # ZooKeeper is away
+            return False
+
+    async def _verified(self) -> None:
+        """Wait until all copies of a bookie with damaged files are good."""
+        began_s = self.clock.monotonic_s()
+        while not await self._is_intact():
+            self.service.start_ended()
+            if self.clock.monotonic_s() - began_s > _HEALED_WITHIN_S:
+                raise FaultsError(f"damage not repaired within {_HEALED_WITHIN_S:g} s: {self.service.healing}")
+            await asyncio.sleep(_LOOK_S)
 
     async def _repaired(self, how: str) -> None:
         began_s = self.clock.monotonic_s()
@@ -138,22 +154,22 @@ async def under_faults(
         say(f"{clock.monotonic_s() - began_s:7.1f} s  {line}")
 
     async with (
-        await EmbeddedCluster.start(
+        await FaultyCluster.start(
             directory, bookies=BOOKIES - apache_bookies, speaks_apache=bool(apache_bookies)
         ) as cluster,
         _apache(cluster, apache_bookies) as apache,
         await connect(cluster.metadata_uri) as client,
-        Service(cluster, apache, random.Random(rng.random()), timed) as service,
+        Service(cluster, apache, client, random.Random(rng.random()), timed) as service,
     ):
         await client.ports.tasks.initialize()
         await client.ports.tasks.switches.set_lost_bookie_delay_s(LOST_BOOKIE_DELAY_S)
-        service.start_workers()
+        await service.start_workers()
         workload = Workload(random.Random(rng.random()))
         await Run(client, service, workload, clock, rng, timed).run(minutes * 60)
 
 
 @contextlib.asynccontextmanager
-async def _apache(cluster: EmbeddedCluster, count: int) -> AsyncIterator[ApacheCluster | None]:
+async def _apache(cluster: FaultyCluster, count: int) -> AsyncIterator[ApacheCluster | None]:
     """Add Apache's bookies to a cluster. Half of them have DbLedgerStorage."""
     if not count:
         yield None
@@ -161,8 +177,8 @@ async def _apache(cluster: EmbeddedCluster, count: int) -> AsyncIterator[ApacheC
     jvm = ApacheJvm(await asyncio.to_thread(find_java), find_apache_lib(), _APACHE_HEAP_MIB, ("-XX:+UseSerialGC",))
     apache = ApacheCluster(cluster.directory, cluster.zookeeper, jvm, ApacheOptions())
     try:
-        await apache.add_bookies(count - count // 2)
-        await apache.add_bookies(count // 2, options=ApacheOptions(storage=ApacheStorage.DB))
+        await add_apache_bookies(cluster, apache, count - count // 2)
+        await add_apache_bookies(cluster, apache, count // 2, ApacheOptions(storage=ApacheStorage.DB))
         yield apache
     finally:
         await asyncio.gather(*(bookie.stop() for bookie in apache.bookies))
@@ -188,7 +204,7 @@ def main() -> int:
 
     try:
         asyncio.run(under_faults(directory, options.minutes, options.seed, options.apache_bookies, say))
-    except (FaultsError, WrongBytesError, BkhealError) as error:
+    except (FaultsError, WrongBytesError, DeniedEntryError, BkhealError) as error:
         sys.stderr.write(f"faults: {error}; the files are in {directory}\n")
         return 1
     except KeyboardInterrupt:

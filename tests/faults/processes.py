@@ -1,22 +1,34 @@
-"""The processes of a service, and the faults that end, pause and replace them."""
+"""The processes of a service, and the faults that end, pause, damage and replace them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import re
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from types import TracebackType
+from pathlib import Path
+from types import TracebackType, UnionType
 from typing import Any, Final, TypeAlias
 
+from typing_extensions import override
+
+from bookie.client.bookkeeper import BookKeeper
 from bookie.embedded.apache import ApacheBookie, ApacheCluster
-from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
+from bookie.embedded.apache_settings import ApacheOptions
+from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedBookie, EmbeddedCluster
 from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
-from bookie.model.ids import BookieId
+from bookie.embedded.zookeeper import EmbeddedZooKeeper
+from bookie.model.errors import BkhealError
+from bookie.model.ids import BookieId, LedgerId
+from bookie.runtime.human import counted
 from tests.deadlines import PROGRAM_S, STATE_S
+from tests.faults.damage import Files, apache_entry_logs, cut_end, flip_bits, places
+from tests.faults.healing import Healing
+from tests.faults.network import LINK_HOST, Link, Network, Trouble
 
 LOST_BOOKIE_DELAY_S: Final = 5
 _AUDITORS: Final = 2
@@ -29,23 +41,93 @@ _ZOOKEEPER_AWAY_S: Final = (0.0, 3.0, 15.0)
 _BOOKIES_AWAY_MAX: Final = 2
 """The most bookies that are away at a time. With more, most ledgers could not be written."""
 _START_AGAIN_S: Final = 1.0
+_SCRUBS: Final = ("--scrub-interval", "15", "--scrub-bytes-per-second", str(32 << 20))
+"""Every damaged entry is found within seconds."""
+_COLLECTIONS: Final = ("--collect-interval", "40")
+_DAMAGED_RUNNING_SHARE: Final = 0.4
+"""How often the entry logs of a bookie are damaged while it runs."""
+_CUT_SHARE: Final = 0.3
+_KILLED_SHARE: Final = 0.7
+_REMEDIES: Final = ("salvage-journal", "rebuild-index")
 _OPTIONS: Final = {"replicator-2": ("--pull",)}
-_NUMBER: Final = re.compile(r"-\d+")
-"""The number at the end of the name of a process."""
+_NUMBER: Final = re.compile(r"-\d+| \(.*\)")
+"""The number at the end of the name of a process, and the extent of damage."""
 
 
 _Bookie: TypeAlias = EmbeddedBookie | ApacheBookie
+
+
+class FaultyCluster(EmbeddedCluster):
+    """A cluster with a network of links, whose bookies verify their entries, and collect, every few seconds."""
+
+    def __init__(self, directory: Path, zookeeper: EmbeddedZooKeeper, **options: Any) -> None:
+        """Store the arguments; see ``EmbeddedCluster``."""
+        super().__init__(directory, zookeeper, **options)
+        self.network = Network(zookeeper.port)
+
+    async def uri_for(self, name: str) -> str:
+        """Return the metadata service URI of a process, which has a link of its own to ZooKeeper."""
+        return f"zk+hierarchical://{await self.network.to_zookeeper(name)}{LEDGERS_ROOT}"
+
+    @override
+    async def add_bookies(self, count: int) -> Sequence[EmbeddedBookie]:
+        added = []
+        for _ in range(count):
+            name = f"bookie-{len(self.bookies) + 1}"
+            bookie = EmbeddedBookie(
+                name,
+                self.directory / name,
+                "",
+                speaks_apache=self.speaks_apache,
+                session_timeout_s=self.session_timeout_s,
+                options=(*_SCRUBS, *_COLLECTIONS, "--advertised-host", LINK_HOST),
+            )
+            self.bookies.append(bookie)
+            added.append(bookie)
+            bookie.metadata_uri = await self.uri_for(name)
+            bookie.launch()
+        for bookie in added:
+            await bookie.wait_ready()
+            await self.link(bookie)
+        return added
+
+    async def link(self, bookie: EmbeddedBookie) -> None:
+        """Make the links to a bookie after its first start."""
+        ports = [bookie.port, *([bookie.apache_port] if self.speaks_apache else [])]
+        await self.network.to_bookie(bookie.name, *ports)
+
+    @override
+    async def stop(self) -> None:
+        await super().stop()
+        await self.network.close()
+
+
+async def add_apache_bookies(
+    cluster: FaultyCluster, apache: ApacheCluster, count: int, options: ApacheOptions | None = None
+) -> None:
+    """Start Apache's bookies, each with a link of its own to ZooKeeper."""
+    for _ in range(count):
+        uri = await cluster.uri_for(f"apache-{len(apache.bookies) + 1}")
+        await apache.add_bookies(1, options=options, extra={"metadataServiceUri": uri})
 
 
 class Service:
     """The processes of one cluster, and those that audit and repair it. Use it with ``async with``."""
 
     def __init__(
-        self, cluster: EmbeddedCluster, apache: ApacheCluster | None, rng: random.Random, say: Callable[[str], None]
+        self,
+        cluster: FaultyCluster,
+        apache: ApacheCluster | None,
+        client: BookKeeper,
+        rng: random.Random,
+        say: Callable[[str], None],
     ) -> None:
         """Take over the bookies of ``cluster``, and those of ``apache`` with the same ZooKeeper."""
         self.destroyed: set[BookieId] = set()
         """The ids of destroyed bookies."""
+        self.healing: Healing | None = None
+        """What is not verified yet of the bookie with damaged files; None if no bookie has any."""
+        self._client = client
         self._cluster = cluster
         self._apache = apache
         self._rng = rng
@@ -55,11 +137,14 @@ class Service:
         self._bookies_wanted = len(self._bookies)
         self._workers: list[ManagedProcess] = []
         """The auditors and the replicators."""
+        self._uris: dict[str, str] = {}
+        """The metadata service URI of each of them."""
         self._away: set[str] = set()
         """The names of the servers that are killed or paused now."""
         self._faults: Counter[str] = Counter()
         self._under_way: set[asyncio.Task[None]] = set()
         """Faults whose process does not run again yet."""
+        self._is_marking = False
 
     def __str__(self) -> str:
         return "faults: " + ", ".join(f"{count} {what}" for what, count in sorted(self._faults.items()))
@@ -75,10 +160,11 @@ class Service:
         await asyncio.gather(*self._under_way, return_exceptions=True)
         await asyncio.gather(*(worker.stop(STATE_S) for worker in self._workers))
 
-    def start_workers(self) -> None:
+    async def start_workers(self) -> None:
         """Start the auditors and the replicators."""
         names = [f"auditor-{number + 1}" for number in range(_AUDITORS)]
         names += [f"replicator-{number + 1}" for number in range(_REPLICATORS)]
+        self._uris = {name: await self._cluster.uri_for(name) for name in names}
         self._workers = [self._started(name) for name in names]
 
     def cause_fault(self, *, is_repaired: bool) -> None:
@@ -91,13 +177,57 @@ class Service:
             *(self._kill_bookie, self._kill_bookie, self._stop_bookie, self._pause_bookie),
             *(self._kill_worker, self._kill_worker, self._pause_worker),
             *(self._kill_zookeeper, self._pause_zookeeper),
+            *(self._disturb_bookie, self._disturb_session_of_bookie, self._disturb_session_of_worker),
         ]
-        if is_repaired and not self._away:
-            faults += [self._destroy_bookie] * len(faults)
+        if self.healing is not None:
+            faults += [self._damage_bookie]
+        elif is_repaired and not self._away:
+            faults = [*faults, *[self._damage_bookie] * len(faults), *[self._destroy_bookie] * len(faults)]
         self._do(self._rng.choice(faults)())
 
+    async def check_damage(self) -> bool:
+        """Return whether no bookie has damage. Request the repair of copies that only a reader finds damaged.
+
+        Raises:
+            BkhealError: the metadata cannot be read.
+            DeniedEntryError: a bookie denies an entry that was damaged.
+        """
+        if self.healing is None:
+            return True
+        if self._damaged().name not in self._away:
+            with contextlib.suppress(TimeoutError):
+                await self.healing.check(self._client)
+        if not self.healing.unverified:
+            self._say(f"all copies of {self._damaged().name} are verified")
+            self.healing = None
+            return True
+        if self.healing.bad and not self._is_marking and isinstance(self._damaged(), ApacheBookie):
+            self._do(self._mark(sorted(self.healing.bad)))
+        return False
+
+    def _damaged(self) -> _Bookie:
+        assert self.healing is not None
+        return next(bookie for bookie in self._bookies if bookie.bookie_id == self.healing.bookie)
+
+    async def _mark(self, ledger_ids: Sequence[LedgerId]) -> None:
+        """Do what an operator does if the log of a client names a ledger."""
+        self._is_marking = True
+        try:
+            words = _command("ledger", "verify", *map(str, ledger_ids), "--mark")
+            await self._ended("verify", [*words, "--metadata-uri", self._cluster.metadata_uri])
+        finally:
+            self._is_marking = False
+
     def start_ended(self) -> None:
-        """Start each process again that ended by itself, as a supervisor would."""
+        """Start each process again that ended by itself, as a supervisor would.
+
+        Raises:
+            EmbeddedProcessError: the process of an earlier fault did not start, or the damage cannot be repaired.
+            TimeoutError: as above, within its deadline.
+        """
+        for task in self._under_way:
+            if task.done():
+                task.result()
         for index, worker in enumerate(self._workers):
             if not worker.is_running:
                 self._note(f"{worker.name} ended with {worker.exit_code}")
@@ -125,26 +255,40 @@ class Service:
         """
         words = [*_command("audit", "run"), "--metadata-uri", self._cluster.metadata_uri, "--kind", "replicas"]
         words += ["--report-dir", str(self._cluster.directory / "copies"), "--master", "local[1]"]
-        process = ManagedProcess.start("audit", words, log_path=self._cluster.directory / "audit.log")
-        async with process:
-            if code := await process.wait(PROGRAM_S):
-                raise EmbeddedProcessError(f"the audit of copies ended with {code}: {process.log_tail()}")
+        if code := await self._ended("audit", words):
+            raise EmbeddedProcessError(f"the audit of copies ended with {code}: see {self._log_of('audit')}")
+
+    async def _ended(self, name: str, words: Sequence[str]) -> int:
+        """Run a command, and return its exit code."""
+        async with ManagedProcess.start(name, words, log_path=self._log_of(name)) as process:
+            return await process.wait(PROGRAM_S)
+
+    def _log_of(self, name: str) -> Path:
+        return self._cluster.directory / f"{name}.log"
 
     def _do(self, fault: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(fault)
         self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """Keep a task that failed, so that its error is raised at the end."""
+        if task.cancelled() or task.exception() is None:
+            self._under_way.discard(task)
 
     def _note(self, what: str, seconds: float | None = None) -> None:
         self._say(what if seconds is None else f"{what} for {seconds:g} s")
         self._faults[_NUMBER.sub("", what)] += 1
 
-    def _away_soon(self, what: str, seconds: float) -> _Bookie | None:
+    def _away_soon(
+        self, what: str, seconds: float, kind: type[EmbeddedBookie] | UnionType = EmbeddedBookie | ApacheBookie
+    ) -> _Bookie | None:
         """Choose a bookie for a fault; None if enough of them are away."""
         present = [bookie for bookie in self._bookies if bookie.name not in self._away]
-        if self._bookies_wanted - len(present) >= _BOOKIES_AWAY_MAX:
+        able = [bookie for bookie in present if isinstance(bookie, kind)]
+        if self._bookies_wanted - len(present) >= _BOOKIES_AWAY_MAX or not able:
             return None
-        bookie = self._rng.choice(present)
+        bookie = self._rng.choice(able)
         self._note(f"{what} {bookie.name}", seconds)
         self._away.add(bookie.name)
         return bookie
@@ -169,6 +313,35 @@ class Service:
             await self._pause(bookie.running, paused_s)
             self._away.discard(bookie.name)
 
+    async def _disturb_bookie(self) -> None:
+        """Disturb the connections to one of our bookies, whose registration stays."""
+        trouble, seconds = self._rng.choice(tuple(Trouble)), self._rng.choice(_PAUSES_S)
+        if (bookie := self._away_soon(f"{trouble.value} the connections to", seconds, EmbeddedBookie)) is not None:
+            await self._disturb(self._cluster.network.links(bookie.name, to_zookeeper=False), trouble, seconds)
+            self._away.discard(bookie.name)
+
+    async def _disturb_session_of_bookie(self) -> None:
+        trouble, seconds = self._rng.choice(tuple(Trouble)), self._rng.choice(_PAUSES_S)
+        if (bookie := self._away_soon(f"{trouble.value} the session of", seconds)) is not None:
+            await self._disturb(self._cluster.network.links(bookie.name, to_zookeeper=True), trouble, seconds)
+            self._away.discard(bookie.name)
+
+    async def _disturb_session_of_worker(self) -> None:
+        trouble, seconds = self._rng.choice(tuple(Trouble)), self._rng.choice(_PAUSES_S)
+        worker = self._rng.choice(self._workers)
+        self._note(f"{trouble.value} the session of {worker.name}", seconds)
+        await self._disturb(self._cluster.network.links(worker.name, to_zookeeper=True), trouble, seconds)
+
+    @staticmethod
+    async def _disturb(links: Sequence[Link], trouble: Trouble, seconds: float) -> None:
+        for link in links:
+            link.set(trouble)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            for link in links:
+                link.set(None)
+
     async def _destroy_bookie(self) -> None:
         """Remove a bookie and its directories for ever, and start a new one."""
         away_s = self._rng.choice(_AWAY_S)
@@ -179,16 +352,76 @@ class Service:
         await bookie.kill9()
         await asyncio.to_thread(shutil.rmtree, bookie.directory)
         await asyncio.sleep(away_s)
-        maker = self._cluster if isinstance(bookie, EmbeddedBookie) or self._apache is None else self._apache
-        try:
-            await maker.add_bookies(1)
-        except EmbeddedProcessError:
-            await self._start(maker.bookies[-1])
-        self._bookies.append(maker.bookies[-1])
+        self._bookies.append(await self._new_bookie(is_apache=isinstance(bookie, ApacheBookie)))
         self._away.discard(bookie.name)
 
+    async def _new_bookie(self, *, is_apache: bool) -> _Bookie:
+        maker = self._apache if is_apache and self._apache is not None else self._cluster
+        try:
+            if maker is self._apache:
+                await add_apache_bookies(self._cluster, self._apache, 1)
+            else:
+                await self._cluster.add_bookies(1)
+        except EmbeddedProcessError:
+            await maker.bookies[-1].kill9()
+            await self._start(maker.bookies[-1])
+        return maker.bookies[-1]
+
+    async def _damage_bookie(self) -> None:
+        """Damage files of the bookie that has damage, or of any bookie if all is repaired."""
+        rng, away_s = random.Random(self._rng.random()), self._rng.choice(_AWAY_S)
+        bookie = self._rng.choice(self._bookies) if self.healing is None else self._damaged()
+        if bookie.name in self._away:
+            return
+        self._away.add(bookie.name)
+        self.healing = self.healing or Healing(bookie.bookie_id)  # from now on, no other bookie is destroyed or damaged
+        try:
+            await self.healing.begin(self._client, has_lists=isinstance(bookie, EmbeddedBookie))
+        except BkhealError:  # ZooKeeper is away
+            self._away.discard(bookie.name)
+            return
+        if isinstance(bookie, ApacheBookie) or rng.random() < _DAMAGED_RUNNING_SHARE:
+            logs = apache_entry_logs(bookie.directory)
+            if isinstance(bookie, EmbeddedBookie):
+                logs = await places(Files.ENTRY_LOGS, bookie.directory, is_cut=False)
+            if bits := flip_bits(logs, rng):
+                self._note(f"damage the entry logs of {bookie.name} ({counted(bits, 'bit')})")
+            self._away.discard(bookie.name)
+            return
+        await self._damage_stopped(bookie, rng, away_s)
+
+    async def _damage_stopped(self, bookie: EmbeddedBookie, rng: random.Random, away_s: float) -> None:
+        files, is_cut = rng.choice(tuple(Files)), rng.random() < _CUT_SHARE
+        await (bookie.kill9() if rng.random() < _KILLED_SHARE else bookie.running.stop(STATE_S))
+        found = await places(files, bookie.directory, is_cut=is_cut)
+        if is_cut:
+            self._note(f"cut the {files.value} of {bookie.name} ({counted(cut_end(found, rng), 'byte')})", away_s)
+        else:
+            self._note(f"damage the {files.value} of {bookie.name} ({counted(flip_bits(found, rng), 'bit')})", away_s)
+        await asyncio.sleep(away_s)
+        await self._start(bookie)
+        if files is Files.INDEX:  # a running bookie may have an index that it cannot read completely
+            self._away.add(bookie.name)
+            await bookie.running.stop(STATE_S)
+            await self._restore(bookie, "rebuild-index", "--replace")
+            await self._start(bookie)
+
+    async def _restore(self, bookie: EmbeddedBookie, command: str, *options: str) -> None:
+        """Run a command on the directories of a stopped bookie.
+
+        Raises:
+            EmbeddedProcessError: it failed.
+        """
+        words = [*_command("bookie", command, *options), "--journal-dir", str(bookie.directory / "journal")]
+        self._note(f"{command} of {bookie.name}")
+        if code := await self._ended(command, [*words, "--ledger-dir", str(bookie.directory / "ledgers")]):
+            raise EmbeddedProcessError(f"{command} of {bookie.name} ended with {code}: see {self._log_of(command)}")
+
     async def _start(self, bookie: _Bookie) -> None:
-        """Start a bookie. It may end again if ZooKeeper is away at the same time, as under a supervisor."""
+        """Start a bookie. It may end again if ZooKeeper is away at the same time, as under a supervisor.
+
+        If it is the one with damaged files and does not start, the command that its message names is used.
+        """
         async with asyncio.timeout(PROGRAM_S):
             while True:
                 bookie.launch()
@@ -198,8 +431,14 @@ class Service:
                     self._note(f"no start of {bookie.name}")
                     self._say(str(error))
                     await bookie.kill9()
+                    if isinstance(bookie, EmbeddedBookie) and self.healing and bookie is self._damaged():
+                        named = max(_REMEDIES, key=str(error).rfind)
+                        if named in str(error):
+                            await self._restore(bookie, named)
                     await asyncio.sleep(_START_AGAIN_S)
                 else:
+                    if isinstance(bookie, EmbeddedBookie):
+                        await self._cluster.link(bookie)
                     self._away.discard(bookie.name)
                     return
 
@@ -252,10 +491,10 @@ class Service:
                 *_command("auditor", "--report-dir", str(directory / "reports")),
                 *("--http-port", "0", "--grpc-port", "0", "--ui-port", "0"),
                 *("--spark-master", "local[1]", "--driver-memory", "512m"),
-                *("--placement-schedule", "off", "--replicas-schedule", "off"),
+                *("--replicas-schedule", "60s", "--schedule-jitter-s", "0"),
             ]
         return ManagedProcess.start(
-            name, [*options, "--metadata-uri", self._cluster.metadata_uri], log_path=directory / "log.txt"
+            name, [*options, "--metadata-uri", self._uris[name]], log_path=directory / "log.txt"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bookie.client.bookkeeper import BookKeeper, stored_digest
@@ -48,6 +49,21 @@ async def unfinished(client: ConnectedBookKeeper, destroyed: AbstractSet[BookieI
     return [f"{len(found)} {kind}: {_listed(found)}" for kind, found in left.items() if found]
 
 
+@dataclass(frozen=True, slots=True)
+class CopyFault:
+    """A copy of an entry that a bookie should have and does not serve."""
+
+    ledger_id: LedgerId
+    entry_id: EntryId
+    bookie: BookieId
+    what: str
+    is_denied: bool = False
+    """Whether the bookie answers that it never had the entry."""
+
+    def __str__(self) -> str:
+        return f"ledger {self.ledger_id} entry {self.entry_id} on {self.bookie}: {self.what}"
+
+
 async def faults_of_ledger(client: BookKeeper, ledger_id: LedgerId, acknowledged: int) -> Sequence[str]:
     """Read every copy of a closed ledger from its bookies; return one line for each fault, normally none.
 
@@ -57,25 +73,38 @@ async def faults_of_ledger(client: BookKeeper, ledger_id: LedgerId, acknowledged
         acknowledged: the number of entries that were acknowledged to its writer.
     """
     ledger = await client.ports.ledgers.read(ledger_id)
-    metadata, digest = ledger.metadata, stored_digest(ledger)
-    if metadata.last_entry_id is None:
-        return [f"ledger {ledger_id} is {metadata.state.name}, not closed"]
+    last = ledger.metadata.last_entry_id
+    if last is None:
+        return [f"ledger {ledger_id} is {ledger.metadata.state.name}, not closed"]
     faults: list[str] = []
-    if metadata.last_entry_id + 1 < acknowledged:
-        faults.append(f"ledger {ledger_id} ends at {metadata.last_entry_id}, and {acknowledged} were acknowledged")
-    for member, stored in placed_copies(metadata):
-        for entry, result in zip(stored, await _entries(client, member, ledger_id, stored), strict=True):
-            what = f"ledger {ledger_id} entry {entry} on {member}"
-            if result.status is not Status.OK:
-                faults.append(f"{what}: {result.status.name}")
-                continue
-            try:
-                unpacked = unpack(digest, result.packet, ledger_id, entry)
-            except DamagedEntry as damage:
-                faults.append(f"{what}: {damage}")
-                continue
-            if unpacked.payload != payload(ledger_id, entry):
-                faults.append(f"{what}: other bytes than were written")
+    if last + 1 < acknowledged:
+        faults.append(f"ledger {ledger_id} ends at {last}, and {acknowledged} were acknowledged")
+    for member, stored in placed_copies(ledger.metadata):
+        faults += map(str, await faults_of_copies(client, ledger, member, stored))
+    return faults
+
+
+async def faults_of_copies(
+    client: BookKeeper, ledger: Versioned, member: BookieId, stored: Sequence[EntryId]
+) -> Sequence[CopyFault]:
+    """Read entries of a closed ledger from a bookie that should have them; return a fault for each that is not good.
+
+    Raises:
+        TimeoutError: the bookie did not answer.
+    """
+    digest, ledger_id, faults = stored_digest(ledger), ledger.ledger_id, []
+    for entry, result in zip(stored, await _entries(client, member, ledger_id, stored), strict=True):
+        fault = CopyFault(ledger_id, entry, member, result.status.name, result.status.is_absent)
+        if result.status is not Status.OK:
+            faults.append(fault)
+            continue
+        try:
+            unpacked = unpack(digest, result.packet, ledger_id, entry)
+        except DamagedEntry as damage:
+            faults.append(replace(fault, what=str(damage)))
+            continue
+        if unpacked.payload != payload(ledger_id, entry):
+            faults.append(replace(fault, what="other bytes than were written"))
     return faults
 
 
@@ -90,8 +119,9 @@ async def _entries(
             if reply.status is Status.UNREACHABLE:  # it was restarted, and is not connected again yet
                 await asyncio.sleep(_RECONNECT_S)
                 continue
-            assert reply.status is Status.OK, reply
             results += reply.results
+            if reply.status is not Status.OK:  # it cannot answer for the rest, for example with a damaged index
+                results += [EntryResult(entry, reply.status) for entry in entries[len(results) :]]
     return results
 
 
