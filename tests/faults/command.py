@@ -23,8 +23,9 @@ from bookie.model.exit_codes import ExitCode
 from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.java import find_java
 from tests.deadlines import PROGRAM_S
+from tests.faults.cluster import FaultyCluster, add_apache_bookies
 from tests.faults.healing import DeniedEntryError
-from tests.faults.processes import LOST_BOOKIE_DELAY_S, FaultyCluster, Service, add_apache_bookies
+from tests.faults.processes import LOST_BOOKIE_DELAY_S, Service
 from tests.faults.verdict import faults_of_ledger, unfinished
 from tests.faults.workload import Workload, WrongBytesError
 
@@ -81,6 +82,7 @@ class Run:
         self.say(str(self.service))
         await self._repaired("by the service")
         await self._verified()
+        await self.service.end_apache_recovery()
         await self.service.audit_copies()
         await self._repaired("after an audit of all copies")
         await self._check_copies()
@@ -139,9 +141,23 @@ class Run:
 
 
 async def under_faults(
-    directory: Path, minutes: float, seed: int, apache_bookies: int, say: Callable[[str], None]
+    directory: Path,
+    minutes: float,
+    seed: int,
+    say: Callable[[str], None],
+    *,
+    apache_bookies: int,
+    is_apache_recovery: bool,
 ) -> None:
-    """Run one cluster under faults in ``directory``. ``apache_bookies`` of its bookies are Apache's.
+    """Run one cluster under faults in ``directory``.
+
+    Args:
+        directory: for all files.
+        minutes: the time for which faults are caused.
+        seed: determines the faults, as far as processes do not.
+        say: prints a line.
+        apache_bookies: how many of the bookies are Apache's.
+        is_apache_recovery: whether Apache's auditor and replication worker run beside ours.
 
     Raises:
         FaultsError: see ``Run.run``.
@@ -163,8 +179,10 @@ async def under_faults(
     ):
         await client.ports.tasks.initialize()
         await client.ports.tasks.switches.set_lost_bookie_delay_s(LOST_BOOKIE_DELAY_S)
-        await service.start_workers()
+        await service.start_workers(is_apache_recovery=is_apache_recovery)
         workload = Workload(random.Random(rng.random()))
+        if cluster.disks.problem:
+            timed(f"no disk is filled: {cluster.disks.problem}")
         await Run(client, service, workload, clock, rng, timed).run(minutes * 60)
 
 
@@ -181,7 +199,7 @@ async def _apache(cluster: FaultyCluster, count: int) -> AsyncIterator[ApacheClu
         await add_apache_bookies(cluster, apache, count // 2, ApacheOptions(storage=ApacheStorage.DB))
         yield apache
     finally:
-        await asyncio.gather(*(bookie.stop() for bookie in apache.bookies))
+        await asyncio.gather(*(server.stop() for server in [*apache.bookies, *apache.auto_recoveries]))
 
 
 def main() -> int:
@@ -194,8 +212,15 @@ def main() -> int:
     parser.add_argument(
         "--apache-bookies", type=int, default=0, help=f"how many of the {BOOKIES} bookies are Apache's (default: 0)"
     )
+    parser.add_argument(
+        "--apache-recovery", action="store_true", help="run Apache's auto-recovery too; needs Apache's bookies"
+    )
     parser.add_argument("--directory", type=Path, help="an empty folder on the disk to use; default: a temporary one")
     options = parser.parse_args()
+    if options.apache_recovery and not options.apache_bookies:
+        parser.error(
+            "--apache-recovery needs --apache-bookies: Apache's programs reach no bookie that speaks only gRPC"
+        )
     directory = options.directory or Path(tempfile.mkdtemp(prefix="bkheal-faults-"))
 
     def say(line: str) -> None:
@@ -203,7 +228,15 @@ def main() -> int:
         sys.stdout.flush()
 
     try:
-        asyncio.run(under_faults(directory, options.minutes, options.seed, options.apache_bookies, say))
+        running = under_faults(
+            directory,
+            options.minutes,
+            options.seed,
+            say,
+            apache_bookies=options.apache_bookies,
+            is_apache_recovery=options.apache_recovery,
+        )
+        asyncio.run(running)
     except (FaultsError, WrongBytesError, DeniedEntryError, BkhealError) as error:
         sys.stderr.write(f"faults: {error}; the files are in {directory}\n")
         return 1

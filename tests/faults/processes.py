@@ -9,26 +9,25 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from pathlib import Path
-from types import TracebackType, UnionType
+from types import TracebackType
 from typing import Any, Final, TypeAlias
 
-from typing_extensions import override
-
 from bookie.client.bookkeeper import BookKeeper
-from bookie.embedded.apache import ApacheBookie, ApacheCluster
-from bookie.embedded.apache_settings import ApacheOptions
-from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedBookie, EmbeddedCluster
+from bookie.embedded.apache import ApacheBookie, ApacheCluster, ApacheServer
+from bookie.embedded.cluster import EmbeddedBookie
 from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
-from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.model.errors import BkhealError
+from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.human import counted
 from tests.deadlines import PROGRAM_S, STATE_S
+from tests.faults.cluster import FaultyCluster, add_apache_bookies
 from tests.faults.damage import Files, apache_entry_logs, cut_end, flip_bits, places
+from tests.faults.disks import empty, fill
 from tests.faults.healing import Healing
-from tests.faults.network import LINK_HOST, Link, Network, Trouble
+from tests.faults.network import Link, Trouble
 
 LOST_BOOKIE_DELAY_S: Final = 5
 _AUDITORS: Final = 2
@@ -41,9 +40,8 @@ _ZOOKEEPER_AWAY_S: Final = (0.0, 3.0, 15.0)
 _BOOKIES_AWAY_MAX: Final = 2
 """The most bookies that are away at a time. With more, most ledgers could not be written."""
 _START_AGAIN_S: Final = 1.0
-_SCRUBS: Final = ("--scrub-interval", "15", "--scrub-bytes-per-second", str(32 << 20))
-"""Every damaged entry is found within seconds."""
-_COLLECTIONS: Final = ("--collect-interval", "40")
+_FREE_BYTES: Final = (0, 1 << 20, 16 << 20)
+"""What is left free of a full disk."""
 _DAMAGED_RUNNING_SHARE: Final = 0.4
 """How often the entry logs of a bookie are damaged while it runs."""
 _CUT_SHARE: Final = 0.3
@@ -55,60 +53,6 @@ _NUMBER: Final = re.compile(r"-\d+| \(.*\)")
 
 
 _Bookie: TypeAlias = EmbeddedBookie | ApacheBookie
-
-
-class FaultyCluster(EmbeddedCluster):
-    """A cluster with a network of links, whose bookies verify their entries, and collect, every few seconds."""
-
-    def __init__(self, directory: Path, zookeeper: EmbeddedZooKeeper, **options: Any) -> None:
-        """Store the arguments; see ``EmbeddedCluster``."""
-        super().__init__(directory, zookeeper, **options)
-        self.network = Network(zookeeper.port)
-
-    async def uri_for(self, name: str) -> str:
-        """Return the metadata service URI of a process, which has a link of its own to ZooKeeper."""
-        return f"zk+hierarchical://{await self.network.to_zookeeper(name)}{LEDGERS_ROOT}"
-
-    @override
-    async def add_bookies(self, count: int) -> Sequence[EmbeddedBookie]:
-        added = []
-        for _ in range(count):
-            name = f"bookie-{len(self.bookies) + 1}"
-            bookie = EmbeddedBookie(
-                name,
-                self.directory / name,
-                "",
-                speaks_apache=self.speaks_apache,
-                session_timeout_s=self.session_timeout_s,
-                options=(*_SCRUBS, *_COLLECTIONS, "--advertised-host", LINK_HOST),
-            )
-            self.bookies.append(bookie)
-            added.append(bookie)
-            bookie.metadata_uri = await self.uri_for(name)
-            bookie.launch()
-        for bookie in added:
-            await bookie.wait_ready()
-            await self.link(bookie)
-        return added
-
-    async def link(self, bookie: EmbeddedBookie) -> None:
-        """Make the links to a bookie after its first start."""
-        ports = [bookie.port, *([bookie.apache_port] if self.speaks_apache else [])]
-        await self.network.to_bookie(bookie.name, *ports)
-
-    @override
-    async def stop(self) -> None:
-        await super().stop()
-        await self.network.close()
-
-
-async def add_apache_bookies(
-    cluster: FaultyCluster, apache: ApacheCluster, count: int, options: ApacheOptions | None = None
-) -> None:
-    """Start Apache's bookies, each with a link of its own to ZooKeeper."""
-    for _ in range(count):
-        uri = await cluster.uri_for(f"apache-{len(apache.bookies) + 1}")
-        await apache.add_bookies(1, options=options, extra={"metadataServiceUri": uri})
 
 
 class Service:
@@ -137,6 +81,8 @@ class Service:
         self._bookies_wanted = len(self._bookies)
         self._workers: list[ManagedProcess] = []
         """The auditors and the replicators."""
+        self._recovery: ApacheServer | None = None
+        """Apache's auditor and replication worker."""
         self._uris: dict[str, str] = {}
         """The metadata service URI of each of them."""
         self._away: set[str] = set()
@@ -160,12 +106,29 @@ class Service:
         await asyncio.gather(*self._under_way, return_exceptions=True)
         await asyncio.gather(*(worker.stop(STATE_S) for worker in self._workers))
 
-    async def start_workers(self) -> None:
-        """Start the auditors and the replicators."""
+    async def start_workers(self, *, is_apache_recovery: bool) -> None:
+        """Start the auditors and the replicators.
+
+        Args:
+            is_apache_recovery: whether Apache's auditor and replication worker run beside them.
+        """
+        if is_apache_recovery and self._apache is not None:
+            uri = await self._cluster.uri_for("auto-recovery-1")
+            self._recovery = await self._apache.start_auto_recovery({"metadataServiceUri": uri})
         names = [f"auditor-{number + 1}" for number in range(_AUDITORS)]
         names += [f"replicator-{number + 1}" for number in range(_REPLICATORS)]
         self._uris = {name: await self._cluster.uri_for(name) for name in names}
         self._workers = [self._started(name) for name in names]
+
+    async def end_apache_recovery(self) -> None:
+        """End Apache's auditor and replication worker.
+
+        They delete a mark if the first and the last entry of a fragment are there, so they would drop the marks of the
+        last audit.
+        """
+        if self._recovery is not None:
+            await self._recovery.stop()
+            self._recovery = None
 
     def cause_fault(self, *, is_repaired: bool) -> None:
         """Cause a random fault. What it stops runs again later.
@@ -179,6 +142,10 @@ class Service:
             *(self._kill_zookeeper, self._pause_zookeeper),
             *(self._disturb_bookie, self._disturb_session_of_bookie, self._disturb_session_of_worker),
         ]
+        if self._recovery is not None and self._recovery.name not in self._away:
+            faults += [self._kill_recovery, self._pause_recovery, self._disturb_session_of_recovery]
+        if not self._cluster.disks.problem:
+            faults += [self._fill_disk, self._fill_disk]
         if self.healing is not None:
             faults += [self._damage_bookie]
         elif is_repaired and not self._away:
@@ -201,7 +168,9 @@ class Service:
             self._say(f"all copies of {self._damaged().name} are verified")
             self.healing = None
             return True
-        if self.healing.bad and not self._is_marking and isinstance(self._damaged(), ApacheBookie):
+        # Apache's bookies do not verify what they serve, and Apache's worker drops marks.
+        is_marked = isinstance(self._damaged(), ApacheBookie) or self._recovery is not None
+        if self.healing.bad and is_marked and not self._is_marking:
             self._do(self._mark(sorted(self.healing.bad)))
         return False
 
@@ -232,11 +201,11 @@ class Service:
             if not worker.is_running:
                 self._note(f"{worker.name} ended with {worker.exit_code}")
                 self._workers[index] = self._started(worker.name)
-        for bookie in self._bookies:
-            if bookie.name not in self._away and not bookie.running.is_running:
-                self._note(f"{bookie.name} ended with {bookie.running.exit_code}")
-                self._away.add(bookie.name)
-                self._do(self._start(bookie))
+        for server in [*self._bookies, *([] if self._recovery is None else [self._recovery])]:
+            if server.name not in self._away and not server.running.is_running:
+                self._note(f"{server.name} ended with {server.running.exit_code}")
+                self._away.add(server.name)
+                self._do(self._start(server))
 
     async def recovered(self) -> None:
         """Wait until everything that a fault stopped runs again.
@@ -255,7 +224,10 @@ class Service:
         """
         words = [*_command("audit", "run"), "--metadata-uri", self._cluster.metadata_uri, "--kind", "replicas"]
         words += ["--report-dir", str(self._cluster.directory / "copies"), "--master", "local[1]"]
-        if code := await self._ended("audit", words):
+        async with asyncio.timeout(PROGRAM_S):
+            while (code := await self._ended("audit", words)) == ExitCode.BUSY:  # noqa: ASYNC110 (a scheduled run)
+                await asyncio.sleep(_START_AGAIN_S)
+        if code:
             raise EmbeddedProcessError(f"the audit of copies ended with {code}: see {self._log_of('audit')}")
 
     async def _ended(self, name: str, words: Sequence[str]) -> int:
@@ -280,12 +252,10 @@ class Service:
         self._say(what if seconds is None else f"{what} for {seconds:g} s")
         self._faults[_NUMBER.sub("", what)] += 1
 
-    def _away_soon(
-        self, what: str, seconds: float, kind: type[EmbeddedBookie] | UnionType = EmbeddedBookie | ApacheBookie
-    ) -> _Bookie | None:
-        """Choose a bookie for a fault; None if enough of them are away."""
+    def _away_soon(self, what: str, seconds: float, *, among: Collection[str] | None = None) -> _Bookie | None:
+        """Choose a bookie for a fault, from all or from those of these names; None if enough of them are away."""
         present = [bookie for bookie in self._bookies if bookie.name not in self._away]
-        able = [bookie for bookie in present if isinstance(bookie, kind)]
+        able = [bookie for bookie in present if among is None or bookie.name in among]
         if self._bookies_wanted - len(present) >= _BOOKIES_AWAY_MAX or not able:
             return None
         bookie = self._rng.choice(able)
@@ -316,9 +286,23 @@ class Service:
     async def _disturb_bookie(self) -> None:
         """Disturb the connections to one of our bookies, whose registration stays."""
         trouble, seconds = self._rng.choice(tuple(Trouble)), self._rng.choice(_PAUSES_S)
-        if (bookie := self._away_soon(f"{trouble.value} the connections to", seconds, EmbeddedBookie)) is not None:
+        ours = [bookie.name for bookie in self._bookies if isinstance(bookie, EmbeddedBookie)]
+        if (bookie := self._away_soon(f"{trouble.value} the connections to", seconds, among=ours)) is not None:
             await self._disturb(self._cluster.network.links(bookie.name, to_zookeeper=False), trouble, seconds)
             self._away.discard(bookie.name)
+
+    async def _fill_disk(self) -> None:
+        """Fill a disk of a bookie for some time."""
+        seconds, free, place = self._rng.choice(_PAUSES_S), self._rng.choice(_FREE_BYTES), self._rng.random()
+        small = [bookie.name for bookie in self._bookies if self._cluster.disks.of(bookie.name)]
+        if not small or (bookie := self._away_soon("fill a disk of", seconds, among=small)) is None:
+            return
+        disks = self._cluster.disks.of(bookie.name)
+        disk = disks[int(place * len(disks))]
+        await asyncio.to_thread(fill, disk, free)
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(empty, disk)
+        self._away.discard(bookie.name)
 
     async def _disturb_session_of_bookie(self) -> None:
         trouble, seconds = self._rng.choice(tuple(Trouble)), self._rng.choice(_PAUSES_S)
@@ -350,6 +334,7 @@ class Service:
         self._bookies.remove(bookie)
         self.destroyed.add(bookie.bookie_id)
         await bookie.kill9()
+        await asyncio.to_thread(self._cluster.disks.unmount, bookie.name)
         await asyncio.to_thread(shutil.rmtree, bookie.directory)
         await asyncio.sleep(away_s)
         self._bookies.append(await self._new_bookie(is_apache=isinstance(bookie, ApacheBookie)))
@@ -417,10 +402,10 @@ class Service:
         if code := await self._ended(command, [*words, "--ledger-dir", str(bookie.directory / "ledgers")]):
             raise EmbeddedProcessError(f"{command} of {bookie.name} ended with {code}: see {self._log_of(command)}")
 
-    async def _start(self, bookie: _Bookie) -> None:
-        """Start a bookie. It may end again if ZooKeeper is away at the same time, as under a supervisor.
+    async def _start(self, bookie: EmbeddedBookie | ApacheServer) -> None:
+        """Start a bookie or Apache's recovery. Like a supervisor, start it again if ZooKeeper is away and it ends.
 
-        If it is the one with damaged files and does not start, the command that its message names is used.
+        If a bookie with damaged files does not start, the command that its message names is used.
         """
         async with asyncio.timeout(PROGRAM_S):
             while True:
@@ -455,6 +440,25 @@ class Service:
         worker, paused_s = self._rng.choice(self._workers), self._rng.choice(_PAUSES_S)
         self._note(f"pause {worker.name}", paused_s)
         await self._pause(worker, paused_s)
+
+    async def _kill_recovery(self) -> None:
+        if (server := self._recovery) is not None:
+            self._note(f"kill {server.name}")
+            self._away.add(server.name)
+            await server.kill9()
+            await self._start(server)
+
+    async def _pause_recovery(self) -> None:
+        paused_s = self._rng.choice(_PAUSES_S)
+        if (server := self._recovery) is not None:
+            self._note(f"pause {server.name}", paused_s)
+            await self._pause(server.running, paused_s)
+
+    async def _disturb_session_of_recovery(self) -> None:
+        trouble, seconds = self._rng.choice(tuple(Trouble)), self._rng.choice(_PAUSES_S)
+        if (server := self._recovery) is not None:
+            self._note(f"{trouble.value} the session of {server.name}", seconds)
+            await self._disturb(self._cluster.network.links(server.name, to_zookeeper=True), trouble, seconds)
 
     async def _kill_zookeeper(self) -> None:
         if "ZooKeeper" not in self._away:
