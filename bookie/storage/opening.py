@@ -26,7 +26,7 @@ from bookie.storage.entry_logs.log_ends import last_recorded_log_id
 from bookie.storage.errors import DamagedJournalError, WrongJournalError
 from bookie.storage.journal import replay as journal_replay
 from bookie.storage.journal.format import Record, RecordKind
-from bookie.storage.journal.journal import Journal
+from bookie.storage.journal.journal import Journal, Records
 from bookie.storage.journal.journals import Journals
 from bookie.storage.journal.mark import JournalMark, MarkSlots
 from bookie.storage.journal.place import place_files
@@ -94,7 +94,8 @@ async def open_parts(
     journals = _journals(replays, slots, settings, clock)
     is_full = not await _first_checkpoint(checkpointer, journals)
     if is_full:
-        await _sync_replayed(replays)
+        for replay, journal in zip(replays, journals.each, strict=True):
+            await _make_durable(replay, journal)
     else:
         leftovers = [log_id for log_id in log_ids if log_id >= mark.next_log_id]
         await remove_leftovers(ledger_disk, index, leftovers)
@@ -221,13 +222,22 @@ async def _checkpoint(checkpointer: Checkpointer, sequences: Callable[[], tuple[
     return True
 
 
-async def _sync_replayed(replays: Sequence[JournalReplay]) -> None:
-    """Make the replayed journals durable without a checkpoint (J13).
+async def _make_durable(replay: JournalReplay, journal: Journal) -> None:
+    """Make the last batch of a replayed journal durable without a checkpoint (J13).
 
-    The last batch may have been written, but not synced, before the process was killed. From now on it is served, and
-    the next batch declares it durable.
+    It may have been written, but not synced, before its process ended. From now on it is served, and the next batch
+    declares it durable. If its sync failed, another sync would succeed and write nothing, so the batch is written
+    again. Only if the journal disk has no space for this, its files are synced.
     """
-    for replay in replays:
+    if not replay.undeclared:
+        return
+    records = Records()
+    for record in replay.undeclared:
+        records.add(record.kind, LedgerId(record.ledger_id), record.body)
+    try:
+        await journal.repeat(records, replay.declared)
+    except DiskFullError as error:
+        _log.warning("end of the journal not written again", extra={"error": str(error)})
         for each in replay.files:
             file = await replay.disk.open(each.path)
             try:

@@ -223,7 +223,8 @@ class LedgerStorage:
                 if not state.accepts(batch.master_key):
                     return AddReply(Status.UNAUTHORIZED, "not the master key of this ledger")
                 if state.is_fenced and not batch.is_recovery:
-                    return AddReply(Status.FENCED)
+                    # The fence of limbo is no proof of a recovery, and must not end a live writer (R160).
+                    return AddReply(Status.LIMBO if state.is_limbo else Status.FENCED)
                 # There was no yield since the checks, so a fence comes either before them or after this add.
                 error = await self._writer.enqueue_add(state, batch.master_key, entries)
         except REQUEST_FAILURES as failure:

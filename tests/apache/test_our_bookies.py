@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,6 +158,33 @@ async def test_a_batch_read_returns_as_many_entries_as_were_asked_for_and_fit(ja
     assert few == entries[3 : 3 + len(few)]
     assert sum(entry.size for entry in few) <= 12_000
     assert len(few) >= 4
+
+
+@pytest.mark.parametrize("wire", ["v2", "v3"])
+async def test_a_writer_of_apaches_client_survives_a_bookie_that_lost_its_journal(here: Ours, wire: str) -> None:
+    """The bookie has its ledgers in limbo: it must not end the writer as if another client had fenced the ledger."""
+    cluster, java = here.cluster, here.java
+    if len(cluster.bookies) < 4:
+        await cluster.add_bookies(1)
+    writer = await java.create(3, 3, 2, client=wire)
+    await writer.write(5, seed=SEED, sizes=SIZES)
+    [members] = (await java.call("metadata", ledger=writer.ledger_id))["ensembles"].values()
+    lost = next(bookie for bookie in cluster.bookies if bookie.bookie_id == members[0])
+    await lost.stop()
+    shutil.rmtree(lost.directory / "journal")
+    (lost.directory / "journal").mkdir()
+    places = ["--journal-dir", str(lost.directory / "journal"), "--ledger-dir", str(lost.directory / "ledgers")]
+    command = [sys.executable, "-m", "auditor.cli.main", "bookie", "salvage-journal", *places, "--lost"]
+    await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True)
+    await lost.start()
+
+    async def reported() -> dict[str, Any]:
+        return await java.call("disk_space", client=wire)
+
+    await until(reported, lambda found: lost.bookie_id in found, "Apache's client is connected to the bookie again")
+    await writer.write_past_a_loss(5, seed=SEED, sizes=SIZES)
+    await writer.close()
+    assert await java.read_all(writer.ledger_id, client=wire) == expected(payloads(SEED, range(10), SIZES))
 
 
 async def another_cluster(

@@ -101,7 +101,7 @@ async def served(store: LedgerStorage, held: Held, *, may_lack_last: bool) -> st
                     assert status in UNREADABLE, f"{ledger_id}/{entry_id} is {status}"
                     worst = "damaged"
     added = await store.add(AddBatch(L2, KEY, [raw_entry(L2, 100)]))
-    assert added.status in (Status.FENCED, Status.IO_ERROR)
+    assert added.status in (Status.FENCED, Status.LIMBO, Status.IO_ERROR)
     return worst
 
 

@@ -291,11 +291,15 @@ async def test_in_limbo_no_entry_is_reported_as_absent(bookie: Bookie, place: st
     assert await bookie.statuses(0, ledger_id=9) == [Status.NO_LEDGER]
 
 
-async def test_a_ledger_in_limbo_can_be_fenced_and_accepts_repair_copies(bookie: Bookie, place: str) -> None:
+async def test_a_ledger_in_limbo_refuses_writers_and_accepts_repair_copies(bookie: Bookie, place: str) -> None:
     await bookie.store.set_limbo([LEDGER])
     await move(bookie, place)
-    assert await bookie.add(0) is Status.FENCED
+    assert await bookie.add(0) is Status.LIMBO
+    await bookie.store.fence(LEDGER, KEY)
+    assert await bookie.add(0) is Status.LIMBO
     assert await bookie.add(0, is_recovery=True) is Status.OK
+    await bookie.store.clear_limbo(LEDGER)
+    assert await bookie.add(1) is Status.FENCED
     assert await bookie.statuses(0) == [Status.OK]
     assert (await bookie.store.add(batch(1, key=b"other", is_recovery=True))).status is Status.UNAUTHORIZED
 

@@ -65,7 +65,7 @@ async def check_served(home: Path, *lost: int) -> None:
         assert await read(store, L1, *range(6)) == expected
         assert (await listed(store, L1))[0] is Status.LIMBO
         for ledger_id in (L1,) if len(lost) > 2 else (L1, L2):
-            assert (await store.add(AddBatch(ledger_id, KEY, [raw_entry(ledger_id, 9)]))).status is Status.FENCED
+            assert (await store.add(AddBatch(ledger_id, KEY, [raw_entry(ledger_id, 9)]))).status is Status.LIMBO
 
 
 async def check_refused(home: Path) -> None:

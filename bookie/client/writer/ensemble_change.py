@@ -86,7 +86,7 @@ class EnsembleChange:
         failed_at_s: Mapping[BookieId, float],
         changes_left: int | None,
         reasons: Mapping[BookieId, str] | None = None,
-        fenced: AbstractSet[BookieId] = frozenset(),
+        refusing: AbstractSet[BookieId] = frozenset(),
     ) -> None:
         """Prepare a change.
 
@@ -97,7 +97,7 @@ class EnsembleChange:
             failed_at_s: time of each bookie's last failure with this writer, by the clock's ``monotonic_s``.
             changes_left: see the attribute.
             reasons: the last failure of each bookie with this writer, for the error's text.
-            fenced: bookies that refuse the ledger permanently.
+            refusing: bookies that refuse the ledger permanently.
         """
         self.ledger = ledger
         self.changes_left = changes_left
@@ -105,7 +105,7 @@ class EnsembleChange:
         self._state = state
         self._failed_at_s = failed_at_s
         self._reasons = reasons or {}
-        self._fenced = fenced
+        self._refusing = refusing
         self._incarnations: dict[BookieId, str] = {}
         self._sent: list[Fragment] = []
         """The latest fragment that was sent, and earlier ones that are not known to be stored or refused."""
@@ -235,4 +235,4 @@ class EnsembleChange:
     def _bookies_failed_within(self, seconds: float) -> AbstractSet[BookieId]:
         """Return the bookies that failed in the last ``seconds``, and those that refuse the ledger permanently."""
         since_s = self._ports.clock.monotonic_s() - seconds
-        return self._fenced | {bookie for bookie, failed_at_s in self._failed_at_s.items() if failed_at_s > since_s}
+        return self._refusing | {bookie for bookie, failed_at_s in self._failed_at_s.items() if failed_at_s > since_s}

@@ -36,6 +36,12 @@ _SERIES_PAUSES: Final = 2
 because a bookie that hangs fails again only some time after a pause."""
 
 
+_PERMANENT_STATUSES: Final = (Status.FENCED, Status.LIMBO)
+"""The refusals that no later add of the same writer can change. LIMBO: the bookie may have lost a fence."""
+_WIPED_STATUSES: Final = (Status.WRONG_INCARNATION, Status.LIMBO)
+"""The refusals of a bookie that may have lost what it acknowledged."""
+
+
 class FailingPipeline(Protocol):
     """The part of the pipeline that a failover changes."""
 
@@ -81,8 +87,8 @@ class Failover:
         self._change: asyncio.Task[None] | None = None
         self._failed_at_s: dict[BookieId, float] = {}
         self._reasons: dict[BookieId, str] = {}
-        self._fenced: set[BookieId] = set()
-        """Replacements that refused the ledger as fenced, which is permanent (R160)."""
+        self._refusing: set[BookieId] = set()
+        """Bookies that refused the ledger permanently (R160)."""
         self._retry_at_s = 0.0
         self._retry_pause_s = ports.settings.degraded_retry_s
         self._marked: set[BookieId] = set()
@@ -106,10 +112,10 @@ class Failover:
             self._retry_pause_s = settings.degraded_retry_s
         self._failed_at_s[lane.bookie] = now_s
         self._reasons[lane.bookie] = reason
-        if status is Status.FENCED:
-            self._fenced.add(lane.bookie)
-        is_change_due = status in (Status.READ_ONLY, Status.FENCED)
-        self._state.fail(lane, is_wiped=status is Status.WRONG_INCARNATION, is_change_due=is_change_due)
+        if status in _PERMANENT_STATUSES:
+            self._refusing.add(lane.bookie)
+        is_change_due = status is Status.READ_ONLY or status in _PERMANENT_STATUSES
+        self._state.fail(lane, is_wiped=status in _WIPED_STATUSES, is_change_due=is_change_due)
         if self._state.is_patient and self._retry_at_s <= now_s:
             self._retry_later()
 
@@ -142,7 +148,7 @@ class Failover:
     async def _run(self) -> None:
         failed = self._failed_bookies()
         change = EnsembleChange(
-            self._ports, self._state, self.ledger, self._failed_at_s, self._changes_left, self._reasons, self._fenced
+            self._ports, self._state, self.ledger, self._failed_at_s, self._changes_left, self._reasons, self._refusing
         )
         try:
             await self._apply_change(change)

@@ -47,7 +47,8 @@ _FREE_FOR_RESERVED: Final = 64
 
 Before = Callable[[Operation, str], Awaitable[None]]
 """Awaited with the operation and its path, before the operation has any effect. A ``DiskFullError`` raised at APPEND
-leaves half of the data in the file. After a ``DiskError`` raised at SYNC, the next crash loses the unsynced data."""
+leaves half of the data in the file. After a ``DiskError`` raised at SYNC, the next crash loses the unsynced data, even
+if the file is synced again: as on Linux, the data can be read until then, and the later sync reports success."""
 
 
 async def yield_control(operation: Operation, path: str) -> None:
@@ -59,12 +60,14 @@ async def yield_control(operation: Operation, path: str) -> None:
 class _Content:
     """A file's bytes. The first ``durable_size`` survive a crash; ``unsynced`` lists the sizes of the later appends.
 
+    ``dropped`` lists the ranges (first, end) among the former that no disk has, because their sync failed; ascending.
     ``reserved`` is the number of zeros that readers see after these bytes.
     """
 
     data: bytearray = field(default_factory=bytearray)
     durable_size: int = 0
     unsynced: list[int] = field(default_factory=list)
+    dropped: list[tuple[int, int]] = field(default_factory=list)
     has_failed_sync: bool = False
     ahead: int = 0
     reserved: int = 0
@@ -76,7 +79,7 @@ class _Content:
 
     def copy(self) -> _Content:
         return _Content(
-            bytearray(self.data), self.durable_size, list(self.unsynced), self.has_failed_sync, 0, self.reserved
+            bytearray(self.data), self.durable_size, list(self.unsynced), list(self.dropped), reserved=self.reserved
         )
 
     def visible(self) -> bytes:
@@ -93,12 +96,22 @@ class _Content:
         self.durable_size = len(self.data)
         self.unsynced.clear()
 
+    def fail_sync(self) -> None:
+        """Drop the unsynced bytes: they can be read, and no later sync writes them."""
+        self.has_failed_sync = True
+        if self.unsynced:
+            self.dropped.append((self.durable_size, len(self.data)))
+        self.sync()
+
     def after_power_loss(self, rng: random.Random) -> _Content:
         survived, end, offset = self.data[: self.durable_size], self.durable_size, self.durable_size
+        for first, last in self.dropped:
+            survived[first:last] = _lost(last - first, rng)
+        if self.dropped and self.dropped[-1][1] == end:
+            end = self.dropped[-1][0]
         for size in self.unsynced:
-            kept = 0 if self.has_failed_sync else rng.choice((0, size, rng.randint(0, size)))
-            filler = bytes(size - kept) if rng.random() < 0.5 else rng.randbytes(size - kept)
-            survived += self.data[offset : offset + kept] + filler
+            kept = rng.choice((0, size, rng.randint(0, size)))
+            survived += self.data[offset : offset + kept] + _lost(size - kept, rng)
             offset += size
             end = offset - size + kept if kept else end
         # Lost bytes become a hole or junk if later ones were kept; otherwise the file may be shorter.
@@ -107,6 +120,11 @@ class _Content:
             survived = survived[:size] + bytes(len(self.data) + self.reserved - size)
             size = len(survived)
         return _Content(survived[:size], size)
+
+
+def _lost(size: int, rng: random.Random) -> bytes:
+    """Return the bytes in place of lost ones."""
+    return bytes(size) if rng.random() < 0.5 else rng.randbytes(size)
 
 
 @dataclass(slots=True)
@@ -214,7 +232,8 @@ class MemoryDisk(Disk):
     def restarted(self) -> MemoryDisk:
         """Return the disk after a kill of only the process.
 
-        All written data can be read. Unsynced data is still not durable, and never becomes durable after a failed sync.
+        All written data can be read. Unsynced data is still not durable, and never becomes durable after a failed sync,
+        which the next process cannot know.
         """
         copies = {id(content): content.copy() for content in [*self._files.values(), *self._durable_files.values()]}
         disk = MemoryDisk(capacity_bytes=self.capacity_bytes, bad_sectors=set(self.bad_sectors))
@@ -279,7 +298,8 @@ class _MemoryFile(DiskFile):
         try:
             await self._begin(Operation.SYNC)
         except DiskError:
-            self.content.has_failed_sync = self.is_broken = True
+            self.content.fail_sync()
+            self.is_broken = True
             raise
         self.content.sync()
 

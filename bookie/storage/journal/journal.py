@@ -165,6 +165,29 @@ class Journal:
         self._writer = guarded("journal writer", self._run())
         self._marker = guarded("journal mark", self._mark_ends())
 
+    async def repeat(self, records: Records, durable_sequence: int) -> None:
+        """Write the last batch on the disk again, before anything declares it durable. Call this before ``start``.
+
+        Args:
+            records: the records of the batch.
+            durable_sequence: the sequence up to which the files are known to be durable.
+
+        Raises:
+            DiskFullError: the disk has no space for it; the journal can be used.
+            DiskError: any other failure.
+        """
+        last, self.durable_sequence = self.durable_sequence, durable_sequence
+        self.enqueue(records, lambda: None, lambda _: None)
+        self._take_group()
+        try:
+            with self._changing():
+                await self._commit(self._group)
+        except DiskFullError as error:
+            await self._abandon_file(error)
+            self.durable_sequence = last
+            raise
+        await self._mark_end()  # otherwise each start without space for a checkpoint would repeat it
+
     def enqueue(
         self, records: Records, on_durable: Callable[[], None], on_failed: Callable[[FatalError], None]
     ) -> asyncio.Future[FatalError | None]:

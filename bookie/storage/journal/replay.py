@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -55,6 +55,7 @@ class JournalReplay:
     Attributes:
         disk: the disk of the journal.
         reached: the greatest sequence read so far; initially the sequence of the checkpoint.
+        declared: the greatest sequence that a header, the mark or the checkpoint declares durable.
         epoch: the greatest epoch found.
         files: the files found, in order.
         record_count: the number of records yielded.
@@ -65,7 +66,17 @@ class JournalReplay:
     epoch: int = 0
     files: list[ClosedFile] = field(default_factory=list)
     record_count: int = 0
+    declared: int = field(init=False)
+    _last: list[Record] = field(default_factory=list)
     _damage: str = ""
+
+    def __post_init__(self) -> None:
+        self.declared = self.reached
+
+    @property
+    def undeclared(self) -> Sequence[Record]:
+        """The records of the last batch, if nothing declares it durable: its process may have ended before its sync."""
+        return self._last if self.reached > self.declared else ()
 
     async def batches(self, mark: JournalMark | None) -> AsyncIterator[list[Record]]:
         """Yield the records after ``reached``, batch by batch, in the order in which they became durable.
@@ -80,7 +91,7 @@ class JournalReplay:
             for sequence, records in self._scan(path, number, await self._readable(path)):
                 last = max(last, sequence)
                 if sequence > self.reached:
-                    self.reached = sequence
+                    self.reached, self._last = sequence, records
                     self.record_count += len(records)
                     yield records
             self.files.append(ClosedFile(number, last))
@@ -139,6 +150,7 @@ class JournalReplay:
     def _check_reached(self, durable_sequence: int, place: str) -> None:
         if durable_sequence > self.reached:
             raise _lost(self._damage or place, f"batches {self.reached + 1} to {durable_sequence}, which were durable")
+        self.declared = max(self.declared, durable_sequence)
 
 
 async def first_sequence(disk: Disk, mark: JournalMark) -> int:

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
-from bookie.model.errors import FatalError
+from bookie.model.errors import BkhealError, FatalError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.storage.checkpoint import Checkpointer
 from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
@@ -135,7 +136,9 @@ async def check_state(store: LedgerStorage, known: Known, ledger_id: LedgerId) -
         reply = await store.add(AddBatch(ledger_id, b"wrong", new, is_recovery=True))
         assert reply.status is Status.UNAUTHORIZED
     if ledger_id in known.fenced | known.limbo:
-        assert (await store.add(AddBatch(ledger_id, key_of(ledger_id), new))).status is Status.FENCED
+        reply = await store.add(AddBatch(ledger_id, key_of(ledger_id), new))
+        is_limbo = ledger_id in known.limbo or (ledger_id in known.asked_limbo and reply.status is Status.LIMBO)
+        assert reply.status is (Status.LIMBO if is_limbo else Status.FENCED)
 
 
 def settings_of(seed: int) -> StorageSettings:
@@ -264,6 +267,35 @@ async def test_a_history_of_kills_power_losses_and_full_disks_loses_nothing(seed
         with suppress(DiskFullError):  # too full for the store to be opened
             await machine.run(history(machine, known, seed * 100 + life), switch)
         machine = machine.after_power_loss(rng.randrange(1 << 30)) if rng.random() < 0.5 else machine.after_kill()
+        await check(machine.after_kill(), known)
+
+
+class FailingSyncs(PowerSwitch):
+    """A switch that also makes syncs of the journal fail from an operation on, so the process has to end."""
+
+    def __init__(self, last: int, first_failing: int) -> None:
+        super().__init__(last)
+        self._first_failing = first_failing
+
+    @override
+    async def __call__(self, operation: Operation, path: str) -> None:
+        await super().__call__(operation, path)
+        if operation is Operation.SYNC and path.startswith("journal/") and self.count >= self._first_failing:
+            raise DiskError("input/output error")
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_a_history_of_failed_syncs_full_ledger_disks_and_power_losses_loses_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    machine, known = Machine(settings=settings_of(seed)), Known()
+    for life in range(8):
+        if rng.random() < 0.5:
+            machine.ledgers.capacity_bytes = machine.ledgers.used_bytes()
+        last = rng.randrange(150)
+        with suppress(BkhealError):
+            await machine.run(history(machine, known, seed * 100 + life), FailingSyncs(last, rng.randrange(2 * last)))
+        machine = machine.after_power_loss(rng.randrange(1 << 30)) if rng.random() < 0.5 else machine.after_kill()
+        machine.ledgers.capacity_bytes = 1 << 40
         await check(machine.after_kill(), known)
 
 

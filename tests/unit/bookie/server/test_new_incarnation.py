@@ -75,7 +75,7 @@ class IncarnationWorld(MemoryCluster):
             read = await storage.read(ledger_id, [EntryId(0)])
             assert read.results[0].status is Status.LIMBO
             added = await storage.add(AddBatch(ledger_id, b"key", [entry(ledger_id, 0, b"")]))
-            assert added.status is Status.FENCED
+            assert added.status is Status.LIMBO
         assert (await storage.list_entries(FREE)).status is Status.NO_LEDGER
         tasks = await self.tasks.list()
         assert {task.ledger_id: task.missing for task in tasks} == dict.fromkeys(NAMED, (US,))

@@ -101,6 +101,30 @@ async def test_bytes_of_a_failed_sync_can_be_read_and_are_still_lost() -> None:
     assert b"x" not in {crashed.content("d/b") for crashed in crashes(restarted)}
 
 
+async def test_a_later_sync_succeeds_and_does_not_write_the_bytes_of_a_failed_one() -> None:
+    """As on Linux, where a failed sync makes the pages clean."""
+    disk = await disk_with_file()
+
+    async def failing(operation: Operation, path: str) -> None:
+        if operation is Operation.SYNC:
+            raise DiskError("input/output error")
+
+    disk.before = failing
+    file = await disk.create("d/b")
+    await file.append([b"dropped"])
+    with pytest.raises(DiskError):
+        await file.sync()
+    await disk.sync_directory("d")
+    restarted = disk.restarted()
+    assert restarted.syncs_after_failure == 0, "another process does not know about the failure"
+    file = await restarted.open("d/b")
+    await file.sync()
+    assert await file.read([(0, 7)]) == [b"dropped"]
+    found = {crashed.content("d/b") for crashed in crashes(restarted)}
+    assert b"dropped" not in found
+    assert {b"", bytes(7)} <= found
+
+
 async def test_full_disk_takes_a_part_and_refuses_the_rest() -> None:
     disk = MemoryDisk(capacity_bytes=10)
     await disk.make_directory("d")

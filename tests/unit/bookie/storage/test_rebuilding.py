@@ -88,7 +88,7 @@ async def test_all_live_entries_are_served_again_and_the_rest_is_unknown() -> No
     assert await listed(store, L2) == (Status.NO_LEDGER, [])  # the caller puts it in limbo if the metadata still has it
     for ledger_id in (L1, L3):
         reply = await store.add(AddBatch(ledger_id, KEY, [raw_entry(ledger_id, 20)]))
-        assert reply.status is Status.FENCED
+        assert reply.status is Status.LIMBO
     await store.close()
 
 

@@ -96,7 +96,7 @@ async def check(store: LedgerStorage) -> set[tuple[LedgerId, int]]:
             if status is Status.OK:
                 assert packet == raw_entry(ledger_id, entry_id)
                 served.add((ledger_id, entry_id))
-        assert (await store.add(AddBatch(ledger_id, KEY, [raw_entry(ledger_id, 100)]))).status is Status.FENCED
+        assert (await store.add(AddBatch(ledger_id, KEY, [raw_entry(ledger_id, 100)]))).status is Status.LIMBO
     return served
 
 
@@ -185,7 +185,7 @@ async def test_no_ledger_is_skipped_however_many_there_are(monkeypatch: pytest.M
     store = await disks.open()
     assert await store.limbo_ids() == ledger_ids
     for ledger_id in ledger_ids:
-        assert (await store.add(AddBatch(ledger_id, KEY, [raw_entry(ledger_id, 5)]))).status is Status.FENCED
+        assert (await store.add(AddBatch(ledger_id, KEY, [raw_entry(ledger_id, 5)]))).status is Status.LIMBO
     await store.close()
 
 

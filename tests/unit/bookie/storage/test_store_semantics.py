@@ -340,7 +340,7 @@ async def test_limbo_holds_from_the_moment_it_is_enqueued(world: StorageWorld) -
     limbo = asyncio.create_task(world.store.set_limbo([LEDGER]))
     await settle()
     assert await world.status_of(1) is Status.LIMBO
-    assert (await world.add(1)).status is Status.FENCED
+    assert (await world.add(1)).status is Status.LIMBO
     world.valve.open()
     await limbo
 

@@ -73,7 +73,9 @@ async def test_refusals_have_their_codes(world: ProtocolWorld) -> None:
     assert code(await world.ask_v2(v2.ReadV2(LEDGER, 1))) == 2
     world.service.is_read_only = True
     assert code(await world.ask_v2(v2.AddV2(KEY, entry(1)))) == 105
+    world.service.is_read_only = False
     await world.storage.set_limbo([LEDGER])
+    assert code(await world.ask_v2(v2.AddV2(KEY, entry(1)))) == 101  # 104 (fenced) would end the writer
     assert code(await world.ask_v2(v2.ReadV2(LEDGER, 1))) == 101  # a better code exists, but Java clients fail on it
     assert code(await world.ask_v2(v2.BatchReadV2(LEDGER, 1, 1, 0, 1000))) == 101
     world.service.refuse_everything()

@@ -143,6 +143,8 @@ async def test_an_impossible_header_proves_no_lac(world: ProtocolWorld) -> None:
 async def test_limbo_is_never_absent(world: ProtocolWorld) -> None:
     await world.ask(add(entry(0)))
     await world.storage.set_limbo([LEDGER])
+    assert await world.status(add(entry(2))) == pb.EUNKNOWNLEDGERSTATE  # EFENCED would end the writer
+    assert await world.status(add(entry(2), is_recovery=True, flags=1)) == pb.EOK
     for message in (read(1), read(-1), read(1, fence_key=KEY), read(-1, fence_key=KEY)):
         assert await world.status(message) == pb.EUNKNOWNLEDGERSTATE
     assert await world.status(read(0)) == pb.EOK
