@@ -123,6 +123,26 @@ def test_an_incremental_audit_finds_what_an_audit_of_all_ledgers_finds(
     assert 0 < image.carried_from_ms < result.summary.started_ms
 
 
+def test_a_ledger_that_was_marked_while_an_image_was_written_is_read_again(
+    spark: SparkSession, place: Place, clock: ManualClock
+) -> None:
+    """The worker of a mark may have chosen a bookie before its loss, and install the copy after the audit of the loss.
+
+    Workers of Apache do not check that the target is still registered.
+    """
+    audit(spark, place, clock)
+    place.unregister("x:1")
+    assert place.do(place.tasks.marking.mark_many([(LedgerId(40_001), ())])) == 1
+    again(spark, place, clock)
+    assert (place.audited(), 40_001 in place.marked()) == ({"x:1"}, True)
+
+    moved(place, 40_001, closed("a:1", "x:1"))
+    place.do(place.store.delete(task_path(place.cluster.root, LedgerId(40_001)), ANY_VERSION))
+    result = again(spark, place, clock)
+    assert (result.summary.image.carried, result.summary.image.carried_problem) == (CARRIED - 1, "")
+    assert place.marked()[40_001] == ["x:1"]
+
+
 def test_a_scan_repeated_after_the_loss_of_an_executor_takes_as_much_from_the_image(
     spark: SparkSession, place: Place, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

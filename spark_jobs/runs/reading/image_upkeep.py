@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from array import array
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
@@ -10,6 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from bookie.metadata.bookies.attendance import UNKNOWN_ATTENDANCE, Attendance
+from bookie.metadata.port import AccessDeniedError
 from bookie.runtime.human import counted
 from spark_jobs.image import files
 from spark_jobs.image.folder import ImageFolder, image_folder
@@ -21,6 +24,9 @@ from spark_jobs.runs.reading.ledger_scan import ImageParts
 _log = logging.getLogger(__name__)
 
 _SHOWN_MAX: Final = 3
+_UNSETTLED_MAX: Final = 1_000_000
+"""Largest number of marked ledgers that a task receives, 8 bytes each. If there are more, no ledger counts as settled,
+and the next run reads all ledgers."""
 
 
 class ImageUpkeep:
@@ -32,6 +38,13 @@ class ImageUpkeep:
         self._attendance = UNKNOWN_ATTENDANCE
         self.read_from_ms = 0
         """When the reading for the latest generation began, epoch milliseconds."""
+        self.unsettled: Sequence[int] | None = ()
+        """Ledgers that the latest generation must not call settled, because they were marked when its reading began;
+        None: all ledgers.
+
+        A worker may have chosen a bookie as a target before its loss, and install the copy after this run has read the
+        ledger, for example if the worker or its connection was suspended. Until then the ledger is marked (R108).
+        """
         self.written: Manifest | None = None
         self.problem = ""
         """Why no image was written."""
@@ -51,6 +64,7 @@ class ImageUpkeep:
         image = image_folder(settings.image_place)
         self.read_from_ms = context.clock.epoch_ms()
         self._attendance = context.cluster.attendance() if attendance is None else attendance
+        self.unsettled = self._marked()
         try:
             kept = files.UNFINISHED_GENERATIONS_KEPT if context.is_incremental else 0
             self._writing = files.begin(image, context.cluster.cluster, context.run_id, context.kind, kept=kept)
@@ -95,6 +109,13 @@ class ImageUpkeep:
         if self._context.is_incremental:
             self._writing = None
         self.abandon()
+
+    def _marked(self) -> Sequence[int] | None:
+        try:
+            ids = self._context.cluster.marked_ledgers()
+        except AccessDeniedError:
+            return None
+        return array("q", ids) if len(ids) <= _UNSETTLED_MAX else None
 
     def _manifest(self) -> Manifest:
         cluster = self._context.cluster.cluster

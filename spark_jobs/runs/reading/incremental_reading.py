@@ -121,6 +121,7 @@ class IncrementalReading:
             task_options(settings, live, budget.share(len(groups), slots.most)),
             image_dir=None if image is None else image.to_text(),
             image_from_ms=self._image.read_from_ms,
+            image_unsettled=self._image.unsettled,
         )
         source = sources.source
         texts = [work_text(group) for group in groups]
