@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from bookie.metadata.bookies.attendance import UNKNOWN_ATTENDANCE, Attendance
 from bookie.metadata.port import AccessDeniedError
+from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientError
 from bookie.runtime.human import counted
 from spark_jobs.image import files
 from spark_jobs.image.folder import ImageFolder, image_folder
@@ -65,6 +66,8 @@ class ImageUpkeep:
         self.read_from_ms = context.clock.epoch_ms()
         self._attendance = context.cluster.attendance() if attendance is None else attendance
         self.unsettled = self._marked()
+        if context.is_incremental and not self._is_noted(is_read=False):  # others leave no parts
+            return None
         try:
             kept = files.UNFINISHED_GENERATIONS_KEPT if context.is_incremental else 0
             self._writing = files.begin(image, context.cluster.cluster, context.run_id, context.kind, kept=kept)
@@ -91,6 +94,9 @@ class ImageUpkeep:
             rows = sum(file.rows for file in parts.files if file.is_ledgers)
             if rows != totals.ledgers:
                 raise ImageError(f"its files have {rows} of {counted(totals.ledgers, 'ledger')}")
+            if not self._is_noted(is_read=True):
+                self.abandon()
+                return
             files.commit(writing, manifest)
         except (ImageError, OSError, pa.ArrowException) as error:
             self._failed(str(error))
@@ -109,6 +115,15 @@ class ImageUpkeep:
         if self._context.is_incremental:
             self._writing = None
         self.abandon()
+
+    def _is_noted(self, *, is_read: bool) -> bool:
+        """Record the image in ZooKeeper, so that a later run notices if ZooKeeper was set back to a time before it."""
+        try:
+            self._context.cluster.note_image(self._context.run_id, is_read=is_read)
+        except (TransientError, ConflictError, OutcomeUnknownError, AccessDeniedError) as error:
+            self._failed(f"it cannot be recorded in the metadata store: {error}")
+            return False
+        return True
 
     def _marked(self) -> Sequence[int] | None:
         try:

@@ -669,7 +669,7 @@ async def test_the_last_read_is_that_of_the_image_or_else_of_the_oldest_unfinish
         files.note_beginning(writing, manifest(run_id, now_ms - minutes * 60_000))
     week_s = 7 * 86_400
     settings = SimpleNamespace(image_place=str(tmp_path / "image"), reread_within_s=week_s, image_age_max_s=week_s)
-    cluster = SimpleNamespace(cluster=made.cluster, who_left=lambda _: "")
+    cluster = SimpleNamespace(cluster=made.cluster, who_left=lambda _: "", has_image_note=lambda *_, **__: True)
     context = SimpleNamespace(settings=settings, cluster=cluster, clock=clock, run_id="now")
     sources = _Sources(cast(RunContext, context), {})
     assert sources.read_from_ms == now_ms - (DAY_MS if has_image else 30 * 60_000)
