@@ -6,7 +6,7 @@ returns wrong rows (Spark 4.1 to 4.3).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,6 +58,8 @@ class LedgerOptions:
     """Directory in which each partition writes its part of an image; ``summary`` lists the files."""
     image_from_ms: int = 0
     """Start of the reading for this image, epoch milliseconds."""
+    image_unsettled: Sequence[int] | None = ()
+    """Ledgers that count as not settled in this image, although they are healthy; None: all ledgers."""
     budget: TaskBudget = FREE
     """The limits on the reads of each task."""
     driver_version: str = UNKNOWN_VERSION

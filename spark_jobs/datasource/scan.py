@@ -95,7 +95,9 @@ async def scan(
 
 def image_part(options: LedgerOptions) -> ImagePart | None:
     """Return the part of an image written by a reading; None: no image is written."""
-    return None if options.image_dir is None else ImagePart(image_folder(options.image_dir), options.image_from_ms)
+    if options.image_dir is None:
+        return None
+    return ImagePart(image_folder(options.image_dir), options.image_from_ms, options.image_unsettled)
 
 
 def leaf_of(cluster: Cluster, path: str) -> int | None:

@@ -26,7 +26,7 @@ LEDGERS_SCHEMA: Final = pa.schema(
     ]
 )
 """``bookies``: the members of all fragments, one fragment after the other, ``ensemble_size`` of each. ``settled``: the
-ledger was closed, all of its bookies were live, and no fragment named a bookie twice.
+ledger was closed and not marked, all of its bookies were live, and no fragment named a bookie twice.
 """
 INDEX_SCHEMA: Final = pa.schema([("bookie_id", pa.string()), ("ledger_id", pa.int64()), ("write_quorum", pa.int32())])
 """``write_quorum``: the smallest number of different bookies that hold an entry. It is lower than the write quorum only
@@ -125,6 +125,16 @@ def tables_of(ledgers: pa.Table) -> ImageTables:
     rows = pc.subtract(keys, pc.multiply(bookies, count))
     columns = [names.take(bookies), ledgers["ledger_id"].take(rows), ledgers["write_quorum"].take(rows)]
     return ImageTables(ledgers, pa.table(columns, schema=INDEX_SCHEMA))
+
+
+def without_settled(ledgers: pa.Table, ids: pa.Array | None) -> pa.Table:
+    """Return the same rows, but none of these ledgers is settled; None: no ledger is."""
+    if ids is not None and not len(ids):
+        return ledgers
+    settled = ledgers["settled"]
+    stay = pa.array([False] * len(ledgers)) if ids is None else pc.invert(pc.is_in(ledgers["ledger_id"], ids))
+    number = ledgers.schema.get_field_index("settled")
+    return ledgers.set_column(number, ledgers.schema.field(number), pc.and_(settled, stay))
 
 
 def _is_settled(shape: _Shape) -> bool:

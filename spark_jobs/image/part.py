@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_jobs.image.columns import ImageColumns, ImageTables, tables_of
+from spark_jobs.image.columns import ImageColumns, ImageTables, tables_of, without_settled
 from spark_jobs.image.folder import ImageFolder, Writing
 from spark_jobs.image.leaves import LEAF_IDS, LEAVES, LeafRecord, LeafSlice, LeafStat, leaf_table
 
@@ -71,14 +71,16 @@ class ImageFile:
 class ImagePart:
     """The part of one reading of one partition. Not shared between threads."""
 
-    def __init__(self, folder: ImageFolder, read_from_ms: int = 0) -> None:
+    def __init__(self, folder: ImageFolder, read_from_ms: int = 0, unsettled: Sequence[int] | None = ()) -> None:
         """Prepare.
 
         Args:
             folder: holds the files of all parts.
             read_from_ms: the reading began at or after this time, epoch milliseconds.
+            unsettled: ledgers that count as not settled in any case; None: all ledgers.
         """
         self._folder = folder
+        self._unsettled = None if unsettled is None else pa.array(unsettled, pa.int64())
         self._writings: deque[Writing] = deque()
         self._read_from_ms = read_from_ms
         self._token = secrets.token_hex(8)  # unique to this reading: Spark may read a partition twice
@@ -175,8 +177,9 @@ class ImagePart:
     def _write(self, tables: ImageTables) -> None:
         if self._problem:
             return
-        name = self._write_files(((LEDGERS, tables.ledgers), (INDEX, tables.index)))
-        for leaf, first, rows in _runs(tables.ledgers["ledger_id"]):
+        ledgers = without_settled(tables.ledgers, self._unsettled)
+        name = self._write_files(((LEDGERS, ledgers), (INDEX, tables.index)))
+        for leaf, first, rows in _runs(ledgers["ledger_id"]):
             self._slices.setdefault(leaf, []).append(LeafSlice(name, first, rows))
 
     def _write_files(self, tables: Sequence[tuple[str, pa.Table]]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 import threading
 from concurrent.futures import Future
@@ -23,7 +24,7 @@ from bookie.metadata.tasks.changes import Changes
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
-from bookie.model.run import RunCause, RunRecord, RunState
+from bookie.model.run import RunCause, RunRecord, RunState, new_run_id
 from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.runs.gate import RunGate, Stop
@@ -70,7 +71,7 @@ class RunKeeper:
 
         Args:
             settings: the settings of the run.
-            record: the record of the run.
+            record: the record of the run. If the run has to wait, it gets another id after that.
             gate: the gate of the run.
             clock: for times and pauses.
             progress: called if the run has to wait.
@@ -87,8 +88,11 @@ class RunKeeper:
         self._outcome: Future[RunOutcome] = Future()
         self._thread = threading.Thread(target=self._run, name=f"keep {record.run_id}", daemon=True)
 
-    def begin(self, wait_s: float) -> None:
-        """Take the lock, waiting for it at most ``wait_s`` seconds and ``WAIT_S_MAX``.
+    def begin(self, wait_s: float) -> str:
+        """Take the lock, waiting for it at most ``wait_s`` seconds and ``WAIT_S_MAX``; return the id of the run.
+
+        Reports, records and images are in the order of their ids. So the id is not from before the wait, because the
+        run is newer than the one it waited for.
 
         Raises:
             RunLockedError: a run of this kind was active for the whole wait.
@@ -102,6 +106,7 @@ class RunKeeper:
         self._wait_s = min(WAIT_S_MAX, wait_s)  # in this order, NaN is limited as well
         self._thread.start()
         self._begun.result()
+        return self._record.run_id
 
     def on_progress(self, event: ProgressEvent) -> None:
         """Note the progress for the record."""
@@ -152,9 +157,14 @@ class RunKeeper:
 
     async def _begin(self, runs: Runs, changes: Changes) -> RunLifeCycle:
         deadline_s = self._clock.monotonic_s() + self._wait_s
-        is_announced = not (self._is_change and self._record.cause is RunCause.COMMAND)
+        is_change = self._is_change and self._record.cause is RunCause.COMMAND
+        is_announced, has_waited = not is_change, False
         while True:
             self._gate.pass_through()
+            if has_waited and not (is_change and is_announced):  # a recorded change names the id
+                run_id = new_run_id(self._clock.epoch_ms(), random.SystemRandom())
+                self._record = replace(self._record, run_id=run_id)
+            has_waited = True
             try:
                 if not is_announced and await runs.holder(lane_of(self._record)) is None:
                     await self._announce(changes)

@@ -111,7 +111,7 @@ def run_one_shot(
 
     with _signals(gate) as install_handlers:
         try:
-            keeper.begin(shot.wait_s)
+            run_id = keeper.begin(shot.wait_s)
         except RunStoppedError as error:
             raise _stopped(gate) from error
         outcome = RunOutcome(RunState.FAILED, ExitCode.INTERNAL)

@@ -28,6 +28,7 @@ from bookie.metadata.own_state import own_path
 from bookie.metadata.port import AccessDeniedError, NoNodeError, Stat, StoreUnavailableError
 from bookie.metadata.pulsar.tree import PulsarTree
 from bookie.metadata.runs.check_times import CheckKind, CheckTimes
+from bookie.metadata.runs.notes import RunNotes
 from bookie.metadata.tasks.damage_notes import DamageNotes
 from bookie.metadata.tasks.decisions import Decision, Decisions
 from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
@@ -64,6 +65,7 @@ class ClusterView:
         self._down = FirstSeenDown(connection.store, connection.cluster.root)
         self._drains = Drains(connection.store, connection.cluster.root)
         self._decisions = Decisions(connection.store, connection.cluster.root)
+        self._notes = RunNotes(connection.store, connection.cluster.root)
         self._damage_notes = DamageNotes(connection.store, connection.cluster.root)
         self._ledgers = LedgerStore(connection.store, connection.cluster, random.SystemRandom())
         self._withdrawal = Withdrawal(connection.store, connection.cluster, self._tasks, self._staying)
@@ -138,6 +140,20 @@ class ClusterView:
         """Return why a bookie now lost or draining may have received copies since ``then``; empty: none can have."""
         return self._runner.run(self._who_left(then))
 
+    def note_image(self, run_id: str, *, is_read: bool) -> None:
+        """Record that a run begins to read for an image, or that it has read everything; see ``RunNotes.note_image``.
+
+        Raises:
+            WriteOutcomeUnknownError: every answer was lost.
+            AccessDeniedError: this identity may not write the record.
+        """
+        self._runner.run(self._notes.note_image(run_id, is_read=is_read))
+
+    def has_image_note(self, run_id: str, *, is_read: bool) -> bool:
+        """Return whether ``note_image`` recorded this, and ZooKeeper was not set back to a time before."""
+        noted = self._runner.run(self._notes.images())
+        return run_id in (noted.read if is_read else noted.begun)
+
     def bookies_with_cookies(self) -> frozenset[BookieId]:
         """Return every bookie with a cookie, that is, all that ever joined."""
         return self._runner.run(self._registrations.known())
@@ -153,6 +169,10 @@ class ClusterView:
             StoreUnavailableError: the metadata is being migrated away from ZooKeeper (R88).
         """
         return self._runner.run(self._mark(batch))
+
+    def marked_ledgers(self) -> Sequence[LedgerId]:
+        """Return the ids of all marked ledgers, ascending. The list is not older than this call."""
+        return self._runner.run(self._tasks.ids())
 
     def are_marked(self, batch: Sequence[Marking]) -> Sequence[bool]:
         """Return whether each ledger is marked with all of its bookies.

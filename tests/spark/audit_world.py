@@ -90,9 +90,26 @@ class Place:
 
 @contextmanager
 def opened(hosts: str, root: str, path: Path) -> Iterator[Place]:
+    """Format a cluster, and open it."""
+
+    async def format_root() -> None:
+        store = await ZooKeeperStore.connect(hosts, session_timeout_s=LONG_SESSION_S)
+        try:
+            await format_cluster(store, root, rng=random.Random(root))
+        finally:
+            await store.close()
+
+    asyncio.run(format_root())
+    with joined(hosts, root, path) as place:
+        yield place
+
+
+@contextmanager
+def joined(hosts: str, root: str, path: Path) -> Iterator[Place]:
+    """Open a cluster that exists."""
+
     async def prepare() -> tuple[ZooKeeperStore, Cluster]:
         store = await ZooKeeperStore.connect(hosts, session_timeout_s=LONG_SESSION_S)
-        await format_cluster(store, root, rng=random.Random(root))
         return store, await open_cluster(store, root)
 
     with asyncio.Runner() as runner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import shutil
@@ -34,7 +35,7 @@ from spark_jobs.runs.kinds import bookie_run
 from spark_jobs.runs.run import AuditResult, run_check
 from spark_jobs.runs.spark_failures import MetadataReadAgainError
 from spark_jobs.settings import AuditSettings
-from tests.spark.audit_world import Place, after_listing, closed, opened
+from tests.spark.audit_world import Place, after_listing, closed, joined, opened
 from tests.worlds.clocks import ManualClock
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -121,6 +122,63 @@ def test_an_incremental_audit_finds_what_an_audit_of_all_ledgers_finds(
     image = result.summary.image
     assert (image.carried, image.carried_problem, image.written_ledgers) == (CARRIED - 1, "", len(LEDGERS) + 2)
     assert 0 < image.carried_from_ms < result.summary.started_ms
+
+
+def test_a_ledger_that_was_marked_while_an_image_was_written_is_read_again(
+    spark: SparkSession, place: Place, clock: ManualClock
+) -> None:
+    """The worker of a mark may have chosen a bookie before its loss, and install the copy after the audit of the loss.
+
+    Workers of Apache do not check that the target is still registered.
+    """
+    audit(spark, place, clock)
+    place.unregister("x:1")
+    assert place.do(place.tasks.marking.mark_many([(LedgerId(40_001), ())])) == 1
+    again(spark, place, clock)
+    assert (place.audited(), 40_001 in place.marked()) == ({"x:1"}, True)
+
+    moved(place, 40_001, closed("a:1", "x:1"))
+    place.do(place.store.delete(task_path(place.cluster.root, LedgerId(40_001)), ANY_VERSION))
+    result = again(spark, place, clock)
+    assert (result.summary.image.carried, result.summary.image.carried_problem) == (CARRIED - 1, "")
+    assert place.marked()[40_001] == ["x:1"]
+
+
+def test_an_image_is_not_used_after_zookeeper_was_set_back_behind_it(
+    spark: SparkSession, tmp_path: Path, clock: ManualClock
+) -> None:
+    """Ledgers with the same ids were created since, so ZooKeeper's numbers of creations continue those of the image."""
+    directory, backup = tmp_path / "zookeeper", tmp_path / "backup"
+    server = asyncio.run(EmbeddedZooKeeper.start(directory, is_durable=False))
+    try:
+        with opened(server.connect_string, "/t/ledgers", tmp_path) as place:
+            place.register("a:1", "b:1", "c:1")
+            place.add_cookies("a:1", "b:1", "c:1", "x:1")
+            place.create(dict.fromkeys(range(20), HEALTHY))
+            audit(spark, place, clock)
+            assert place.audited() == {"x:1"}
+            server.kill()
+            shutil.copytree(directory / "data", backup)
+            asyncio.run(server.restart())
+            place.create(dict.fromkeys(range(20, 40), HEALTHY))
+            image = again(spark, place, clock).summary.image
+            assert (image.carried, image.written_ledgers) == (20, 40)
+
+        server.kill()
+        shutil.rmtree(directory / "data")
+        shutil.copytree(backup, directory / "data")
+        asyncio.run(server.restart())
+        with joined(server.connect_string, "/t/ledgers", tmp_path) as place:
+            for bookie in ("a:1", "b:1", "c:1"):
+                place.unregister(bookie)
+            place.register("a:1", "b:1", "c:1")
+            place.create({number: closed("a:1", "x:1") if number == 25 else HEALTHY for number in range(20, 80)})
+            result = again(spark, place, clock)
+            assert (set(place.marked()), result.summary.image.carried) == ({25}, 0)
+            assert "set back" in result.summary.image.carried_problem
+            assert again(spark, place, clock).summary.image.carried == 79
+    finally:
+        asyncio.run(server.stop())
 
 
 def test_a_scan_repeated_after_the_loss_of_an_executor_takes_as_much_from_the_image(

@@ -4,12 +4,13 @@ last-success/<kind>   beginning of the last complete run of this kind; outlives 
 paused/<kind>         until its end: no scheduled run of this kind begins
 requests/<run_id>     if it exists, the end of this run was requested; the process of the run looks for it
 kept                  number of records to keep, as set for the last leading auditor; for runs without an auditor
+images                the last runs that wrote an image: ZooKeeper has not been set back to a time before these images
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bookie.metadata.nodes import change, find, put, remove
@@ -21,6 +22,8 @@ from bookie.model.times import CLOCK_SKEW_MS_MAX
 
 _TEXT_MAX: Final = 200
 """Maximum length of a stored name; the rest is cut off."""
+_IMAGES_MAX: Final = 32
+"""Number of runs in the list of images. Auditors with directories of their own share the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,24 @@ class KindPause:
     def is_over(self, now_ms: int) -> bool:
         """Whether its end has passed."""
         return 0 < self.until_ms <= now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRuns:
+    """Ids of the last runs that wrote an image, the newest last."""
+
+    begun: tuple[str, ...] = ()
+    """Runs that began to read for an image."""
+    read: tuple[str, ...] = ()
+    """Runs that have read everything for their image."""
+
+    def with_begun(self, run_id: str) -> ImageRuns:
+        """Return the list with one more run that began."""
+        return replace(self, begun=(*(each for each in self.begun if each != run_id), run_id)[-_IMAGES_MAX:])
+
+    def with_read(self, run_id: str) -> ImageRuns:
+        """Return the list with one more run that has read everything."""
+        return replace(self, read=(*(each for each in self.read if each != run_id), run_id)[-_IMAGES_MAX:])
 
 
 class RunNotes:
@@ -90,6 +111,30 @@ class RunNotes:
         if (count := _number(node.data)) == 0:
             raise UnreadableRecordError(f"no number of records to keep: {node.data[:_TEXT_MAX]!r}")
         return count
+
+    async def note_image(self, run_id: str, *, is_read: bool) -> None:
+        """Record that a run begins to read for an image, or, if ``is_read``, that it has read everything.
+
+        Raises:
+            StoreUnavailableError, WriteOutcomeUnknownError: no answer; recording it again is safe.
+        """
+
+        def changed(data: bytes | None) -> bytes:
+            noted = _images(data)
+            return encode_record(noted.with_read(run_id) if is_read else noted.with_begun(run_id))
+
+        await change(self._store, f"{self._base}/images", changed)
+
+    async def images(self) -> ImageRuns:
+        """Return the last runs that wrote an image. A damaged record counts as empty.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        path = f"{self._base}/images"
+        await self._store.sync(path)
+        node = await find(self._store, path)
+        return _images(None if node is None else node.data)
 
     async def pause_kind(self, kind: RunKind, owner: str, until_ms: int) -> None:
         """Prevent scheduled runs of this kind until ``until_ms``, in every process. Replaces an earlier pause.
@@ -179,6 +224,13 @@ def _pause(data: bytes) -> KindPause:
         return decode_record(data, KindPause)
     except UnreadableRecordError:
         return KindPause(data.decode(errors="replace")[:_TEXT_MAX])
+
+
+def _images(data: bytes | None) -> ImageRuns:
+    try:
+        return ImageRuns() if data is None else decode_record(data, ImageRuns)
+    except UnreadableRecordError:
+        return ImageRuns()
 
 
 def _number(data: bytes) -> int:

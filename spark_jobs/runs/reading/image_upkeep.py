@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from array import array
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
@@ -10,6 +12,8 @@ from typing import Final
 import pyarrow as pa
 
 from bookie.metadata.bookies.attendance import UNKNOWN_ATTENDANCE, Attendance
+from bookie.metadata.port import AccessDeniedError
+from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientError
 from bookie.runtime.human import counted
 from spark_jobs.image import files
 from spark_jobs.image.folder import ImageFolder, image_folder
@@ -21,6 +25,9 @@ from spark_jobs.runs.reading.ledger_scan import ImageParts
 _log = logging.getLogger(__name__)
 
 _SHOWN_MAX: Final = 3
+_UNSETTLED_MAX: Final = 1_000_000
+"""Largest number of marked ledgers that a task receives, 8 bytes each. If there are more, no ledger counts as settled,
+and the next run reads all ledgers."""
 
 
 class ImageUpkeep:
@@ -32,6 +39,13 @@ class ImageUpkeep:
         self._attendance = UNKNOWN_ATTENDANCE
         self.read_from_ms = 0
         """When the reading for the latest generation began, epoch milliseconds."""
+        self.unsettled: Sequence[int] | None = ()
+        """Ledgers that the latest generation must not call settled, because they were marked when its reading began;
+        None: all ledgers.
+
+        A worker may have chosen a bookie as a target before its loss, and install the copy after this run has read the
+        ledger, for example if the worker or its connection was suspended. Until then the ledger is marked (R108).
+        """
         self.written: Manifest | None = None
         self.problem = ""
         """Why no image was written."""
@@ -51,6 +65,9 @@ class ImageUpkeep:
         image = image_folder(settings.image_place)
         self.read_from_ms = context.clock.epoch_ms()
         self._attendance = context.cluster.attendance() if attendance is None else attendance
+        self.unsettled = self._marked()
+        if context.is_incremental and not self._is_noted(is_read=False):  # others leave no parts
+            return None
         try:
             kept = files.UNFINISHED_GENERATIONS_KEPT if context.is_incremental else 0
             self._writing = files.begin(image, context.cluster.cluster, context.run_id, context.kind, kept=kept)
@@ -77,6 +94,9 @@ class ImageUpkeep:
             rows = sum(file.rows for file in parts.files if file.is_ledgers)
             if rows != totals.ledgers:
                 raise ImageError(f"its files have {rows} of {counted(totals.ledgers, 'ledger')}")
+            if not self._is_noted(is_read=True):
+                self.abandon()
+                return
             files.commit(writing, manifest)
         except (ImageError, OSError, pa.ArrowException) as error:
             self._failed(str(error))
@@ -95,6 +115,22 @@ class ImageUpkeep:
         if self._context.is_incremental:
             self._writing = None
         self.abandon()
+
+    def _is_noted(self, *, is_read: bool) -> bool:
+        """Record the image in ZooKeeper, so that a later run notices if ZooKeeper was set back to a time before it."""
+        try:
+            self._context.cluster.note_image(self._context.run_id, is_read=is_read)
+        except (TransientError, ConflictError, OutcomeUnknownError, AccessDeniedError) as error:
+            self._failed(f"it cannot be recorded in the metadata store: {error}")
+            return False
+        return True
+
+    def _marked(self) -> Sequence[int] | None:
+        try:
+            ids = self._context.cluster.marked_ledgers()
+        except AccessDeniedError:
+            return None
+        return array("q", ids) if len(ids) <= _UNSETTLED_MAX else None
 
     def _manifest(self) -> Manifest:
         cluster = self._context.cluster.cluster

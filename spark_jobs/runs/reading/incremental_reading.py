@@ -121,6 +121,7 @@ class IncrementalReading:
             task_options(settings, live, budget.share(len(groups), slots.most)),
             image_dir=None if image is None else image.to_text(),
             image_from_ms=self._image.read_from_ms,
+            image_unsettled=self._image.unsettled,
         )
         source = sources.source
         texts = [work_text(group) for group in groups]
@@ -177,7 +178,7 @@ class _Sources:
     def _whole(self) -> Iterator[tuple[ImageFolder, Manifest]]:
         try:
             folder, manifest = files.newest(self._image, self._context.cluster.cluster)
-            self._check(manifest)
+            self._check(manifest, is_read=True)
         except ImageError as error:
             self.problem = str(error)
             return
@@ -187,7 +188,7 @@ class _Sources:
         for folder in files.unfinished(files.cluster_folder(self._image, self._context.cluster.cluster)):
             try:
                 manifest = files.begun(folder)
-                self._check(manifest)
+                self._check(manifest, is_read=False)
                 self._check_losses(manifest)
             except ImageError as error:
                 _log.warning(
@@ -197,10 +198,12 @@ class _Sources:
                 continue
             yield folder, manifest
 
-    def _check(self, manifest: Manifest) -> None:
+    def _check(self, manifest: Manifest, *, is_read: bool) -> None:
         context = self._context
         age_max_s = min(context.settings.reread_within_s, context.settings.image_age_max_s)
         check_usable(manifest, context.cluster.cluster, context.clock.epoch_ms(), age_max_s)
+        if not context.cluster.has_image_note(manifest.run_id, is_read=is_read):
+            raise ImageError("ZooKeeper has no record of it: ZooKeeper was set back, or many other images are newer")
         if reason := context.cluster.who_left(manifest.attendance):
             raise ImageError(reason)
 

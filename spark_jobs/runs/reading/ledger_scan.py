@@ -93,6 +93,7 @@ def scan_ledgers(
     ids: tuple[int, int] = (0, LEDGER_ID_MAX),
     image: ImageFolder | None = None,
     image_from_ms: int = 0,
+    image_unsettled: Sequence[int] | None = (),
     *,
     budget: Budget | None = None,
     is_brief: bool = False,
@@ -107,6 +108,7 @@ def scan_ledgers(
         ids: lowest and highest ledger id to read; the others count as skipped.
         image: folder for the parts of an image, shared by all executors; None: no image is written.
         image_from_ms: when this reading began, for the image, epoch milliseconds.
+        image_unsettled: ledgers that count as not settled in the image; None: all ledgers.
         budget: the limits of all tasks of the run; None: those of the settings.
         is_brief: rows have only the columns of ``BRIEF_DDL``, and no image is written.
 
@@ -129,6 +131,7 @@ def scan_ledgers(
         is_brief=is_brief,
         image_dir=None if image is None else image.to_text(),
         image_from_ms=image_from_ms,
+        image_unsettled=image_unsettled,
     )
     texts = [parents_text(group) for group in groups]
     return scan_groups(spark, settings, texts, lambda sent: LedgerTasks(options, sent), is_brief=is_brief)

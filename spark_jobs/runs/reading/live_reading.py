@@ -56,7 +56,7 @@ class LiveReading:
         context = self._context
         self._plan = context.cluster.leaf_parents()
         image = None if self._image is None else self._image.begin(live)
-        from_ms = 0 if self._image is None else self._image.read_from_ms
+        from_ms, unsettled = (0, ()) if self._image is None else (self._image.read_from_ms, self._image.unsettled)
         with context.tasks(Phase.SCAN):
             kept = None if self._keeps_all else live
             scan = scan_ledgers(
@@ -66,6 +66,7 @@ class LiveReading:
                 kept,
                 image=image,
                 image_from_ms=from_ms,
+                image_unsettled=unsettled,
                 budget=context.budget,
             )
         self._totals = scan.totals

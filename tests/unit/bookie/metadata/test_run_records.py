@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.own_state import own_path
+from bookie.metadata.port import ANY_VERSION, StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.runs.notes import ImageRuns
 from bookie.metadata.runs.records import RunLane, RunLockedError, Runs
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
@@ -151,3 +153,18 @@ class Outage:
         if not self.is_on:
             return None
         return Fault.LOSE_ANSWER if operation in ("create", "set", "delete") else Fault.FAIL_BEFORE
+
+
+async def test_the_last_runs_that_wrote_an_image_are_listed() -> None:
+    store = MemoryStore(MemoryCell())
+    runs = Runs(store, "/ledgers")
+    assert await runs.images() == ImageRuns()
+    names = [f"run-{number}" for number in range(40)]
+    for name in (*names, names[-1]):
+        await runs.note_image(name, is_read=False)
+    await runs.note_image(names[0], is_read=True)
+    assert await runs.images() == ImageRuns(tuple(names[8:]), (names[0],))
+    await store.set(f"{own_path('runs', '/ledgers')}/images", b"damage", ANY_VERSION)
+    assert await runs.images() == ImageRuns(), "every image is refused"
+    await runs.note_image(names[1], is_read=True)
+    assert await runs.images() == ImageRuns((), (names[1],))

@@ -100,6 +100,7 @@ class World:
     now_ms: int = NOW_MS
     last_ms: int = NOW_MS
     writes_to: Path | None = None
+    marked: Sequence[int] | None = ()
 
     @property
     def ledgers(self) -> LedgerStore:
@@ -155,6 +156,7 @@ class World:
             is_summarized=True,
             image_dir=str(directory),
             image_from_ms=self.now_ms,
+            image_unsettled=self.marked,
         )
 
     def _took(self, options: LedgerOptions, batches: Sequence[pa.RecordBatch]) -> tuple[set[int], Mapping[str, Any]]:
@@ -241,6 +243,24 @@ async def test_a_change_of_a_closed_ledger_is_found_within_the_reread_period(tmp
             unread_ms[leaf] = max(unread_ms[leaf], record.read_from_ms)
     assert 0 < seen_ms <= NOW_MS + 7 * DAY_MS
     assert min(unread_ms.values()) > NOW_MS
+
+
+async def test_a_ledger_marked_when_a_reading_began_is_read_by_the_next_one(tmp_path: Path) -> None:
+    place = await world(tmp_path)
+    place.marked = (7, 8, 10_001)
+    await place.whole()
+    await place.write(7, closed("a:1", "x:1"))
+    place.marked = (10_002,)
+    found, again = await place.again()
+    assert (found, again["carried"]) == ({7}, len(LEDGERS) - 3)
+    await place.write(10_002, closed("a:1", "x:1"))
+    place.marked = None
+    found, again = await place.again()
+    assert (found, again["carried"]) == ({7, 10_002}, len(LEDGERS) - 2), "a row that was carried over is marked as well"
+    place.marked = ()
+    found, again = await place.again()
+    assert (found, again["carried"]) == ({7, 10_002}, 0), "with too many marks, every ledger is read"
+    assert (await place.again())[1]["carried"] == len(LEDGERS) - 2
 
 
 async def test_carried_over_rows_keep_the_time_at_which_they_were_read(tmp_path: Path) -> None:
@@ -649,7 +669,7 @@ async def test_the_last_read_is_that_of_the_image_or_else_of_the_oldest_unfinish
         files.note_beginning(writing, manifest(run_id, now_ms - minutes * 60_000))
     week_s = 7 * 86_400
     settings = SimpleNamespace(image_place=str(tmp_path / "image"), reread_within_s=week_s, image_age_max_s=week_s)
-    cluster = SimpleNamespace(cluster=made.cluster, who_left=lambda _: "")
+    cluster = SimpleNamespace(cluster=made.cluster, who_left=lambda _: "", has_image_note=lambda *_, **__: True)
     context = SimpleNamespace(settings=settings, cluster=cluster, clock=clock, run_id="now")
     sources = _Sources(cast(RunContext, context), {})
     assert sources.read_from_ms == now_ms - (DAY_MS if has_image else 30 * 60_000)

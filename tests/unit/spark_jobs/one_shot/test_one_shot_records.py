@@ -6,6 +6,7 @@ import asyncio
 import errno
 import math
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable, Coroutine
@@ -29,7 +30,7 @@ from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.tasks.changes import Changes
 from bookie.model.exit_codes import ExitCode
-from bookie.model.run import RunCause, RunKind, RunRecord, RunState
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState, new_run_id, started_ms
 from bookie.runtime.clock import Clock
 from spark_jobs import audit as audit_module
 from spark_jobs.one_shot import keeper as keeper_module
@@ -290,27 +291,28 @@ async def _locked(store: MemoryStore) -> None:
     await Runs(store, ROOT).acquire(lane_of(record(HERE)), "the-other-run", "elsewhere:1")
 
 
-def test_the_wait_for_another_run_is_no_part_of_the_duration_of_a_run(cell: MemoryCell, tmp_path: Path) -> None:
-    other, waits, begun = MemoryStore(cell), threading.Event(), threading.Event()
+@pytest.mark.parametrize("cause", [RunCause.SCHEDULE, RunCause.COMMAND])
+def test_a_run_is_dated_from_the_end_of_its_wait(cell: MemoryCell, tmp_path: Path, cause: RunCause) -> None:
+    """The wait is no part of its duration, and its report and image are newer than those of the run before."""
+    other, waits, begun = MemoryStore(cell), threading.Event(), list[str]()
     asyncio.run(_locked(other))
     clock = ManualClock(turns=1)
-    kept = keeper(tmp_path, clock, lambda event: waits.set())
-
-    def begin() -> None:
-        kept.begin(WAIT_S_MAX)
-        begun.set()
-
-    threading.Thread(target=begin, daemon=True).start()
+    mine = replace(record(new_run_id(clock.epoch_ms(), random.Random(1))), cause=cause)
+    kept = RunKeeper(AuditSettings(URI, tmp_path), mine, RunGate(), clock, lambda event: waits.set())
+    beginning = threading.Thread(target=lambda: begun.append(kept.begin(WAIT_S_MAX)), daemon=True)
+    beginning.start()
     assert waits.wait(STATE_S)
     clock.now_s = 3600
     began_ms = clock.epoch_ms()
     cell.close_session(other.session.session_id)
-    assert begun.wait(STATE_S)
+    beginning.join(STATE_S)
+    [run_id] = begun
     ended = kept.end(DONE)
-    assert ended.started_ms == began_ms
-    stored = do(cell, lambda runs: runs.get(HERE))
-    assert stored is not None
-    assert stored.started_ms == began_ms
+    assert (ended.run_id, ended.started_ms, started_ms(run_id)) == (run_id, began_ms, began_ms // 1000 * 1000)
+    stored = do(cell, lambda runs: runs.list(9, now_ms=0))
+    assert [(each.run_id, each.started_ms) for each in stored] == [(run_id, began_ms)]
+    changes = asyncio.run(Changes(MemoryStore(cell), ROOT, clock).newest(9))
+    assert [run_id in change.detail for change in changes] == [True] * (cause is RunCause.COMMAND)
 
 
 Ending = Callable[..., None]
