@@ -37,6 +37,9 @@ def _nullable(schema: Schema) -> Schema:
     return {**schema, "type": [schema["type"], "null"]}
 
 
+_READABLE_DELAY_SCHEMA: Final[Schema] = {**_nullable(_COUNT), "description": "Null: it cannot be read."}
+
+
 def _one_of(values: list[str], *, or_null: bool = False) -> Schema:
     return {"enum": [*values, None]} if or_null else {"type": "string", "enum": values}
 
@@ -584,7 +587,9 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
     "DrainStop": _document("DrainStop", {**_DONE, "stopped": _list(_TEXT)}),
     "StopVerdict": _document("StopVerdict", _VERDICT),
     "WhatIf": _document("WhatIf", _WHAT_IF),
-    "RecoveryStatus": _document("RecoveryStatus", {"enabled": _BOOLEAN_SCHEMA, "lost_bookie_delay_seconds": _COUNT}),
+    "RecoveryStatus": _document(
+        "RecoveryStatus", {"enabled": _BOOLEAN_SCHEMA, "lost_bookie_delay_seconds": _READABLE_DELAY_SCHEMA}
+    ),
     "RecoveryRequest": {
         **_body(
             {
@@ -660,7 +665,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             "looked": {**_TIME, "description": "When the marks were read; the rest may be newer."},
             "auditor": _nullable(_TEXT),
             "recovery_enabled": _BOOLEAN_SCHEMA,
-            "lost_bookie_delay_seconds": {**_nullable(_COUNT), "description": "Null: it cannot be read."},
+            "lost_bookie_delay_seconds": _READABLE_DELAY_SCHEMA,
             "held_because": {**_nullable(_TEXT), "description": "Why the mass-loss brake holds."},
             "bookies": _fields(
                 {"writable": _COUNT, "read_only": _COUNT, "draining": _list(_TEXT), "lost": _list(_TEXT)}

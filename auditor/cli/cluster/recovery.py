@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -32,6 +32,8 @@ app = typer.Typer(
     help="Switch repair on and off for the whole cluster (the same switch as `bookkeeper shell autorecovery`).",
     no_args_is_help=True,
 )
+
+_UNREADABLE: Final = "unreadable: set it again with `bkheal recovery delay DELAY`"
 
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Continue although recovery is disabled, or the brake holds.")
@@ -81,7 +83,8 @@ def status(
         print_json("RecoveryStatus", **document)
         return
     print_line(f"recovery: {'enabled' if document['enabled'] else 'disabled'}")
-    print_line(f"lost-bookie delay: {document['lost_bookie_delay_seconds']} s")
+    seconds = document["lost_bookie_delay_seconds"]
+    print_line(f"lost-bookie delay: {_UNREADABLE if seconds is None else f'{seconds} s'}")
 
 
 @app.command("delay")
@@ -195,7 +198,10 @@ def _set_delay(
 ) -> int | None:
     """Set the delay if one is given, and return the previous one."""
     if seconds is None:
-        return int(_status(service, uri, config)["lost_bookie_delay_seconds"])
+        present: int | None = _status(service, uri, config)["lost_bookie_delay_seconds"]
+        if present is None:
+            refuse(f"the lost-bookie delay is {_UNREADABLE}")
+        return present
     if service is None:
         before: int | None = run(_delay(metadata_uri(uri, config), seconds, is_dry_run=is_dry_run))["before_seconds"]
         return before

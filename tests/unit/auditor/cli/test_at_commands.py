@@ -25,6 +25,7 @@ from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.cluster import open_cluster
+from bookie.metadata.layout import lost_bookie_delay_path
 from bookie.metadata.nodes import put
 from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.runs.records import Runs
@@ -198,6 +199,21 @@ async def test_what_if_counts_what_stopped_bookies_have_already_cost(world: ApiW
     assert "a is not running: its ledgers lack its copies already" in text
     assert "no_live_copy: 0 ledgers more, 3 already" in text
     assert "no ledger would have a worse severity than now" in text
+
+
+async def test_recovery_can_be_shown_and_switched_while_the_delay_is_unreadable(world: ApiWorld) -> None:
+    keeper = world.upkeep.cluster.keeper
+    await put(keeper, lost_bookie_delay_path(ROOT), b"soon", ROOT)
+    await document(world, "recovery", "disable")
+    assert await RecoverySwitches(keeper, ROOT).is_disabled()
+    shown = await document(world, "recovery", "status")
+    assert (shown["enabled"], shown["lost_bookie_delay_seconds"]) == (False, None)
+    text = "lost-bookie delay: unreadable: set it again with `bkheal recovery delay DELAY`"
+    assert (await call(world, "recovery", "status")).stdout == f"recovery: disabled\n{text}\n"
+    delay = await call(world, "recovery", "delay")
+    assert (delay.exit_code, delay.stdout) == (ExitCode.FAILED, "")
+    assert "set it again with `bkheal recovery delay DELAY`" in delay.stderr
+    assert (await document(world, "recovery", "delay", "60"))["before_seconds"] is None
 
 
 async def test_recovery_delay_limits_and_boosts_are_set(world: ApiWorld) -> None:
