@@ -187,6 +187,12 @@ async def test_what_if_counts_ledgers_by_severity(world: ApiWorld) -> None:
     assert (await call(world, "what-if", "nobody")).exit_code != ExitCode.OK
 
 
+async def test_what_if_accepts_a_bookie_without_a_cookie_that_a_ledger_names(world: ApiWorld) -> None:
+    assert (await document(world, "what-if", "a"))["findings"][0]["already"] == 3
+    refused = await call(world, "what-if", "nobody", "no-one", "c")
+    assert "no bookie of this cluster: nobody, no-one;" in str(refused.exception)
+
+
 async def test_what_if_counts_what_stopped_bookies_have_already_cost(world: ApiWorld) -> None:
     keeper = world.upkeep.cluster.keeper
     cookies = CookieStore(keeper, await open_cluster(keeper, ROOT))
@@ -551,7 +557,7 @@ async def test_bookies_and_windows_are_listed(world: ApiWorld) -> None:
 
 async def test_windows_start_and_end(world: ApiWorld) -> None:
     words = ("maintenance", "start", "c", "--for", "2h", "--note", "disk")
-    assert (await call(world, *words, "--dry-run")).stdout.startswith("losses of c would be not marked until ")
+    assert (await call(world, *words, "--dry-run")).stdout.startswith("losses of c would not be marked until ")
     assert (await document(world, "maintenance", "list"))["items"] == []
     started = await document(world, *words)
     assert (started["bookies"], started["until"], started["dry_run"]) == (["c"], rfc3339(EPOCH_MS + 7_200_000), False)
