@@ -75,7 +75,7 @@ def changes_of(client: ClusterClient) -> Changes:
 
 
 async def known_bookies(client: ClusterClient) -> frozenset[BookieId]:
-    """Return the bookies of the cluster: with a cookie, registered, or lost without a cookie and not audited yet (R142).
+    """Return the bookies with a cookie, the registered ones, and those that are lost without a cookie (R142).
 
     Raises:
         StoreUnavailableError: no answer.
