@@ -37,6 +37,7 @@ def _nullable(schema: Schema) -> Schema:
     return {**schema, "type": [schema["type"], "null"]}
 
 
+_UNREADABLE_MARKS_SCHEMA: Final[Schema] = {**_COUNT, "description": "Ledgers with a mark that cannot be read."}
 _READABLE_DELAY_SCHEMA: Final[Schema] = {**_nullable(_COUNT), "description": "Null: it cannot be read."}
 
 
@@ -560,6 +561,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             **_DONE,
             "bookies": _list(_TEXT),
             **dict.fromkeys(("ledgers", "open_ledgers", "fragments", "bytes", "unreadable_ledgers"), _COUNT),
+            "unreadable_marks": _UNREADABLE_MARKS_SCHEMA,
             "stay_writable": {**_list(_TEXT), "description": "Apache bookies, which do not support drains."},
             "stay_read_only": _list(_TEXT),
         },
@@ -569,6 +571,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
         {
             "bookies": _list(_DRAINED),
             **dict.fromkeys(("ledgers_left", "bytes_left", "moving", "unmarked"), _COUNT),
+            "unreadable_marks": _UNREADABLE_MARKS_SCHEMA,
             "accepted_ledgers": {
                 **_COUNT,
                 "description": "Further ledgers: the loss of their copies there was accepted.",
