@@ -18,8 +18,9 @@ from auditor.safety.scan import Advance, ScanResult, scan
 from bookie.client.ports import ClientPorts
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
 from bookie.metadata.tasks.decisions import Copies
+from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks
-from bookie.metadata.tasks.underreplication import Task, UnderReplication, UnreadableTask
+from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 
