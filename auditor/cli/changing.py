@@ -16,6 +16,7 @@ from auditor.cli.output import OutputFormat, print_error, print_json, print_line
 from auditor.cli.running import ended_by_signals
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, bookie_id
+from bookie.runtime.human import agreeing
 from bookie.runtime.user import user_name
 
 if TYPE_CHECKING:
@@ -113,3 +114,9 @@ async def connected(uri: str, **options: Any) -> AsyncIterator[ConnectedBookKeep
 
     async with await connect(uri, security=bookie_security(), **options) as client:
         yield client
+
+
+def unreadable_marks_text(marks: int) -> str:
+    """Return how an operator finds out about ``marks`` ledgers whose marks cannot be read. Pure."""
+    has = agreeing(marks, "has a mark that cannot be read, so it is", "have marks that cannot be read, so they are")
+    return f"{marks} {has} not repaired: `bkheal underreplicated list` shows the reason"

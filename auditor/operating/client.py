@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from auditor.safety.scan import Advance, count, scan
 from bookie.client.ports import ClientPorts
-from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown, unaudited
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.tasks.changes import Changes
@@ -74,6 +74,17 @@ def changes_of(client: ClusterClient) -> Changes:
     return Changes(client.store, client.cluster.root, client.ports.clock)
 
 
+async def known_bookies(client: ClusterClient) -> frozenset[BookieId]:
+    """Return the bookies with a cookie, the registered ones, and those that are lost without a cookie (R142).
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    registrations = client.ports.registrations
+    noted = await FirstSeenDown(client.store, client.cluster.root).read()
+    return await registrations.known() | (await registrations.list()).registered | unaudited(noted)
+
+
 async def check_names(client: ClusterClient, names: Sequence[BookieId]) -> None:
     """Refuse names that are not bookies of the cluster, because they are most likely misspelt.
 
@@ -81,7 +92,8 @@ async def check_names(client: ClusterClient, names: Sequence[BookieId]) -> None:
         NoSuchObjectError: some names are not bookies; the message has these names.
         StoreUnavailableError: no answer.
     """
-    _refuse(await _names_unknown_to_cluster(client, names))
+    known = await known_bookies(client)
+    _refuse([name for name in names if name not in known])
 
 
 async def check_names_or_in_ledgers(
@@ -103,7 +115,8 @@ async def check_names_or_in_ledgers(
         NoSuchObjectError: some names are unknown, and no readable ledger has them; the message has these names.
         StoreUnavailableError, NotAClusterError: see ``scan``.
     """
-    unknown_names = await _names_unknown_to_cluster(client, names)
+    known = await known_bookies(client)
+    unknown_names = [name for name in names if name not in known]
     if unknown_names:
         noted = await FirstSeenDown(client.store, client.cluster.root).read()
         unknown_names = [name for name in unknown_names if name not in noted]
@@ -117,13 +130,6 @@ async def check_names_or_in_ledgers(
     with counting(await count(client.ports.ledgers)) as advance:
         await scan(client.ports.ledgers, unknown_names, visit, advance)
     _refuse([name for name in unknown_names if name not in named])
-
-
-async def _names_unknown_to_cluster(client: ClusterClient, names: Sequence[BookieId]) -> list[BookieId]:
-    """Return the names without a cookie and without a registration."""
-    registrations = client.ports.registrations
-    known = await registrations.known() | (await registrations.list()).registered
-    return [name for name in names if name not in known]
 
 
 def _refuse(unknown_names: Sequence[BookieId]) -> None:

@@ -112,6 +112,7 @@ def status_document(seen: DrainObservation) -> dict[str, Any]:
         "bytes_left": left.holdings.bytes,
         "moving": left.moving,
         "unmarked": len(left.unmarked),
+        "unreadable_marks": left.unreadable_marks,
         "accepted_ledgers": len(left.holdings.accepted),
         "parked": dict(left.parked),
         "examples": [

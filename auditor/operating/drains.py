@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from auditor.operating.client import Actor, ClusterClient, Document, RefusedError, check_names
-from auditor.safety.draining import holdings_of, mark
+from auditor.safety.draining import holdings_of, mark, unreadable_marks
 from auditor.safety.scan import Advance, Shape, count, scan
 from auditor.safety.stopping import room_problems
 from bookie.metadata.bookies.drains import (
@@ -228,6 +228,7 @@ async def mark_drained(
     # written its ledger, so it is found here, or finds the bookie read-only.
     with counting("ledgers", await count(ports.ledgers)) as advance:
         found, scanned = await holdings_of(ports.ledgers, bookies, advance)
+    unreadable = await unreadable_marks(ports.tasks, found.ledgers)
     if not is_dry_run:
         with counting("marked", len(found.ledgers)) as advance:
             await mark(ports.tasks, found.ledgers, advance)
@@ -239,6 +240,7 @@ async def mark_drained(
         "fragments": found.fragments,
         "bytes": found.bytes,
         "unreadable_ledgers": scanned.unreadable_count,
+        "unreadable_marks": len(unreadable),
         "stay_writable": list(stay_writable),
         "stay_read_only": list(stay_read_only),
     }

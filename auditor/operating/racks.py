@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from auditor.operating.client import ClusterClient, RefusedError
+from auditor.operating.client import ClusterClient, RefusedError, known_bookies
 from bookie.metadata.bookies.topology import TopologyStore
 from bookie.model.ids import BookieId
 from bookie.model.topology import Topology
@@ -23,8 +23,7 @@ async def bookies_of_rack(client: ClusterClient, topology: Topology | None, rack
     """
     if topology is None:
         topology = (await TopologyStore(client.store, client.cluster).read()).topology
-    registrations = client.ports.registrations
-    known = await registrations.known() | (await registrations.list()).registered
+    known = await known_bookies(client)
     bookies = tuple(sorted(bookie for bookie in known if topology.known(bookie) == rack))
     if not bookies:
         racks = sorted({where for bookie in known if (where := topology.known(bookie)) is not None})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from auditor.operating.client import Actor, ClusterClient, Document
 from bookie.metadata.tasks.changes import Change
 from bookie.metadata.tasks.switches import DELAY_S_MAX, AlreadyDisabledError, AlreadyEnabledError, InvalidDelayError
@@ -11,17 +9,23 @@ from bookie.model.times import rfc3339_if_known
 
 
 async def read_switches(client: ClusterClient) -> Document:
-    """Return the switch and the delay.
+    """Return the switch and the delay, which is None if it cannot be read.
 
     Raises:
-        InvalidDelayError: the stored value is not a number of seconds.
         StoreUnavailableError: no answer.
     """
-    switches = client.ports.tasks.switches
     return {
-        "enabled": not await switches.is_disabled(),
-        "lost_bookie_delay_seconds": await switches.lost_bookie_delay_s(),
+        "enabled": not await client.ports.tasks.switches.is_disabled(),
+        "lost_bookie_delay_seconds": await readable_delay_s(client),
     }
+
+
+async def readable_delay_s(client: ClusterClient) -> int | None:
+    """Return the delay, or None if the stored value is not a number of seconds. Raises StoreUnavailableError."""
+    try:
+        return await client.ports.tasks.switches.lost_bookie_delay_s()
+    except InvalidDelayError:
+        return None
 
 
 async def switch_recovery(client: ClusterClient, actor: Actor, *, is_on: bool, is_dry_run: bool = False) -> Document:
@@ -52,14 +56,11 @@ async def set_delay(client: ClusterClient, actor: Actor, seconds: int, *, is_dry
     """
     if not 0 <= seconds <= DELAY_S_MAX:
         raise InvalidDelayError(f"not a delay in seconds: {seconds} (0 to {DELAY_S_MAX})")
-    switches = client.ports.tasks.switches
-    before: int | None = None
-    with contextlib.suppress(InvalidDelayError):  # an invalid value is replaced as well
-        before = await switches.lost_bookie_delay_s()
+    before = await readable_delay_s(client)  # an invalid value is replaced as well
     if not is_dry_run:
         await actor.record(client, "recovery delay", f"{seconds} s, was {'unreadable' if before is None else before}")
         await client.ports.tasks.initialize()
-        await switches.set_lost_bookie_delay_s(seconds)
+        await client.ports.tasks.switches.set_lost_bookie_delay_s(seconds)
     return {"dry_run": is_dry_run, "lost_bookie_delay_seconds": seconds, "before_seconds": before}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from auditor.operating.client import ClusterClient, Document, check_names
+from auditor.operating.client import ClusterClient, Document, check_names_or_in_ledgers
 from auditor.operating.copied_bytes import copied_bytes
 from auditor.operating.doubted import doubts
 from auditor.operating.maintenance import RACK
@@ -41,17 +41,18 @@ async def bookies_of(
     """Return the bookies that targets name (``window_target``), each once.
 
     Raises:
-        NoSuchObjectError: a name is not a bookie.
+        NoSuchObjectError: a name is not a bookie, and no ledger names it.
         RefusedError: no bookie is in a rack.
         InvalidTopologyError: the topology cannot be read.
-        StoreUnavailableError: no answer.
+        StoreUnavailableError, NotAClusterError: no answer.
     """
+    named = [bookie_id(target) for target in targets if not target.startswith(RACK)]
+    await check_names_or_in_ledgers(client, named)
     found: dict[BookieId, None] = {}
     for target in targets:
         if target.startswith(RACK):
             found.update(dict.fromkeys(await bookies_of_rack(client, topology, target.removeprefix(RACK))))
         else:
-            await check_names(client, [bookie_id(target)])
             found[bookie_id(target)] = None
     return tuple(found)
 

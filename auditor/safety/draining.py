@@ -18,8 +18,9 @@ from auditor.safety.scan import Advance, ScanResult, scan
 from bookie.client.ports import ClientPorts
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
 from bookie.metadata.tasks.decisions import Copies
+from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks
-from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 
@@ -37,6 +38,8 @@ class Left:
     scanned: ScanResult
     unmarked: list[LedgerId] = field(default_factory=list)
     """Ledgers without a task for the bookie: no worker repairs them."""
+    unreadable_marks: int = 0
+    """The number of ledgers with a task that cannot be read: no worker repairs them, and marking changes nothing."""
     parked: Counter[str] = field(default_factory=Counter)
     """Ledgers that cannot be moved now, by reason."""
     examples: list[ParkedTask] = field(default_factory=list)
@@ -49,7 +52,8 @@ class Left:
     @property
     def moving(self) -> int:
         """The number of ledgers that are in repair, or wait only for a worker."""
-        return len(self.holdings.ledgers) - len(self.unmarked) - sum(self.parked.values())
+        waiting = len(self.unmarked) + self.unreadable_marks + sum(self.parked.values())
+        return len(self.holdings.ledgers) - waiting
 
 
 async def holdings_of(
@@ -103,16 +107,34 @@ async def judge(holdings: Holdings, scanned: ScanResult, tasks: UnderReplication
     left = Left(holdings, scanned)
     if not holdings.ledgers:
         return left
-    named = {task.ledger_id: frozenset(task.missing) for task in await tasks.list()}
+    marks = await tasks.list_all()
+    named = {task.ledger_id: frozenset(task.missing) for task in marks if isinstance(task, Task)}
+    unreadable = {task.ledger_id for task in marks if isinstance(task, UnreadableTask)}
     waiting = {record.ledger_id: record for record in await parked.list()}
     for ledger_id, bookies in holdings.ledgers.items():
-        if not named.get(ledger_id, frozenset()) >= set(bookies):
+        if ledger_id in unreadable:
+            left.unreadable_marks += 1
+        elif not named.get(ledger_id, frozenset()) >= set(bookies):
             left.unmarked.append(ledger_id)
         elif (record := waiting.get(ledger_id)) is not None:
             left.parked[record.reason.value] += 1
             if len(left.examples) < SHOWN_MAX:
                 left.examples.append(record)
     return left
+
+
+async def unreadable_marks(tasks: UnderReplication, ledgers: Collection[LedgerId]) -> frozenset[LedgerId]:
+    """Return those of ``ledgers`` whose task cannot be read. Such a task is never changed.
+
+    Raises:
+        StoreUnavailableError: no answer.
+    """
+    found: set[LedgerId] = set()
+    ids = list(ledgers)
+    for start in range(0, len(ids), _MARKS_PER_BATCH):
+        marks = await tasks.read_many(ids[start : start + _MARKS_PER_BATCH])
+        found.update(task.ledger_id for task in marks if isinstance(task, UnreadableTask))
+    return frozenset(found)
 
 
 async def mark(

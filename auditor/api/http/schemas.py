@@ -37,6 +37,10 @@ def _nullable(schema: Schema) -> Schema:
     return {**schema, "type": [schema["type"], "null"]}
 
 
+_UNREADABLE_MARKS_SCHEMA: Final[Schema] = {**_COUNT, "description": "Ledgers with a mark that cannot be read."}
+_READABLE_DELAY_SCHEMA: Final[Schema] = {**_nullable(_COUNT), "description": "Null: it cannot be read."}
+
+
 def _one_of(values: list[str], *, or_null: bool = False) -> Schema:
     return {"enum": [*values, None]} if or_null else {"type": "string", "enum": values}
 
@@ -557,6 +561,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             **_DONE,
             "bookies": _list(_TEXT),
             **dict.fromkeys(("ledgers", "open_ledgers", "fragments", "bytes", "unreadable_ledgers"), _COUNT),
+            "unreadable_marks": _UNREADABLE_MARKS_SCHEMA,
             "stay_writable": {**_list(_TEXT), "description": "Apache bookies, which do not support drains."},
             "stay_read_only": _list(_TEXT),
         },
@@ -566,6 +571,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
         {
             "bookies": _list(_DRAINED),
             **dict.fromkeys(("ledgers_left", "bytes_left", "moving", "unmarked"), _COUNT),
+            "unreadable_marks": _UNREADABLE_MARKS_SCHEMA,
             "accepted_ledgers": {
                 **_COUNT,
                 "description": "Further ledgers: the loss of their copies there was accepted.",
@@ -584,7 +590,9 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
     "DrainStop": _document("DrainStop", {**_DONE, "stopped": _list(_TEXT)}),
     "StopVerdict": _document("StopVerdict", _VERDICT),
     "WhatIf": _document("WhatIf", _WHAT_IF),
-    "RecoveryStatus": _document("RecoveryStatus", {"enabled": _BOOLEAN_SCHEMA, "lost_bookie_delay_seconds": _COUNT}),
+    "RecoveryStatus": _document(
+        "RecoveryStatus", {"enabled": _BOOLEAN_SCHEMA, "lost_bookie_delay_seconds": _READABLE_DELAY_SCHEMA}
+    ),
     "RecoveryRequest": {
         **_body(
             {
@@ -660,7 +668,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
             "looked": {**_TIME, "description": "When the marks were read; the rest may be newer."},
             "auditor": _nullable(_TEXT),
             "recovery_enabled": _BOOLEAN_SCHEMA,
-            "lost_bookie_delay_seconds": {**_nullable(_COUNT), "description": "Null: it cannot be read."},
+            "lost_bookie_delay_seconds": _READABLE_DELAY_SCHEMA,
             "held_because": {**_nullable(_TEXT), "description": "Why the mass-loss brake holds."},
             "bookies": _fields(
                 {"writable": _COUNT, "read_only": _COUNT, "draining": _list(_TEXT), "lost": _list(_TEXT)}

@@ -19,6 +19,8 @@ from bookie.runtime.clock import SystemClock
 from bookie.runtime.human import counted, size
 
 if TYPE_CHECKING:
+    from bookie.metadata.bookies.first_seen_down import Down
+    from bookie.model.ids import BookieId
     from bookie.wire.port import InfoReply
 
 cluster_app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
@@ -40,7 +42,7 @@ def bookies(
 
     With --at, the figures are the auditor's, at most 15 seconds old.
     """
-    rows = _remote_bookies(service) if service else run(_bookies(metadata_uri(uri, config)))
+    rows, unmarked_because = _remote_bookies(service) if service else run(_bookies(metadata_uri(uri, config)))
     print_page(
         output,
         "BookieList",
@@ -62,9 +64,12 @@ def bookies(
             print_note(f"{row['bookie_id']} is registered and did not answer: {row['detail']}")
         if row["first_seen_down"] is not None:
             due = row["audit_due"]
-            ledgers = f"its ledgers are marked from {due}" if due is not None else "its ledgers have been marked"
+            from_then = "are marked from" if unmarked_because is None else "are not marked before"
+            ledgers = f"its ledgers {from_then} {due}" if due is not None else "its ledgers have been marked"
             ledgers = row["detail"] or ledgers
             print_note(f"{row['bookie_id']} is lost since {row['first_seen_down']}; {ledgers}")
+    if unmarked_because and output is StreamFormat.TABLE and any(row["state"] == "lost" for row in rows):
+        print_note(f"nothing is marked now: {unmarked_because}")
 
 
 @cluster_app.command("init")
@@ -120,9 +125,18 @@ def move_state(
     )
 
 
-def _remote_bookies(service: Service) -> list[dict[str, Any]]:
+def _remote_bookies(service: Service) -> tuple[list[dict[str, Any]], str | None]:
     draining = {row["bookie_id"] for row in service.ask("GET", "/drains")["items"]}
-    return [_row_of(view, draining) for view in service.ask("GET", "/bookies")["items"]]
+    rows = [_row_of(view, draining) for view in service.ask("GET", "/bookies")["items"]]
+    seen = service.ask("GET", "/status")
+    return rows, _unmarked_because(seen["held_because"], is_enabled=seen["recovery_enabled"])
+
+
+def _unmarked_because(held_because: str | None, *, is_enabled: bool) -> str | None:
+    """Return why no audit marks a ledger now; None: audits mark."""
+    if not is_enabled:
+        return "recovery is disabled: `bkheal recovery enable`"
+    return f"the brake holds, because {held_because}" if held_because else None
 
 
 def _row_of(view: dict[str, Any], draining: set[str]) -> dict[str, Any]:
@@ -143,12 +157,17 @@ def _row_of(view: dict[str, Any], draining: set[str]) -> dict[str, Any]:
     }
 
 
-async def _bookies(uri: str) -> list[dict[str, Any]]:
+async def _bookies(uri: str) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the rows, and why nothing is marked now."""
     from bookie.client.connect import connect
     from bookie.metadata.bookies.drains import Drains
     from bookie.metadata.bookies.first_seen_down import FirstSeenDown, unaudited
+    from bookie.metadata.bookies.maintenance import MaintenanceWindows
+    from bookie.metadata.bookies.marking_times import MarkingPolicy
+    from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
     from bookie.metadata.tasks.switches import InvalidDelayError
     from bookie.wire.requests import Info
+    from spark_jobs.runs.marking.brake import held_because
 
     async with await connect(uri, security=bookie_security()) as client:
         registered = await client.ports.registrations.list()
@@ -156,11 +175,16 @@ async def _bookies(uri: str) -> list[dict[str, Any]]:
         drains = await Drains(client.store, client.cluster.root).read()
         downs = await FirstSeenDown(client.store, client.cluster.root).read()
         known = cookies | registered.registered | unaudited(downs)
+        windows = await MaintenanceWindows(client.store, client.cluster.root).open_at(client.ports.clock.epoch_ms())
         delay_s, why_unknown = 0, None
         try:
             delay_s = await client.ports.tasks.switches.lost_bookie_delay_s()
         except InvalidDelayError as error:  # the list of bookies is needed nevertheless, even more than otherwise
             why_unknown = f"the time at which its ledgers are marked is unknown: {error}"
+
+        def due(bookie: BookieId, down: Down) -> str:
+            in_window_ms = MarkingPolicy(delay_s, windows=windows).times(bookie, down).due_ms
+            return rfc3339(max(in_window_ms, down.due_ms(delay_s)))  # with the other holds, which the leader recorded
 
         async def row(bookie: Any) -> dict[str, Any]:
             state = "writable" if bookie in registered.writable else "read_only"
@@ -183,11 +207,14 @@ async def _bookies(uri: str) -> list[dict[str, Any]]:
                 "disk_free_bytes": details.disk_free_bytes if details else None,
                 "disk_total_bytes": details.disk_total_bytes if details else None,
                 "first_seen_down": rfc3339_if_known(down.since_ms) if down else None,
-                "audit_due": rfc3339(down.due_ms(delay_s)) if down and is_awaited and not why_unknown else None,
+                "audit_due": due(bookie, down) if down and is_awaited and not why_unknown else None,
                 "detail": why_unknown if is_awaited else _why_silent(reply),
             }
 
-        return list(await asyncio.gather(*(row(bookie) for bookie in sorted(known))))
+        is_enabled = not await client.ports.tasks.switches.is_disabled()
+        held = held_because(cookies | registered.registered, registered.registered, 0, None, MISSING_SHARE_MAX)
+        rows = list(await asyncio.gather(*(row(bookie) for bookie in sorted(known))))
+        return rows, _unmarked_because(held, is_enabled=is_enabled)
 
 
 def _why_silent(reply: InfoReply | None) -> str | None:

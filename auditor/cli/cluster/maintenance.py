@@ -85,9 +85,9 @@ def start(
     else:
         body = {"target": name, "seconds": seconds, "hold_critical": is_critical_held, "note": note}
         document = service.ask("PUT", "/maintenance", body={**body, "dry_run": is_dry_run})
-    would = "would be " if is_dry_run else "are "
+    would = "would not be" if is_dry_run else "are not"
     critical = ", ledgers with one copy left included" if is_critical_held else ""
-    lines = [f"losses of {', '.join(document['bookies'])} {would}not marked until {document['until']}{critical}"]
+    lines = [f"losses of {', '.join(document['bookies'])} {would} marked until {document['until']}{critical}"]
     show(output, "MaintenanceWindow", document, lines)
 
 

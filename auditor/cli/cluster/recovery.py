@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -18,6 +18,7 @@ from auditor.cli.changing import (
     exit_if_unknown,
     refuse,
     show,
+    unreadable_marks_text,
     whoami,
 )
 from auditor.cli.output import OutputFormat, counting, print_json, print_line
@@ -32,6 +33,8 @@ app = typer.Typer(
     help="Switch repair on and off for the whole cluster (the same switch as `bookkeeper shell autorecovery`).",
     no_args_is_help=True,
 )
+
+_UNREADABLE: Final = "unreadable: set it again with `bkheal recovery delay DELAY`"
 
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Continue although recovery is disabled, or the brake holds.")
@@ -81,7 +84,8 @@ def status(
         print_json("RecoveryStatus", **document)
         return
     print_line(f"recovery: {'enabled' if document['enabled'] else 'disabled'}")
-    print_line(f"lost-bookie delay: {document['lost_bookie_delay_seconds']} s")
+    seconds = document["lost_bookie_delay_seconds"]
+    print_line(f"lost-bookie delay: {_UNREADABLE if seconds is None else f'{seconds} s'}")
 
 
 @app.command("delay")
@@ -135,7 +139,7 @@ def recover(
     these bookies was accepted (`bkheal dead-letters accept-loss`) are not marked; their number is printed.
 
     Exit codes: 0 marked (or, with --dry-run, would be), 1 refused, 2 wrong usage, 3 the store did not answer, 5 some
-    metadata could not be read (the rest is marked), 6 the brake holds because too many bookies are missing.
+    metadata or marks could not be read (the rest is marked), 6 the brake holds because too many bookies are missing.
 
     Example: `bkheal recover bookie-2:3181 --dry-run`
     """
@@ -155,8 +159,10 @@ def recover(
     if document["unreadable_ledgers"]:
         unreadable = counted(document["unreadable_ledgers"], "ledger")
         lines.append(f"the metadata of {unreadable} cannot be read, so nothing is marked there")
+    if marks := document["unreadable_marks"]:
+        lines.append(f"of these ledgers, {unreadable_marks_text(marks)}")
     show(output, "Recovery", document, lines)
-    if document["unreadable_ledgers"]:
+    if document["unreadable_ledgers"] or document["unreadable_marks"]:
         raise typer.Exit(ExitCode.PARTIAL)
 
 
@@ -195,7 +201,10 @@ def _set_delay(
 ) -> int | None:
     """Set the delay if one is given, and return the previous one."""
     if seconds is None:
-        return int(_status(service, uri, config)["lost_bookie_delay_seconds"])
+        present: int | None = _status(service, uri, config)["lost_bookie_delay_seconds"]
+        if present is None:
+            refuse(f"the lost-bookie delay is {_UNREADABLE}")
+        return present
     if service is None:
         before: int | None = run(_delay(metadata_uri(uri, config), seconds, is_dry_run=is_dry_run))["before_seconds"]
         return before
@@ -233,7 +242,7 @@ async def _recover(
 ) -> dict[str, Any]:
     from auditor.operating.client import Actor
     from auditor.operating.drain_status import accepted_losses_on
-    from auditor.safety.draining import holdings_of, mark
+    from auditor.safety.draining import holdings_of, mark, unreadable_marks
     from auditor.safety.recovering import brake, refusal
     from auditor.safety.scan import count
     from bookie.metadata.bookies.first_seen_down import FirstSeenDown
@@ -255,6 +264,7 @@ async def _recover(
             refuse(reason)
         if not is_forced and (reason := brake(known | set(bookies), registered, missing_share_max)) is not None:
             refuse(reason, ExitCode.HELD)
+        unreadable = await unreadable_marks(ports.tasks, found.ledgers)
         if not is_dry_run and found.ledgers:
             confirm(
                 f"Mark {counted(len(found.ledgers), 'ledger')} of {', '.join(bookies)} for repair now?", is_sure=is_sure
@@ -278,4 +288,5 @@ async def _recover(
         "fragments": found.fragments,
         "bytes": found.bytes,
         "unreadable_ledgers": scanned.unreadable_count,
+        "unreadable_marks": len(unreadable),
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from auditor.cli.admin_requests import AdminClient
 from auditor.cli.audit.remote import RemoteSettings
-from auditor.cli.changing import confirm, refuse
+from auditor.cli.changing import confirm, refuse, unreadable_marks_text
 from auditor.cli.drains.bookie_state import REQUEST_S, http_address, with_read_only
 from auditor.cli.drains.topic_unloading import check_answers
 from auditor.cli.output import counting, print_note
@@ -142,6 +142,8 @@ def print_begin_notes(document: Mapping[str, Any]) -> None:
     if document["unreadable_ledgers"]:
         unreadable = counted(document["unreadable_ledgers"], "ledger")
         print_note(f"the metadata of {unreadable} cannot be read, so nothing is marked there")
+    if marks := document.get("unreadable_marks", 0):  # an older auditor does not return it
+        print_note(f"of these ledgers, {unreadable_marks_text(marks)}")
 
 
 def question(

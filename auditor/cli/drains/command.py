@@ -112,8 +112,8 @@ def start(
     unload them are printed before the wait. An interrupted wait is continued by `bkheal drain status`.
 
     Exit codes: 0 begun (or, with --dry-run, would be; with --wait: nothing is left), 1 refused (with --wait: or
-    something is left), 2 wrong usage, 3 the store did not answer, 5 some metadata could not be read (the rest is
-    marked), 69 the bookie's HTTP server or Pulsar did not answer, 78 wrong address, token or CA.
+    something is left), 2 wrong usage, 3 the store did not answer, 5 some metadata or marks could not be read (the
+    rest is marked), 69 the bookie's HTTP server or Pulsar did not answer, 78 wrong address, token or CA.
 
     Example: `bkheal drain start bookie-2:3181 --wait --pulsar-admin https://pulsar:8443 --pulsar-token-file token`
     """
@@ -142,7 +142,7 @@ def start(
         lines.append("watch it with `bkheal drain status --wait`; `bkheal drain stop` cancels it")
     show(output, "DrainStart", document, lines)
     print_begin_notes(document)
-    if document["unreadable_ledgers"]:
+    if document["unreadable_ledgers"] or document.get("unreadable_marks"):
         raise typer.Exit(ExitCode.PARTIAL)
 
 

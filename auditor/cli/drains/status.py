@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from auditor.cli.admin_requests import AdminClient
-from auditor.cli.changing import refuse
+from auditor.cli.changing import refuse, unreadable_marks_text
 from auditor.cli.drains.topic_unloading import TopicUnloading
 from auditor.cli.drains.watch import OnFirstObservation, watch
 from auditor.cli.exit_codes import exit_code_of
@@ -100,6 +100,8 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         lines += [held, f"  {document['moving']} marked for copying"]
     if document["unmarked"]:
         lines.append(f"  {document['unmarked']} not marked: {_marking(document['bookies'])}")
+    if marks := document.get("unreadable_marks", 0):  # an older auditor does not return it
+        lines.append(f"  {unreadable_marks_text(marks)}")
     if document["accepted_ledgers"] and document["ledgers_left"]:
         lines.append(
             f"  {document['accepted_ledgers']} more with an accepted loss: `bkheal dead-letters list --accepted`"

@@ -11,6 +11,7 @@ from typing import Final
 
 from auditor.operating.client import ClusterClient, Document
 from auditor.operating.maintenance import window_document
+from auditor.operating.switches import readable_delay_s
 from auditor.service.watch.repairs import Rate, RepairObservation
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown, unaudited
@@ -19,7 +20,6 @@ from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
 from bookie.metadata.runs.election import current_auditor
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.runs.records import Runs
-from bookie.metadata.tasks.switches import InvalidDelayError
 from bookie.model.run import RunKind, RunRecord
 from bookie.model.times import rfc3339_if_known
 from spark_jobs.runs.marking.brake import held_because
@@ -65,7 +65,7 @@ async def cluster_status(client: ClusterClient, observation: RepairObservation, 
         "looked": rfc3339_if_known(observation.observed_ms),
         "auditor": await current_auditor(client.store, root) or None,
         "recovery_enabled": observation.is_enabled,
-        "lost_bookie_delay_seconds": await _delay_s(client),
+        "lost_bookie_delay_seconds": await readable_delay_s(client),
         "held_because": held_because(everyone, registered.registered, 0, None, MISSING_SHARE_MAX) or None,
         "bookies": {
             "writable": len(registered.writable),
@@ -98,13 +98,6 @@ async def cluster_status(client: ClusterClient, observation: RepairObservation, 
         "pauses": [_pause(kind, pause) for kind, pause in paused.items()],
         "image": _image(recorded, now_ms),
     }
-
-
-async def _delay_s(client: ClusterClient) -> int | None:
-    try:
-        return await client.ports.tasks.switches.lost_bookie_delay_s()
-    except InvalidDelayError:
-        return None
 
 
 def _run(record: RunRecord) -> Document:

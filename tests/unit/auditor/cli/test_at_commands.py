@@ -25,6 +25,7 @@ from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.cluster import open_cluster
+from bookie.metadata.layout import lost_bookie_delay_path
 from bookie.metadata.nodes import put
 from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.runs.records import Runs
@@ -186,6 +187,12 @@ async def test_what_if_counts_ledgers_by_severity(world: ApiWorld) -> None:
     assert (await call(world, "what-if", "nobody")).exit_code != ExitCode.OK
 
 
+async def test_what_if_accepts_a_bookie_without_a_cookie_that_a_ledger_names(world: ApiWorld) -> None:
+    assert (await document(world, "what-if", "a"))["findings"][0]["already"] == 3
+    refused = await call(world, "what-if", "nobody", "no-one", "c")
+    assert "no bookie of this cluster: nobody, no-one;" in str(refused.exception)
+
+
 async def test_what_if_counts_what_stopped_bookies_have_already_cost(world: ApiWorld) -> None:
     keeper = world.upkeep.cluster.keeper
     cookies = CookieStore(keeper, await open_cluster(keeper, ROOT))
@@ -198,6 +205,21 @@ async def test_what_if_counts_what_stopped_bookies_have_already_cost(world: ApiW
     assert "a is not running: its ledgers lack its copies already" in text
     assert "no_live_copy: 0 ledgers more, 3 already" in text
     assert "no ledger would have a worse severity than now" in text
+
+
+async def test_recovery_can_be_shown_and_switched_while_the_delay_is_unreadable(world: ApiWorld) -> None:
+    keeper = world.upkeep.cluster.keeper
+    await put(keeper, lost_bookie_delay_path(ROOT), b"soon", ROOT)
+    await document(world, "recovery", "disable")
+    assert await RecoverySwitches(keeper, ROOT).is_disabled()
+    shown = await document(world, "recovery", "status")
+    assert (shown["enabled"], shown["lost_bookie_delay_seconds"]) == (False, None)
+    text = "lost-bookie delay: unreadable: set it again with `bkheal recovery delay DELAY`"
+    assert (await call(world, "recovery", "status")).stdout == f"recovery: disabled\n{text}\n"
+    delay = await call(world, "recovery", "delay")
+    assert (delay.exit_code, delay.stdout) == (ExitCode.FAILED, "")
+    assert "set it again with `bkheal recovery delay DELAY`" in delay.stderr
+    assert (await document(world, "recovery", "delay", "60"))["before_seconds"] is None
 
 
 async def test_recovery_delay_limits_and_boosts_are_set(world: ApiWorld) -> None:
@@ -535,7 +557,7 @@ async def test_bookies_and_windows_are_listed(world: ApiWorld) -> None:
 
 async def test_windows_start_and_end(world: ApiWorld) -> None:
     words = ("maintenance", "start", "c", "--for", "2h", "--note", "disk")
-    assert (await call(world, *words, "--dry-run")).stdout.startswith("losses of c would be not marked until ")
+    assert (await call(world, *words, "--dry-run")).stdout.startswith("losses of c would not be marked until ")
     assert (await document(world, "maintenance", "list"))["items"] == []
     started = await document(world, *words)
     assert (started["bookies"], started["until"], started["dry_run"]) == (["c"], rfc3339(EPOCH_MS + 7_200_000), False)

@@ -8,6 +8,7 @@ import json
 import pytest
 from typer.testing import CliRunner, Result
 
+from auditor.cli.cluster import recovery
 from auditor.cli.drains import command as drain
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
@@ -15,6 +16,8 @@ from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import open_cluster
+from bookie.metadata.layout import task_path
+from bookie.metadata.nodes import put
 from bookie.metadata.port import ANY_VERSION, AccessDeniedError, WriteOutcomeUnknownError
 from bookie.metadata.tasks.changes import Changes
 from bookie.metadata.tasks.switches import RecoverySwitches
@@ -133,6 +136,26 @@ def test_an_unreadable_ledger_has_its_own_exit_code_and_the_rest_is_marked(clust
     started = call("start", "c", "--yes")
     assert (started.exit_code, "the metadata of 1 ledger cannot be read" in started.stderr) == (ExitCode.PARTIAL, True)
     assert (drained(cluster), asyncio.run(cluster.marked())) == (["c"], [7, 8, 9, 10])
+
+
+def test_a_ledger_whose_mark_cannot_be_read_is_counted_separately(cluster: CommandCluster) -> None:
+    asyncio.run(put(cluster.keeper, task_path(ROOT, LedgerId(10)), b"nonsense", ROOT))
+    started = call("start", "c", "--yes")
+    note = "of these ledgers, 1 has a mark that cannot be read, so it is not repaired"
+    assert (started.exit_code, note in started.stderr) == (ExitCode.PARTIAL, True)
+    status = json.loads(call("status", "c", "-o", "json").stdout)
+    left = [status[name] for name in ("ledgers_left", "unmarked", "unreadable_marks")]
+    assert left == [status["moving"] + 1, 0, 1]
+    assert "  1 has a mark that cannot be read, so it is not repaired" in call("status", "c").stdout
+
+
+def test_recover_counts_the_marks_that_it_cannot_read(cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "connected", cluster.connected)
+    asyncio.run(put(cluster.keeper, task_path(ROOT, LedgerId(9)), b"nonsense", ROOT))
+    for option in ("--dry-run", "--yes"):
+        words = ["recover", "a", option, "--force", "--metadata-uri", "zk://h:1/ledgers"]
+        result = CliRunner().invoke(app, words)
+        assert (result.exit_code, "of these ledgers, 1 has a mark" in result.stdout) == (ExitCode.PARTIAL, True)
 
 
 def test_a_bookie_is_not_empty_while_a_ledger_is_unreadable(cluster: CommandCluster) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from auditor.cli.cluster import maintenance as command
 from auditor.cli.main import app
 from bookie.metadata.bookies import maintenance
+from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.cluster import open_cluster
@@ -21,7 +22,7 @@ from tests.worlds.clocks import EPOCH_MS, ManualClock
 from tests.worlds.cluster import ROOT
 from tests.worlds.commands import CommandCluster
 
-C, D = BookieId("c"), BookieId("d")
+A, C, D = BookieId("a"), BookieId("c"), BookieId("d")
 
 
 @pytest.fixture
@@ -68,6 +69,18 @@ def test_a_window_of_a_rack_covers_its_bookies(cluster: CommandCluster) -> None:
     assert opened(cluster) == []
 
 
+@pytest.mark.parametrize("target", ["a", "rack:/dc1/r2"])
+def test_a_lost_bookie_without_a_cookie_is_covered_until_an_audit_has_marked_its_ledgers(
+    cluster: CommandCluster, target: str
+) -> None:
+    downs = FirstSeenDown(cluster.keeper, ROOT)
+    asyncio.run(downs.reconcile({A}, EPOCH_MS, registered=set()))
+    assert call("start", target).exit_code == ExitCode.OK
+    assert [window.bookies for window in opened(cluster)] == [(A,)]
+    asyncio.run(downs.note_audited(A, EPOCH_MS, EPOCH_MS + 1))
+    assert call("start", target).exit_code == ExitCode.FAILED
+
+
 def test_the_racks_of_a_given_topology_file_are_used(cluster: CommandCluster, tmp_path: Path) -> None:
     file = tmp_path / "racks.json"
     file.write_text(json.dumps({"c": "/dc1/r1", "d": "/dc1/r2"}))
@@ -76,7 +89,7 @@ def test_the_racks_of_a_given_topology_file_are_used(cluster: CommandCluster, tm
 
 
 def test_a_dry_run_changes_nothing(cluster: CommandCluster) -> None:
-    assert call("start", "c", "--dry-run").stdout.startswith("losses of c would be not marked until ")
+    assert call("start", "c", "--dry-run").stdout.startswith("losses of c would not be marked until ")
     assert opened(cluster) == []
     call("start", "c")
     call("end", "c", "--dry-run")
