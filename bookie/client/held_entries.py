@@ -103,7 +103,7 @@ class HeldEntriesReader:
     ) -> Copies:
         """As ``probed``, but an I/O error for one entry means a damaged copy, as for ``copies``."""
         probe = await self._probe(bookie, ledger_id, wanted, digest, is_io_error_damage=True)
-        return Copies(probe.reply, EntryRuns.of(sorted(probe.unread)), EntryRuns.of(sorted(probe.damaged)))
+        return Copies(probe.reply, EntryRuns.of_parts(probe.unread), EntryRuns.of_parts(probe.damaged))
 
     async def listed(self, bookie: BookieId, ledger_id: LedgerId) -> ListReply:
         """Return the entries that the bookie lists; UNSUPPORTED if it does not list."""
@@ -164,18 +164,20 @@ class _Probe:
     wanted: Iterator[EntryId]
     digest: Digest | None
     is_io_error_damage: bool
-    runs: list[tuple[int, int]] = field(default_factory=list)
+    held: list[EntryRuns] = field(default_factory=list)
+    """The entries served by each read. Each read covers a section of ``wanted``, so these sets do not interleave, and
+    a striped ledger with millions of entries needs little memory and time."""
+    unread: list[EntryRuns] = field(default_factory=list)
+    damaged: list[EntryRuns] = field(default_factory=list)
     status: Status = Status.OK
     detail: str = ""
-    unread: list[EntryId] = field(default_factory=list)
-    damaged: list[EntryId] = field(default_factory=list)
     _answered: int = 0
     _bytes: int = 0
 
     @property
     def reply(self) -> ListReply:
         """The entries served."""
-        return ListReply(self.status, EntryRuns.of_runs(self.runs), self.detail)
+        return ListReply(self.status, EntryRuns.of_parts(self.held), self.detail)
 
     async def work(self) -> None:
         """Read entries from the iterator until it is exhausted, or until a read shows that the rest remains unknown."""
@@ -197,6 +199,8 @@ class _Probe:
         """Read the part of ``chunk`` that fits into one answer; return the rest."""
         reply = await self.to.read(self.bookie, self.ledger_id, chunk)
         held: list[EntryId] = []
+        unread: list[EntryId] = []
+        damaged: list[EntryId] = []
         for entry_id, result in zip(chunk, reply.results, strict=False):
             status = self._checked(entry_id, result)
             self._answered += 1
@@ -207,11 +211,13 @@ class _Probe:
             # Bookies send no reason. A reason comes from this process, which could not receive the entry.
             is_unread = self.is_io_error_damage and status is Status.IO_ERROR and not result.detail
             if is_unread:
-                self.unread.append(entry_id)
+                unread.append(entry_id)
             elif status is Status.CORRUPT:
-                self.damaged.append(entry_id)
+                damaged.append(entry_id)
             self._note(status, f"entry {entry_id}", result.detail, is_unread=is_unread)
-        self.runs.extend(EntryRuns.of(held).runs)
+        for parts, entries in ((self.held, held), (self.unread, unread), (self.damaged, damaged)):
+            if entries:
+                parts.append(EntryRuns.of(entries))
         rest = chunk[len(reply.results) :]
         if not rest or (reply.status is Status.OK and reply.results):
             return rest

@@ -256,10 +256,22 @@ def ledger_ids(names: Iterable[str]) -> list[LedgerId]:
     return sorted(LedgerId(int(name)) for name in names if name.isascii() and name.isdigit())
 
 
-async def in_steps(items: Sequence[T], size: int = STEP) -> AsyncIterator[Sequence[T]]:
-    """Yield ``items`` in parts, and yield to the event loop after each, so a long list does not block other work."""
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
+async def in_steps(
+    items: Sequence[T], size: int = STEP, weigh: Callable[[T], int] | None = None
+) -> AsyncIterator[Sequence[T]]:
+    """Yield ``items`` in parts, and yield to the event loop after each, so a long list does not block other work.
+
+    A part has up to ``size`` items. If ``weigh`` is given, it returns how many ordinary items take as long as an item,
+    at least 1, and a part ends with the item that completes this weight.
+    """
+    start = 0
+    while start < len(items):
+        end = start + size
+        if weigh is not None:
+            weights = itertools.accumulate(map(weigh, items[start:end]))
+            end = start + 1 + sum(1 for _ in itertools.takewhile(lambda weight: weight < size, weights))
+        yield items[start:end]
+        start = end
         await asyncio.sleep(0)
 
 

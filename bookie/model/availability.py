@@ -189,6 +189,15 @@ class EntryRuns:
         """Return the union of inclusive runs (first, last), in any order."""
         return EntryRuns(sorted(runs))
 
+    @staticmethod
+    def of_parts(parts: Iterable[EntryRuns]) -> EntryRuns:
+        """Return the union of sets in any order, each of which lies before or after each other one."""
+        builder = RunsBuilder()
+        for part in sorted(filter(None, parts), key=lambda part: part.groups[0].first):
+            for group in part.groups:
+                builder.add_group(group)
+        return builder.built()
+
     @property
     def runs(self) -> Iterator[tuple[int, int]]:
         """The runs (first, last), ascending, disjoint, not adjacent. In a striped ledger, a run has few entries."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -158,6 +158,11 @@ class LedgerMetadata:
             return last
         return min(last, self.last_entry_id)
 
+    def growing(self) -> Iterator[int]:
+        """Yield the indices of the fragments that may still change (``final_last_entry_id``): at most the last two."""
+        count = len(self.fragments)
+        return (index for index in range(max(0, count - 2), count) if self.final_last_entry_id(index) is None)
+
     def members(self) -> frozenset[BookieId]:
         """Return every bookie named in any fragment."""
         return frozenset(member for fragment in self.fragments for member in fragment.members)
@@ -174,6 +179,17 @@ class LedgerMetadata:
     def with_member(self, index: int, position: int, bookie: BookieId) -> LedgerMetadata:
         """Return this metadata with ``bookie`` at ``position`` of fragment ``index``; all else is unchanged."""
         old = self.fragments[index]
-        members = (*old.members[:position], bookie, *old.members[position + 1 :])
-        fragments = (*self.fragments[:index], Fragment(old.first_entry_id, members), *self.fragments[index + 1 :])
-        return replace(self, fragments=fragments)
+        return self.with_members({index: (*old.members[:position], bookie, *old.members[position + 1 :])})
+
+    def with_members(self, changed: Mapping[int, tuple[BookieId, ...]]) -> LedgerMetadata:
+        """Return this metadata with other members in some fragments, by index; all else is unchanged.
+
+        Raises:
+            InvalidMetadataError: there is no such fragment, or it would have another number of members.
+        """
+        fragments = list(self.fragments)
+        for index, members in changed.items():
+            if not 0 <= index < len(fragments):
+                raise InvalidMetadataError(f"no fragment {index} among {len(fragments)}")
+            fragments[index] = Fragment(fragments[index].first_entry_id, members)
+        return replace(self, fragments=tuple(fragments))

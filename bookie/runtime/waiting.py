@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Iterable,
+    Sequence,
+)
 from typing import Any, Final, TypeVar
 
 from bookie.runtime.tasks import cancel
@@ -24,6 +33,14 @@ async def run_cooperatively(steps: Generator[None, None, T]) -> T:
             result: T = end.value
             return result
         await asyncio.sleep(0)
+
+
+async def paced(items: Iterable[T], size: int) -> AsyncIterator[T]:
+    """Yield each of ``items``. Other tasks of the loop run after every ``size`` of them."""
+    for number, item in enumerate(items, start=1):
+        yield item
+        if number % size == 0:
+            await asyncio.sleep(0)
 
 
 async def within_running_time(seconds: float, work: Coroutine[Any, Any, T]) -> T:

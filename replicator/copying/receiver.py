@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
-from bookie.model.availability import EntryRuns
+from bookie.model.availability import EntryRuns, RunGroup
 from bookie.model.ids import BookieId, EntryId
 from replicator.copying.target import Target
 from replicator.knowledge.evidence import Answer, UnreadableEntry
@@ -155,12 +156,21 @@ def receivers_of(needs: Needs) -> list[Receiver]:
 def entries_without(step: CopyPosition, held: EntryRuns) -> Iterator[EntryId]:
     """Yield the entries of ``step`` except ``held``.
 
-    The time for held entries depends on their runs, not on their number, which may be 10^8.
+    The time for held entries depends on their groups of runs. It depends neither on their number, which may be 10^8,
+    nor on the number of runs, of which a striped ledger has one for every few entries.
     """
     first = step.first
-    for run_first, run_last in held.runs:
-        if run_first > step.last:
-            break
-        yield from step.stripe.entries(step.position, first, run_first - 1)
-        first = EntryId(max(first, run_last + 1))
+    for group in held.groups_within(step.first, step.last):
+        runs = group.runs() if _has_lacking_gap(step, group) else [(group.first, group.last)]
+        for run_first, run_last in runs:
+            yield from step.stripe.entries(step.position, first, run_first - 1)
+            first = EntryId(run_last + 1)
     yield from step.stripe.entries(step.position, first, step.last)
+
+
+def _has_lacking_gap(step: CopyPosition, group: RunGroup) -> bool:
+    """Whether the position has an entry between two runs of ``group``. The gaps repeat with the stripes."""
+    stripe, gap = step.stripe, group.period - group.size
+    cycle = stripe.ensemble_size // math.gcd(stripe.ensemble_size, group.period)
+    ends = (group.first + group.size + number * group.period for number in range(min(cycle, group.run_count - 1)))
+    return any(stripe.count(step.position, end, end + gap - 1) for end in ends)

@@ -41,6 +41,7 @@ from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.schedule import Stripe
 from bookie.runtime.clock import Clock
 from bookie.runtime.human import counted
+from bookie.runtime.waiting import paced
 from bookie.wire.port import ListReply, Status, Transport
 from bookie.wire.requests import ReadLast
 from replicator.knowledge.evidence import Answer, CorruptCopy
@@ -50,6 +51,8 @@ from replicator.plan.planner import PositionKey
 from replicator.plan.steps import CopyPosition
 
 LIST_TIMEOUT_S: Final = 15.0
+FRAGMENTS_COMPARED_PER_STEP: Final = 200
+"""The number of short fragments that are compared between two turns of the event loop: some milliseconds of work."""
 _ATTEMPTS_MAX: Final = 4
 _HAS_ENTRIES: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT})
 """Answers that give no reason for doubt. A bookie in limbo denies no entries, and a bookie with a damaged copy still
@@ -150,7 +153,7 @@ class _Found:
         if incomplete or lagging:
             self.held.append((bookie, reply.entries))
             ends = {key: _last_to_hold(metadata, key) for key in incomplete} | dict(lagging)
-            for key, last in ends.items():
+            async for key, last in paced(ends.items(), FRAGMENTS_COMPARED_PER_STEP):
                 starts = await _lacking_write_sets(
                     metadata.stripe, key.position, reply.entries, key.first_entry_id, last
                 )
@@ -168,7 +171,11 @@ class _Found:
         for found, runs in ((self.unread, copies.unread), (self.damaged, copies.damaged)):
             if runs:
                 found.append((bookie, runs))
-                keys = [key for key in incomplete if await _has_some(metadata, key, runs)]
+                keys = [
+                    key
+                    async for key in paced(incomplete, FRAGMENTS_COMPARED_PER_STEP)
+                    if await _has_some(metadata, key, runs)
+                ]
                 self.damaged_positions.update(keys)
                 self.wrong_byte_positions.update(keys if found is self.damaged else ())
 
@@ -329,27 +336,21 @@ class Holdings:
 
 def growing_members(metadata: LedgerMetadata) -> frozenset[BookieId]:
     """Return the members of the growing fragments of an unclosed ledger: those whose end only a recovery determines."""
-    return frozenset(member for index in _growing(metadata) for member in metadata.fragments[index].members)
-
-
-def _growing(metadata: LedgerMetadata) -> Iterator[int]:
-    for index in range(len(metadata.fragments)):
-        if metadata.final_last_entry_id(index) is None:
-            yield index
+    return frozenset(member for index in metadata.growing() for member in metadata.fragments[index].members)
 
 
 def _growing_parts(
     metadata: LedgerMetadata, bookie: BookieId, sample: Sequence[EntryId]
 ) -> Iterator[Sequence[EntryId]]:
     """Yield the entries of ``sample`` in each growing fragment of the bookie."""
-    for index in _growing(metadata):
+    for index in metadata.growing():
         fragment, last = metadata.fragments[index], metadata.fragment_last_entry_id(index)
         if bookie in fragment.members:
             yield [each for each in sample if fragment.first_entry_id <= each and (last is None or each <= last)]
 
 
 def _growing_positions(metadata: LedgerMetadata, bookie: BookieId) -> Iterator[PositionKey]:
-    for index in _growing(metadata):
+    for index in metadata.growing():
         fragment = metadata.fragments[index]
         for position, member in enumerate(fragment.members):
             if member == bookie:
@@ -383,7 +384,7 @@ async def _incomplete_positions(
 
     This includes the last fragment but one of an unclosed ledger, whose end the plan may know.
     """
-    for index, fragment in enumerate(metadata.fragments):
+    async for index, fragment in paced(enumerate(metadata.fragments), FRAGMENTS_COMPARED_PER_STEP):
         last = metadata.final_last_entry_id(index, is_tail_written=True)
         for position, member in enumerate(fragment.members):
             key = PositionKey(fragment.first_entry_id, position, bookie)

@@ -26,7 +26,7 @@ R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.m
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -35,10 +35,16 @@ from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.availability import finished
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.isolation import allowed_bookies, isolation_of
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
+
+_FRAGMENTS_PER_STEP: Final = 500
+"""The number of healthy fragments that are judged between two pauses of a plan: a few milliseconds."""
+_VERDICT_COST: Final = 100
+"""The number of healthy fragments that take as long as one verdict, which may rank a thousand bookies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +99,7 @@ class Knowledge:
     with_wrong_bytes: frozenset[PositionKey] = frozenset()
     """Those of ``damaged`` with wrong bytes on an Apache bookie. It may serve them again after an add, so another
     bookie is preferred."""
-    unreadable: tuple[tuple[PositionKey, str], ...] = ()
+    unreadable: Mapping[PositionKey, str] = field(default_factory=dict)
     """The positions with an entry that every live holder denied, each with the evidence."""
     failed_targets: frozenset[BookieId] = frozenset()
     """Bookies that refused copies of this ledger in this turn."""
@@ -113,7 +119,7 @@ class Knowledge:
 
     def evidence(self, key: PositionKey) -> str | None:
         """Return why the position's entries cannot be read; None if unknown."""
-        return next((text for known, text in self.unreadable if known == key), None)
+        return self.unreadable.get(key)
 
 
 NOTHING_KNOWN = Knowledge()
@@ -143,7 +149,19 @@ def plan_repair(
     *,
     steps_max: int | None = None,
 ) -> Plan:
-    """Decide which entries to copy to which bookies, and which positions must wait.
+    """Decide which entries to copy to which bookies, and which positions must wait; see ``planning_repair``."""
+    return finished(planning_repair(ledger, bookies, choose, knowledge, steps_max=steps_max))
+
+
+def planning_repair(
+    ledger: Versioned,
+    bookies: Bookies,
+    choose: Choose,
+    knowledge: Knowledge = NOTHING_KNOWN,
+    *,
+    steps_max: int | None = None,
+) -> Generator[None, None, Plan]:
+    """Decide which entries to copy to which bookies, and which positions must wait. Pauses if there are many fragments.
 
     No copy is made in place while the ledger needs a recovery, because missing entries are the evidence from which the
     recovery concludes that a bookie lost its disks.
@@ -160,13 +178,18 @@ def plan_repair(
     metadata = ledger.metadata
     steps: list[Step] = []
     blocked: list[Blocked] = []
-    is_partial = False
+    is_partial, cost = False, 0
     for index in range(len(metadata.fragments)):
         if steps_max is not None and len(steps) >= steps_max and metadata.is_closed:
             is_partial = True
             break
+        if cost >= _FRAGMENTS_PER_STEP:
+            yield
+            cost = 0
+        cost += 1
         fragment = _FragmentPlan(metadata, index, bookies, knowledge)
         for verdict in fragment.verdicts(choose):
+            cost += _VERDICT_COST
             if isinstance(verdict, Blocked):
                 blocked.append(verdict)
             else:
@@ -178,22 +201,16 @@ def plan_repair(
 
 
 def growing_losses(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[PositionKey]:
-    """Yield the lost positions that may need a recovery: those in the growing fragments of an unclosed ledger."""
-    if metadata.is_closed:
-        return
-    for index, position in lost_positions(metadata, bookies):
-        if metadata.final_last_entry_id(index) is None:
-            fragment = metadata.fragments[index]
-            yield PositionKey(fragment.first_entry_id, position, fragment.members[position])
+    """Yield the lost positions that may need a recovery: those in the growing fragments of an unclosed ledger.
 
-
-def lost_positions(metadata: LedgerMetadata, bookies: Bookies) -> Iterator[tuple[int, int]]:
-    """Yield (fragment index, position) of every unregistered member, except awaited ones."""
+    Awaited members are not lost.
+    """
     present = bookies.registered | bookies.awaited
-    for index, fragment in enumerate(metadata.fragments):
+    for index in metadata.growing():
+        fragment = metadata.fragments[index]
         for position, member in enumerate(fragment.members):
             if member not in present:
-                yield index, position
+                yield PositionKey(fragment.first_entry_id, position, member)
 
 
 def needs_tail_evidence(

@@ -9,14 +9,14 @@ period.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Generator, Iterable
 from dataclasses import dataclass, field
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock
-from replicator.plan.planner import Choose, PositionKey, plan_repair
+from replicator.plan.planner import Choose, PositionKey, planning_repair
 from replicator.queue.parking import Circumstances
 
 
@@ -55,13 +55,13 @@ class GracePeriods:
         """Record that a turn ended within the grace period under these circumstances."""
         self._waiting.setdefault(ledger_id, _Waiting()).rests_on = circumstances
 
-    def is_resting(
+    def judging_rest(
         self, ledger_id: LedgerId, circumstances: Circumstances, ledger: Versioned | Unreadable | None, choose: Choose
-    ) -> bool:
-        """Whether the last turn ended within the grace period, the period has not ended, and a new turn can do nothing.
+    ) -> Generator[None, None, bool]:
+        """Return whether the last turn ended within the grace period, and a new turn in this period can do nothing.
 
         Changes of unrelated bookies are no reason for a turn. A turn is useful if a member has returned, or if a bookie
-        can now take a copy of an older fragment.
+        can now take a copy of an older fragment. Pauses while it plans a ledger with many fragments.
         """
         known = self._waiting.get(ledger_id)
         before = known.rests_on if known is not None else None
@@ -75,7 +75,7 @@ class GracePeriods:
         )
         if not is_same_ledger or not isinstance(ledger, Versioned):
             return False
-        plan = plan_repair(ledger, circumstances.bookies, choose)
+        plan = yield from planning_repair(ledger, circumstances.bookies, choose, steps_max=1)
         if plan.steps or plan.is_nothing_missing:
             return False
         known.rests_on = circumstances

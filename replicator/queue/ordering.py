@@ -184,15 +184,21 @@ def _key(c: Candidate, rng: random.Random) -> _Key:
 
 
 def _copies_of_short_write_sets(metadata: LedgerMetadata, live: Collection[BookieId]) -> Iterator[int]:
+    """Yield the number of copies in each write set with fewer than it should have; equal fragments count once."""
     stripe = metadata.stripe
+    seen: set[tuple[tuple[bool, ...], frozenset[int]]] = set()
     for index, fragment in enumerate(metadata.fragments):
         members = fragment.members
-        is_live = [member in live for member in members]
+        is_live = tuple([member in live for member in members])
         if all(is_live):
             continue
+        starts = stripe.starts(fragment.first_entry_id, metadata.fragment_last_entry_id(index))
         has_duplicates = len(set(members)) < len(members)
-        last = metadata.fragment_last_entry_id(index)
-        for start in stripe.starts(fragment.first_entry_id, last):
+        if not has_duplicates:
+            if (is_live, starts) in seen:
+                continue
+            seen.add((is_live, starts))
+        for start in starts:
             write_set = stripe.write_set(start)
             copies = sum(is_live[position] for position in write_set)
             if copies < stripe.write_quorum:

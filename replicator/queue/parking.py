@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Generator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
@@ -26,8 +26,8 @@ from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.ids import LedgerId
 from bookie.runtime.clock import Clock
-from replicator.plan.moves import plan_moves
-from replicator.plan.planner import Choose, Plan, plan_repair
+from replicator.plan.moves import planning_moves
+from replicator.plan.planner import Choose, Plan, planning_repair
 
 RECHECK_S: Final = 1800.0
 """How long a parked task rests if no change is visible in the store."""
@@ -64,10 +64,10 @@ def circumstances_of(
     return Circumstances(task.version, ledger.version if isinstance(ledger, Versioned) else -1, bookies, topology)
 
 
-def is_retry_worthwhile(
+def judging_retry(
     task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies, parked: ParkedTask, choose: Choose
-) -> bool:
-    """Return whether another attempt can have a different result; ``ledger`` is None if it was deleted."""
+) -> Generator[None, None, bool]:
+    """Return whether another attempt can have a different result, with pauses; ``ledger`` is None if it was deleted."""
     if task.version != parked.task_version or ledger is None:
         return True
     if isinstance(ledger, Unreadable):
@@ -78,7 +78,7 @@ def is_retry_worthwhile(
         return not (bookies.registered ^ parked.bookies_seen).isdisjoint(ledger.metadata.members())
     if parked.reason is ParkReason.TARGETS_REFUSE:
         return bool(bookies.writable - parked.bookies_seen)
-    plan = plan_repair(ledger, bookies, choose)
+    plan = yield from planning_repair(ledger, bookies, choose, steps_max=1)
     if parked.reason is ParkReason.OPEN_LEDGER:
         return plan.is_nothing_missing or bool(plan.steps) or _may_leave_parked(ledger, plan)
     if parked.reason is ParkReason.NEEDS_RECOVERY and bookies.registered - parked.bookies_seen:
@@ -88,10 +88,10 @@ def is_retry_worthwhile(
     return plan.is_nothing_missing or bool(plan.steps)
 
 
-def is_move_retry_worthwhile(
+def judging_move_retry(
     task: Task, ledger: Versioned, bookies: Bookies, parked: ParkedTask, placement: Placement
-) -> bool:
-    """Do the same as ``is_retry_worthwhile``, for a task that only requests better placement.
+) -> Generator[None, None, bool]:
+    """Do the same as ``judging_retry``, for a task that only requests better placement.
 
     There may be many such tasks after a change of the topology, so closed ledgers are not planned here: a new bookie,
     another topology or another policy is a sufficient reason. The attempt makes a new plan.
@@ -99,7 +99,7 @@ def is_move_retry_worthwhile(
     if task.version != parked.task_version or parked.topology != placement.judge().fingerprint:
         return True
     if parked.reason is ParkReason.OPEN_LEDGER:
-        plan = plan_moves(ledger, bookies, placement, steps_max=1)
+        plan = yield from planning_moves(ledger, bookies, placement, steps_max=1)
         return bool(plan.steps) or not plan.blocked
     if parked.reason is ParkReason.UNREACHABLE_BOOKIES:
         return not (bookies.registered ^ parked.bookies_seen).isdisjoint(ledger.metadata.members())

@@ -45,6 +45,7 @@ from bookie.metadata.tasks.underreplication import UnreadableTask
 from bookie.model.errors import BkhealError, ConflictError, PermanentError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.fault_points import fault_point
+from bookie.runtime.waiting import run_cooperatively
 from replicator.knowledge.absence import Absences, absent_members_not_in_task, awaiting
 from replicator.knowledge.draining import with_draining
 from replicator.knowledge.moving import why_not_moved
@@ -56,8 +57,8 @@ from replicator.queue.parking import (
     Circumstances,
     Memory,
     circumstances_of,
-    is_move_retry_worthwhile,
-    is_retry_worthwhile,
+    judging_move_retry,
+    judging_retry,
 )
 from replicator.telemetry.events import Ending, QueueState
 
@@ -67,6 +68,8 @@ READ_LEDGERS: Final = 1000
 """The number of ledgers whose metadata is read at a time. It limits memory, and how long the event loop is blocked."""
 TASKS_JUDGED_PER_STEP: Final = 25
 """The number of ledgers judged between two turns of the event loop: some milliseconds if each is planned again."""
+_FRAGMENTS_OF_ORDINARY_LEDGER: Final = 20
+"""A ledger with this many fragments more counts as one ledger more in these numbers."""
 REFRESH_SHARE: Final = 0.05
 """The largest share of time that is spent on reading the list again while there is other work."""
 _LOGGED_MAX: Final = 1000
@@ -389,7 +392,14 @@ class TaskQueue:
         ledgers = await self._ports.ledgers.read_many_permitted([task.ledger_id for task in tasks])
         registered, _ = await with_draining(self._ports, await self._ports.recent.list_bookies(), named)
         bookies = self._reuse_if_equal(registered)
-        absent = [_absent(task, ledger, bookies) for task, ledger in zip(tasks, ledgers, strict=True)]
+        absent: list[frozenset[BookieId]] = []
+        weight = 0
+        for task, ledger in zip(tasks, ledgers, strict=True):
+            absent.append(_absent(task, ledger, bookies))
+            weight += _weight(ledger)
+            if weight >= READ_LEDGERS:
+                weight = 0
+                await asyncio.sleep(0)
         return _Part(
             tasks=tasks,
             unreadable=[task.ledger_id for task in found if isinstance(task, UnreadableTask)],
@@ -404,10 +414,11 @@ class TaskQueue:
     async def _judge_part(self, part: _Part, listing: _Listing, judged: _ListingVerdicts) -> None:
         """Add the verdicts of a part to ``judged``; other tasks of the event loop may run between them."""
         judged.unreadable.update(part.unreadable)
-        for number, (task, ledger, absent) in enumerate(
-            zip(part.tasks, part.ledgers, part.absent, strict=True), start=1
-        ):
-            if number % TASKS_JUDGED_PER_STEP == 0:
+        weight = 0
+        for task, ledger, absent in zip(part.tasks, part.ledgers, part.absent, strict=True):
+            weight += _weight(ledger)
+            if weight >= TASKS_JUDGED_PER_STEP:
+                weight = 0
                 await asyncio.sleep(0)
             bookies = awaiting(part.bookies, absent, part.lost) if absent else part.bookies
             self._observe(task, ledger, bookies)
@@ -418,7 +429,7 @@ class TaskQueue:
             if is_move and part.why_left:
                 verdict = _Verdict.LEFT
             else:
-                verdict = self._judge(task, ledger, circumstances, task.ledger_id in listing.locked, parked)
+                verdict = await self._judge(task, ledger, circumstances, task.ledger_id in listing.locked, parked)
             judged.note(task.ledger_id, verdict)
             if verdict in _TRIABLE_VERDICTS:
                 judged.circumstances[task.ledger_id] = circumstances
@@ -468,7 +479,7 @@ class TaskQueue:
             self._bookies = bookies
         return self._bookies
 
-    def _judge(
+    async def _judge(
         self,
         task: Task,
         ledger: Versioned | Unreadable | None,
@@ -483,7 +494,7 @@ class TaskQueue:
             return _Verdict.BACKING_OFF
         write_quorum = ledger.metadata.write_quorum if isinstance(ledger, Versioned) else 1
         choose = target_chooser(ledger_id, write_quorum, self._ports.placement)
-        if self._grace_periods.is_resting(ledger_id, circumstances, ledger, choose):
+        if await run_cooperatively(self._grace_periods.judging_rest(ledger_id, circumstances, ledger, choose)):
             return _Verdict.IN_GRACE
         if parked is None:
             return _Verdict.ELIGIBLE
@@ -491,10 +502,10 @@ class TaskQueue:
         if self._memory.is_resting(ledger_id, circumstances, parked.reason):
             return _Verdict.PARKED
         if circumstances.topology and isinstance(ledger, Versioned):
-            is_worth_it = is_move_retry_worthwhile(task, ledger, bookies, parked, self._ports.placement)
+            judging = judging_move_retry(task, ledger, bookies, parked, self._ports.placement)
         else:
-            is_worth_it = is_retry_worthwhile(task, ledger, bookies, parked, choose)
-        if is_worth_it:
+            judging = judging_retry(task, ledger, bookies, parked, choose)
+        if await run_cooperatively(judging):
             return _Verdict.ELIGIBLE
         if self._memory.is_rest_over(ledger_id, parked.reason):
             return _Verdict.RECHECK
@@ -594,6 +605,12 @@ def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookie
     if task.missing or not isinstance(ledger, Versioned):
         return False
     return ledger.metadata.members() <= bookies.registered | bookies.awaited
+
+
+def _weight(ledger: Versioned | Unreadable | None) -> int:
+    """Return the number of ordinary ledgers that take as long to judge."""
+    fragments = len(ledger.metadata.fragments) if isinstance(ledger, Versioned) else 0
+    return 1 + fragments // _FRAGMENTS_OF_ORDINARY_LEDGER
 
 
 def _absent(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> frozenset[BookieId]:

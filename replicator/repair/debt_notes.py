@@ -15,15 +15,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.debts import PlacementDebt
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId
+from bookie.runtime.waiting import paced
 from replicator.plan.steps import Cause, Step
 from replicator.ports import RepairPorts
 
 _log = logging.getLogger(__name__)
+
+ENSEMBLES_JUDGED_PER_STEP: Final = 100
+"""The number of ensembles that are judged between two turns of the event loop: some milliseconds of work."""
 
 
 async def note_debts(ports: RepairPorts, ledger: Versioned, steps: Sequence[Step]) -> None:
@@ -37,7 +42,7 @@ async def note_debts(ports: RepairPorts, ledger: Versioned, steps: Sequence[Step
             members = ensembles.setdefault(step.fragment_index, list(metadata.fragments[step.fragment_index].members))
             members[step.position] = step.target
     firsts, detail = [], ""
-    for index, members in sorted(ensembles.items()):
+    async for index, members in paced(sorted(ensembles.items()), ENSEMBLES_JUDGED_PER_STEP):
         faults = judge.faults(members, metadata.write_quorum, metadata.custom)
         if faults.cost > (0, 0):
             firsts.append(metadata.fragments[index].first_entry_id)

@@ -35,7 +35,7 @@ R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.m
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
@@ -48,6 +48,7 @@ from bookie.metadata.tasks.reservations import LedgerReservations
 from bookie.model.errors import InvariantError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
+from bookie.runtime.waiting import run_cooperatively
 from bookie.wire.port import Status
 from replicator.copying.copier import Copier
 from replicator.knowledge.draining import with_draining
@@ -56,7 +57,7 @@ from replicator.knowledge.holdings import Holdings
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.ports import RepairPorts
 from replicator.repair.conditions import Conditions
-from replicator.repair.debt_notes import note_debts
+from replicator.repair.debt_notes import ENSEMBLES_JUDGED_PER_STEP, note_debts
 from replicator.repair.lease import Lease
 
 _log = logging.getLogger(__name__)
@@ -162,7 +163,8 @@ class Installer:
         refusals.extend(_dead_disks(complete, seen))
         again = _registered_again(complete, seen, registered_at)
         valid = [copy for copy in complete if copy.step.target not in again and _is_still_wanted(copy, bookies, seen)]
-        done = without_worse_moves(ledger.metadata, _with_few_targets(valid), self._ports.placement.judge())
+        few = _with_few_targets(valid)
+        done = await run_cooperatively(dropping_worse_moves(ledger.metadata, few, self._ports.placement.judge()))
         changes = [copy.step for copy in done if not _is_in_place(copy.step)]
         if changes:
             metadata = with_steps(ledger.metadata, changes)
@@ -234,12 +236,14 @@ def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadat
     Raises:
         InvariantError: a step does not fit the metadata, or its target is already a member of the fragment (S9).
     """
+    changed: dict[int, tuple[BookieId, ...]] = {}
     for step in steps:
-        members = metadata.fragments[step.fragment_index].members
-        if members[step.position] != step.old or step.target in members:
+        index, position = step.fragment_index, step.position
+        members = changed.get(index, metadata.fragments[index].members)
+        if members[position] != step.old or step.target in members:
             raise InvariantError(f"{step} does not fit an ensemble of {', '.join(members)}")
-        metadata = metadata.with_member(step.fragment_index, step.position, step.target)
-    return metadata
+        changed[index] = (*members[:position], step.target, *members[position + 1 :])
+    return metadata.with_members(changed)
 
 
 def _dead_disks(copied: Iterable[CopiedStep], seen: BookieObservation) -> Iterator[Answer]:
@@ -301,21 +305,25 @@ def _with_few_targets(copied: Sequence[CopiedStep]) -> list[CopiedStep]:
     return [copy for copy in copied if copy.step.target in few]
 
 
-def without_worse_moves(
+def dropping_worse_moves(
     metadata: LedgerMetadata, copied: Sequence[CopiedStep], judge: EnsembleJudge
-) -> list[CopiedStep]:
-    """Return ``copied`` without moves in fragments whose placement would become worse (R57).
+) -> Generator[None, None, list[CopiedStep]]:
+    """Return ``copied`` without moves in fragments whose placement would become worse (R57), with pauses.
 
     Moves that were planned together may depend on each other, and some of them may have failed.
     """
+    moved = {copy.step.fragment_index for copy in copied if copy.step.cause is Cause.MISPLACED}
+    if not moved:
+        return list(copied)
+    changed = with_steps(metadata, [copy.step for copy in copied if not _is_in_place(copy.step)])
     worse = set()
-    for index in {copy.step.fragment_index for copy in copied if copy.step.cause is Cause.MISPLACED}:
-        before = metadata.fragments[index].members
-        steps = [copy.step for copy in copied if copy.step.fragment_index == index]
-        after = with_steps(metadata, steps).fragments[index].members
+    for number, index in enumerate(sorted(moved), start=1):
+        before, after = metadata.fragments[index].members, changed.fragments[index].members
         costs = [judge.faults(each, metadata.write_quorum, metadata.custom).cost for each in (before, after)]
         if costs[1] > costs[0]:
             worse.add(index)
+        if number % ENSEMBLES_JUDGED_PER_STEP == 0:
+            yield
     return [copy for copy in copied if copy.step.cause is not Cause.MISPLACED or copy.step.fragment_index not in worse]
 
 

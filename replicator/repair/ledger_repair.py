@@ -57,10 +57,10 @@ from bookie.model.errors import ConflictError, InvariantError, OutcomeUnknownErr
 from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
-from bookie.runtime.waiting import run_cooperatively
+from bookie.runtime.waiting import paced, run_cooperatively
 from replicator.knowledge.absence import absent_members_not_in_task, awaiting
 from replicator.knowledge.draining import with_draining
-from replicator.knowledge.holdings import Holdings, Shortfall, lacking_count
+from replicator.knowledge.holdings import FRAGMENTS_COMPARED_PER_STEP, Holdings, Shortfall, lacking_count
 from replicator.knowledge.moving import why_not_moved
 from replicator.plan.moves import planning_moves
 from replicator.plan.planner import (
@@ -68,7 +68,7 @@ from replicator.plan.planner import (
     Plan,
     PositionKey,
     needs_tail_evidence,
-    plan_repair,
+    planning_repair,
     target_chooser,
 )
 from replicator.plan.steps import CopyPosition
@@ -255,7 +255,7 @@ class LedgerRepair:
             lacking=dict(shortfall.lacking),
             damaged=damaged,
             with_wrong_bytes=shortfall.wrong_byte_positions.union(on_apache),
-            unreadable=tuple(self._found.unreadable.items()),
+            unreadable=dict(self._found.unreadable),
             failed_targets=frozenset(self._found.failed_targets),
             flapping=self._context.returns.flapping(absent),
             continued=await self._continued(view),
@@ -268,12 +268,13 @@ class LedgerRepair:
         metadata = view.ledger.metadata
         if not view.shortfall.positions or not await self._reservation.begun():
             return found
-        for key in view.shortfall.positions:
-            first, recorded = key.first_entry_id, self._reservation.recorded(key.first_entry_id, key.position)
+        recorded = self._reservation.recorded()
+        async for key in paced(view.shortfall.positions, FRAGMENTS_COMPARED_PER_STEP):
+            first = key.first_entry_id
             last = metadata.final_last_entry_id(metadata.fragment_index(first))
-            if recorded is None or last is None:
+            if (first, key.position) not in recorded or last is None:
                 continue
-            copy, end = recorded
+            copy, end = recorded[first, key.position]
             if copy.target == key.bookie or copy.incarnation != await self._ports.recent.incarnation(copy.target):
                 continue
             listed = view.shortfall.held_by(key.bookie)
@@ -288,14 +289,18 @@ class LedgerRepair:
         ledger_id, write_quorum, placement = ledger.ledger_id, ledger.metadata.write_quorum, self._ports.placement
         chosen, positions = self._context.use.chosen(ledger_id), self._context.use.positions
         choose = target_chooser(ledger_id, write_quorum, placement, chosen, positions)
-        plan = plan_repair(ledger, bookies, choose, knowledge, steps_max=execution.STEPS_MAX)
+        plan = await run_cooperatively(
+            planning_repair(ledger, bookies, choose, knowledge, steps_max=execution.STEPS_MAX)
+        )
         if all(step.target == step.old for step in plan.steps):
             return plan
         begun = await self._reservation.begun()
         if not begun:
             return plan
         choose = target_chooser(ledger_id, write_quorum, placement, {**chosen, **begun}, positions)
-        return plan_repair(ledger, bookies, choose, knowledge, steps_max=execution.STEPS_MAX)
+        return await run_cooperatively(
+            planning_repair(ledger, bookies, choose, knowledge, steps_max=execution.STEPS_MAX)
+        )
 
     async def _improve_placement(self, view: View, knowledge: Knowledge) -> TaskResult | None:
         """Move copies of a healthy ledger, or end the turn; return None if another round must follow."""

@@ -108,14 +108,18 @@ class ReservationHolder:
         copied = {(on.first_entry_id, position): on.target for on, ends in self._progress.items() for position in ends}
         return {**self._left_targets, **copied}
 
-    def recorded(self, first_entry_id: EntryId, position: int) -> tuple[Reservation, EntryId] | None:
-        """Return the most advanced copy of a position, with its exclusive end, or None. Call ``begun`` before."""
-        mine = [
-            (on.reservation_at(position), ends[position])
-            for on, ends in self._progress.items()
-            if on.first_entry_id == first_entry_id and position in ends
-        ]
-        return max(mine, key=lambda item: item[1], default=None)
+    def recorded(self) -> Mapping[tuple[EntryId, int], tuple[Reservation, EntryId]]:
+        """Return the most advanced copy of each position, with its exclusive end, by first entry and position.
+
+        Call ``begun`` before.
+        """
+        found: dict[tuple[EntryId, int], tuple[Reservation, EntryId]] = {}
+        for on, ends in self._progress.items():
+            for position, end in ends.items():
+                key = on.first_entry_id, position
+                if key not in found or end > found[key][1]:
+                    found[key] = on.reservation_at(position), end
+        return found
 
     async def _read_earlier(self) -> LedgerReservations | None:
         """Return the reservation of an earlier worker: as read together with the lock, or by a request."""

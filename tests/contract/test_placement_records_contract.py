@@ -66,6 +66,9 @@ async def test_debts_are_bounded(debts: PlacementDebts, monkeypatch: pytest.Monk
     await debts.add(debt(1, 1000, *range(2 * FRAGMENTS_MAX)))
     assert await debts.add(debt(2, 1000))
     assert not await debts.add(debt(3, 1000))
+    (_, before) = await debts.list()
+    assert await debts.add(debt(2, 2000))
+    await debts.end_if_unchanged(before)
     assert [len(each.first_entry_ids) for each in await debts.list()] == [FRAGMENTS_MAX, 0]
 
 

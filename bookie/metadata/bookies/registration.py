@@ -11,7 +11,7 @@ import builtins
 import enum
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bookie.metadata.bookies.incarnations import Incarnations, Latest
@@ -74,11 +74,11 @@ class Bookies:
     """Pulsar's groups of bookies; empty in a plain listing of registrations."""
     awaited: frozenset[BookieId] = frozenset()
     """Unregistered bookies expected to return: neither lost nor sources. Empty in a plain listing."""
+    registered: frozenset[BookieId] = field(init=False, repr=False, compare=False)
+    """Every registered bookie. Stored, because plans ask for it at every position."""
 
-    @property
-    def registered(self) -> frozenset[BookieId]:
-        """Every registered bookie."""
-        return self.writable | self.read_only
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "registered", self.writable | self.read_only if self.read_only else self.writable)
 
     @property
     def staying(self) -> frozenset[BookieId]:

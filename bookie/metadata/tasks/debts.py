@@ -57,12 +57,16 @@ class PlacementDebts:
         self._parent = own_path("debts", ledgers_root)
 
     async def add(self, debt: PlacementDebt) -> bool:
-        """Record a debt, or add its fragments to the ledger's debt. False if there are too many debts. Idempotent.
+        """Record a debt, or add its fragments to the ledger's debt. Idempotent.
+
+        False if there are too many debts and the ledger has none. A recorded debt is always updated: a search that has
+        read it before must not end it (``end_if_unchanged``).
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; adding it again is safe.
         """
-        if await self.count() >= DEBTS_MAX:
+        path = self.path(debt.ledger_id)
+        if await self.count() >= DEBTS_MAX and await self._store.stat(path) is None:
             return False
 
         def added(data: bytes | None) -> bytes:
@@ -77,7 +81,7 @@ class PlacementDebts:
             )
             return encode_record(merged, without=["ledger_id"])
 
-        await change(self._store, self.path(debt.ledger_id), added)
+        await change(self._store, path, added)
         return True
 
     async def list(self) -> builtins.list[PlacementDebt]:

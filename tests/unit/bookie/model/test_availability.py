@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import struct
 from itertools import groupby
 
@@ -67,6 +68,22 @@ def test_runs_have_one_canonical_form(pairs: list[tuple[int, int]]) -> None:
     overlapping = [(first, first + more) for first, more in pairs]
     covered = frozenset(entry_id for first, last in overlapping for entry_id in range(first, last + 1))
     assert tuple(EntryRuns.of_runs(overlapping).runs) == slow_runs(covered)
+
+
+@given(entry_sets, st.integers(1, 9), st.randoms(use_true_random=False))
+def test_sections_of_a_set_are_joined_in_any_order(entry_ids: frozenset[int], size: int, rng: random.Random) -> None:
+    ids = sorted(entry_ids)
+    sections = [EntryRuns.of(ids[start : start + size]) for start in range(0, len(ids), size)]
+    rng.shuffle(sections)
+    joined = EntryRuns.of_parts([*sections, EntryRuns()])
+    assert joined == EntryRuns.of(ids)
+    assert tuple(joined.runs) == slow_runs(entry_ids)
+
+
+def test_sections_of_a_striped_set_are_one_group() -> None:
+    ids = [entry_id for entry_id in range(3000) if entry_id % 5 < 3]
+    sections = [EntryRuns.of(ids[start : start + 300]) for start in range(0, len(ids), 300)]
+    assert len(EntryRuns.of_parts(sections).groups) == 1
 
 
 def test_repeated_ids_count_once() -> None:

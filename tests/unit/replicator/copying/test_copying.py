@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typing_extensions import override
 
 from bookie.client.access import stored_digest
@@ -158,6 +160,41 @@ async def test_entries_that_the_target_holds_take_no_time_each() -> None:
         everything_else = EntryRuns(((0, 1 << 50), ((1 << 50) + 3, 1 << 60)))
         at.step = replace(at.step, last=EntryId(1 << 60))
         assert list(entries_without(at.step, everything_else)) == [(1 << 50) + 1, (1 << 50) + 2]
+
+
+@in_virtual_time
+async def test_held_entries_of_a_striped_ledger_take_no_time_for_each_run() -> None:
+    """Position 2 of five holds 0..2, 5..7, and so on: a run for every five entries, of which there are 2^60."""
+    async with scene() as at:
+        sources: tuple[BookieId | None, ...] = (*names("a b c d"), None)
+        step = replace(
+            at.step, position=2, write_quorum=3, first=EntryId(0), last=EntryId((1 << 60) + 9), sources=sources
+        )
+        held = step.stripe.runs(2, 0, 1 << 60)
+        last = [entry_id for entry_id in range((1 << 60) + 1, (1 << 60) + 10) if step.stripe.stores(2, entry_id)]
+        assert list(entries_without(step, held)) == last
+
+
+@given(st.integers(2, 6), st.data())
+def test_the_entries_to_copy_are_those_of_the_position_without_the_held_ones(size: int, data: st.DataObject) -> None:
+    step = CopyPosition(
+        fragment_index=0,
+        position=data.draw(st.integers(0, size - 1)),
+        old=BookieId("x"),
+        target=BookieId("t"),
+        cause=Cause.UNREGISTERED,
+        first=EntryId(data.draw(st.integers(0, 20))),
+        last=EntryId(data.draw(st.integers(0, 90))),
+        write_quorum=data.draw(st.integers(1, size)),
+        sources=(None,) * size,
+    )
+    period, length = data.draw(st.integers(2, 9)), data.draw(st.integers(1, 5))
+    periodic = [(start, start + length - 1) for start in range(data.draw(st.integers(0, 30)), 70, period)]
+    held = EntryRuns.of_runs(
+        [*periodic, *((each, each) for each in data.draw(st.sets(st.integers(0, 99), max_size=5)))]
+    )
+    expected = [entry_id for entry_id in step.entries() if entry_id not in held]
+    assert list(entries_without(step, held)) == expected
 
 
 @in_virtual_time

@@ -16,13 +16,14 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.bookies.topology import parse_topology
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.availability import finished
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.isolation import POLICY_KEY
 from bookie.model.metadata import LedgerMetadata
 from replicator.plan.moves import is_adhering, plan_moves
 from replicator.plan.planner import Knowledge, Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, SwapMember
-from replicator.repair.install import CopiedStep, with_steps, without_worse_moves
+from replicator.repair.install import CopiedStep, dropping_worse_moves, with_steps
 from tests.worlds.ledgers import make_metadata, name_set, names
 
 RACKS = {f"{rack}{number}": f"/{rack}" for rack in "abc" for number in range(1, 5)}
@@ -73,10 +74,10 @@ def test_a_move_that_makes_its_fragment_worse_without_other_moves_is_not_install
         SwapMember(fragment_index=0, position=2, old=names("b1")[0], target=names("a3")[0], cause=Cause.MISPLACED)
     )
     lost = CopiedStep(SwapMember(fragment_index=0, position=2, old=names("b1")[0], target=names("a3")[0]))
-    assert without_worse_moves(metadata, [to_b, to_a], judge) == [to_b, to_a]
-    assert without_worse_moves(metadata, [to_b], judge) == [to_b]
-    assert without_worse_moves(metadata, [to_a], judge) == []
-    assert without_worse_moves(metadata, [lost], judge) == [lost], "a lost copy is replaced in any case"
+    assert finished(dropping_worse_moves(metadata, [to_b, to_a], judge)) == [to_b, to_a]
+    assert finished(dropping_worse_moves(metadata, [to_b], judge)) == [to_b]
+    assert finished(dropping_worse_moves(metadata, [to_a], judge)) == []
+    assert finished(dropping_worse_moves(metadata, [lost], judge)) == [lost], "a lost copy is replaced in any case"
 
 
 def test_a_plan_at_its_step_limit_is_partial_and_the_next_one_continues() -> None:
@@ -160,7 +161,7 @@ def test_a_copy_that_was_started_is_continued(position: int, target: str) -> Non
 
 def test_unreadable_entries_are_the_reason_if_nothing_else_can_be_moved() -> None:
     keys = [PositionKey(EntryId(0), at, name) for at, name in enumerate(names("a1 a2"))]
-    known = Knowledge(unreadable=tuple((key, "entry 5 is denied") for key in keys))
+    known = Knowledge(unreadable=dict.fromkeys(keys, "entry 5 is denied"))
     (blocked,) = plan_moves(closed("a1 a2", 2), writable("a1 a2 b1"), placement(), known).blocked
     assert blocked.reason is ParkReason.UNREADABLE_ENTRIES
 

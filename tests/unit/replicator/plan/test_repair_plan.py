@@ -21,6 +21,7 @@ from replicator.plan.planner import (
     PositionKey,
     needs_tail_evidence,
     plan_repair,
+    planning_repair,
     target_chooser,
 )
 from replicator.plan.steps import Cause, CopyPosition, SwapMember
@@ -92,6 +93,41 @@ def test_a_plan_at_its_step_limit_is_partial_unless_the_ledger_is_unclosed() -> 
     assert planned(3, 39) == ([0, 0, 1, 1], True)
     assert planned(7, 39) == planned(8, 39) == ([0, 0, 1, 1, 2, 2, 3, 3], False)
     assert planned(1, None) == ([0, 0, 1, 1], False)
+
+
+def test_the_plan_of_a_ledger_with_thousands_of_fragments_is_made_in_steps() -> None:
+    count = 3000
+    of = ledger(*((10 * number, "a b c") for number in range(count)), quorum=(3, 2), last=10 * count - 1)
+    choices: list[int] = [0]
+
+    def choose(key: PositionKey, members: Sequence[BookieId], candidates: Sequence[BookieId]) -> BookieId:
+        choices[-1] += 1
+        return candidates[0]
+
+    for _ in planning_repair(of, bookies("a c d"), choose):
+        choices.append(0)
+    assert sum(choices) == count
+    assert max(choices) <= 10, "positions for which a target is chosen between two pauses"
+
+
+def test_the_plan_of_a_small_ledger_has_no_pause() -> None:
+    assert list(planning_repair(ledger((0, "a b"), (5, "a c"), last=9), bookies("c d"), first_candidate)) == []
+
+
+def test_steps_are_applied_to_the_metadata_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the metadata for each step takes seconds, if a ledger has thousands of fragments."""
+    of = ledger(*((10 * number, "a b c") for number in range(100)), quorum=(3, 2), last=999)
+    steps = plan(of, bookies("a c d")).steps
+    made = 0
+
+    def count(metadata: LedgerMetadata) -> None:
+        nonlocal made
+        made += 1
+
+    monkeypatch.setattr(LedgerMetadata, "__post_init__", count)
+    after = with_steps(of.metadata, steps)
+    assert {fragment.members for fragment in after.fragments} == {names("a d c")}
+    assert made == 1
 
 
 def test_positions_with_a_target_are_repaired_and_the_rest_is_blocked() -> None:
@@ -169,7 +205,7 @@ def test_an_open_ledger_without_a_password_is_not_written_to() -> None:
 
 def test_positions_with_unreadable_entries_are_blocked_with_the_evidence() -> None:
     key = PositionKey(EntryId(0), 1, BookieId("b"))
-    result = plan(ledger((0, "a b"), last=9), bookies("a c"), Knowledge(unreadable=((key, "entry 3: a=NO_ENTRY"),)))
+    result = plan(ledger((0, "a b"), last=9), bookies("a c"), Knowledge(unreadable={key: "entry 3: a=NO_ENTRY"}))
     assert result.blocked == (
         Blocked(
             fragment_index=0,

@@ -96,6 +96,32 @@ async def test_a_long_list_is_read_in_steps() -> None:
         assert turns.count >= count / task_queue.TASKS_JUDGED_PER_STEP
 
 
+async def test_ledgers_with_many_fragments_are_read_and_judged_in_smaller_parts() -> None:
+    """A ledger with 400 fragments counts as 21 ordinary ones."""
+    count, fragments = 60, 400
+    async with a_world("a b c") as world:
+        parts = [(number, "a x") for number in range(fragments)]
+        metadata = make_metadata(*parts, quorum=(2, 2), last=fragments - 1)
+        ids = [LedgerId(number) for number in range(count)]
+        await world.ledgers.create_many([(ledger_id, metadata) for ledger_id in ids])
+        await world.tasks.marking.mark_many([(ledger_id, names("x")) for ledger_id in ids])
+        queue, turns = await refresh_while_counting(world)
+        assert queue.queue_state.eligible == count
+        assert turns.count >= count * (1 + fragments // 20) / task_queue.TASKS_JUDGED_PER_STEP
+
+
+async def test_the_fragments_of_a_bookie_are_compared_in_steps() -> None:
+    fragments = 3000
+    metadata = make_metadata(*((number, "a x") for number in range(fragments)), quorum=(2, 2), last=fragments - 1)
+    turns = Turns()
+    watch = asyncio.create_task(turns.watch())
+    await asyncio.sleep(0)
+    incomplete = [key async for key in holdings._incomplete_positions(metadata, BookieId("x"), EntryRuns())]
+    watch.cancel()
+    assert len(incomplete) == fragments
+    assert turns.count >= fragments / holdings.FRAGMENTS_COMPARED_PER_STEP
+
+
 async def test_a_striped_list_of_many_entries_is_compared_in_steps() -> None:
     """A bookie of a striped ledger lists a run for every few entries: 400,000 runs of 2,000,000 entries."""
     stripe, last = Stripe(5, 3), EntryId(8 * ENTRIES_COMPARED_PER_STEP - 1)

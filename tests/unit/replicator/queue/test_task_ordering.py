@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -159,6 +160,17 @@ def test_a_ledger_with_a_repairable_fragment_is_ranked_by_that_fragment() -> Non
     metadata = LedgerMetadata(2, 2, 2, fragments).closed(EntryId(19), 100)
     bookies = Bookies(name_set("c"), frozenset())
     assert rank(Versioned(LedgerId(1), metadata, 0), names("a b d"), bookies) == 1
+
+
+def test_equal_fragments_of_different_sizes_are_ranked_by_their_entries() -> None:
+    """The last fragment has only one entry, which is on a, b and c."""
+    members = names("a b c d e")
+    fragments = (Fragment(EntryId(0), members), Fragment(EntryId(100), members))
+    whole = LedgerMetadata(5, 3, 2, fragments).closed(EntryId(100), 100)
+    bookies = Bookies(name_set("c d e"), frozenset())
+    assert rank(Versioned(LedgerId(1), whole, 0), names("a b"), bookies) == 1
+    last = replace(whole, fragments=(fragments[1],))
+    assert rank(Versioned(LedgerId(1), last, 0), names("a"), Bookies(name_set("b c d e"), frozenset())) == 2
 
 
 def test_ledgers_without_readable_metadata_count_as_nothing_lost() -> None:
