@@ -29,8 +29,12 @@ from bookie.wire.apache.framing import MalformedFrameError
 
 _log = logging.getLogger(__name__)
 
-_KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
-"""Socket options that detect within a minute that a client's machine has vanished; some platforms lack some of them."""
+_KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 60_000))
+"""Socket options that detect within a minute that a client's machine has vanished; some platforms lack some of them.
+
+The last one, in milliseconds, is for unacknowledged answers, which the kernel would otherwise send again for a quarter
+of an hour. It also ends the connection of a client that reads none of its waiting answers for this time.
+"""
 
 
 class ApacheConnection(asyncio.Protocol):
