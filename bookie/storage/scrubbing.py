@@ -76,23 +76,24 @@ async def scrub(
         first = pairs[-1][0] + b"\0"
 
 
-def _steps(pairs: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, bytes]]]:
-    steps: list[list[tuple[bytes, bytes]]] = [[]]
+def _steps(pairs: Sequence[tuple[bytes, bytes]]) -> list[list[tuple[bytes, Location]]]:
+    steps: list[list[tuple[bytes, Location]]] = []
+    step: list[tuple[bytes, Location]] = []
     size = 0
-    for pair in pairs:
-        size += unpack_location(pair[1]).size
-        if steps[-1] and size > _STEP_BYTES:
-            steps.append([])
-            size = unpack_location(pair[1]).size
-        steps[-1].append(pair)
+    for key, value in pairs:
+        place = unpack_location(value)
+        size += place.size
+        if not step or size > _STEP_BYTES:
+            step, size = [], place.size
+            steps.append(step)
+        step.append((key, place))
     return steps
 
 
 async def _verified(
-    index: EntryIndex, logs: EntryLogs, pairs: Sequence[tuple[bytes, bytes]], *, is_for_findings: bool
+    index: EntryIndex, logs: EntryLogs, placed: Sequence[tuple[bytes, Location]], *, is_for_findings: bool
 ) -> ScrubStep:
-    last = unpack_entry_key(pairs[-1][0])
-    placed = [(key, unpack_location(value)) for key, value in pairs]
+    last = unpack_entry_key(placed[-1][0])
     if not is_for_findings and logs.is_incomplete:
         placed = [(key, place) for key, place in placed if not logs.is_out_of_use(place.log_id)]
     bodies = await logs.read([place for _, place in placed])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bookie.runtime.listening import AddressInUseError
 from bookie.server.apache import listener
+from bookie.server.apache.connection import ApacheConnection
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.listener import ApacheListener
 from bookie.wire.apache import protocol_pb2 as pb
@@ -130,6 +131,30 @@ async def test_connections_are_bounded_and_a_closed_one_makes_room() -> None:
                 client.send(read(0))
                 if await client.reader.read(1):
                     break
+
+
+async def test_the_kernel_ends_the_connection_of_a_client_that_has_vanished_within_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether it is idle, or has answers on the way."""
+    accepted = asyncio.get_running_loop().create_future()
+    made = ApacheConnection.connection_made
+
+    def connection_made(connection: ApacheConnection, transport: asyncio.BaseTransport) -> None:
+        made(connection, transport)
+        accepted.set_result(transport.get_extra_info("socket"))
+
+    monkeypatch.setattr(ApacheConnection, "connection_made", connection_made)
+    async with listening() as world:
+        await world.connect()
+        option = (await accepted).getsockopt
+        assert option(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle_s, interval_s, count, unanswered_ms = (
+            option(socket.IPPROTO_TCP, getattr(socket, name))
+            for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+        )
+        assert idle_s + count * interval_s <= 60
+        assert 0 < unanswered_ms <= 60_000
 
 
 async def test_requests_in_flight_are_bounded_and_continue_when_there_is_room() -> None:

@@ -29,14 +29,18 @@ from bookie.wire.apache.framing import MalformedFrameError
 
 _log = logging.getLogger(__name__)
 
-_KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
-"""Socket options that detect within a minute that a client's machine has vanished; some platforms lack some of them."""
+_KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 60_000))
+"""Socket options that detect within a minute that a client's machine has vanished; some platforms lack some of them.
+
+The last one, in milliseconds, is for unacknowledged answers, which the kernel would otherwise send again for a quarter
+of an hour. It also ends the connection of a client that reads none of its waiting answers for this time.
+"""
 
 
 class ApacheConnection(asyncio.Protocol):
     """The connection of one client. All of its code runs in the thread of the event loop.
 
-    The socket is read only while no earlier request has to wait, which slows down a client that exceeds the bounds.
+    The socket is not read while too many earlier requests wait, which slows down a client that exceeds the bounds.
     """
 
     def __init__(
@@ -160,14 +164,14 @@ class ApacheConnection(asyncio.Protocol):
         if self._transport is None:
             return
         pending = self._pending
-        self._large_frames.update(self._incoming.frames, is_begun=not pending.are_waiting, is_read=not pending.are_due)
+        self._large_frames.update(self._incoming.frames, is_begun=not pending.hold_frames, is_read=not pending.is_full)
         self._read_on()
         self._end_if_finished()
 
     def _read_on(self) -> None:
         if self._transport is None or self._upgrade.is_under_way:
             return
-        is_waiting = self._pending.are_due or self._out.is_full or self._large_frames.is_waiting
+        is_waiting = self._pending.is_full or self._out.is_full or self._large_frames.is_waiting
         if is_waiting or self._is_finishing:
             self._transport.pause_reading()
         else:

@@ -17,7 +17,8 @@ from bookie.server.apache.running import RunningRequests
 class PendingRequests:
     """The storage requests of one connection, independent of the transport.
 
-    A due request waits only for a bound of its connection or for shared room. Adds begin before other requests.
+    A due request waits only for a bound of its connection or for shared room. Adds begin before other requests. The
+    client may send more while others wait, up to a bound, so that they delay no adds and no fences.
     """
 
     def __init__(
@@ -50,18 +51,18 @@ class PendingRequests:
         return self._running.count > 0
 
     @property
-    def are_waiting(self) -> bool:
-        """Whether any request has not begun."""
-        return self._adds.are_waiting or self._others.are_waiting
+    def hold_frames(self) -> bool:
+        """Whether any request that may have arrived in a large frame has not begun."""
+        return self._adds.are_waiting or self._others.are_large_waiting
 
     @property
-    def are_due(self) -> bool:
-        """Whether any request should begin now."""
-        return self._adds.are_due or self._others.are_waiting
+    def is_full(self) -> bool:
+        """Whether so many requests should begin now that the client must not send more."""
+        return self._adds.are_due or self._others.are_too_many_waiting
 
     def has_held_back_requests(self) -> bool:
         """Whether requests wait for anything other than that the client receives its answers."""
-        return self.are_due and not self._out.is_full
+        return (self._adds.are_due or self._others.are_waiting) and not self._out.is_full
 
     def put(self, fresh: Fresh, *, is_more_coming: bool) -> None:
         """Add arrived requests, and begin those for which there is room.

@@ -12,13 +12,18 @@ from bookie.server.apache.answering import RequestAnswerer
 from bookie.server.apache.grouping import group_requests
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.outgoing import OutgoingAnswers
-from bookie.server.apache.requests import Info, LongPoll, Other, Read, WriteLac
+from bookie.server.apache.requests import BatchRead, Info, LongPoll, Other, Read, WriteLac
 from bookie.server.apache.room import Room
 from bookie.server.apache.running import RunningRequests
+from bookie.server.read_places import URGENT_IN_A_ROW_MAX
 from bookie.wire.apache.framing import FRAME_BYTES_MAX, framed
 from bookie.wire.port import READ_BYTES_MAX
 
 _SMALL_ANSWERS: Final = (Info, WriteLac)
+_REQUEST_BYTES: Final = 200
+"""Approximate memory of a waiting request in addition to its keys and entries."""
+
+_Group = list[Read] | Other
 
 
 class PendingOthers:
@@ -26,6 +31,9 @@ class PendingOthers:
 
     A request begins only after shared room was taken for the largest size of its answer. ``OutgoingAnswers`` releases
     this room. Requests with small answers and long polls take no room; the number of long polls is bounded.
+
+    Reads of recoveries begin before all others (``bookie.server.read_places``), and one of them may begin although as
+    many other requests run as may.
     """
 
     def __init__(
@@ -49,29 +57,47 @@ class PendingOthers:
         """
         self._answering, self._limits, self._room = answering, limits, room
         self._running, self._out, self._begin = running, out, begin
-        self._waiting: deque[list[Read] | Other] = deque()
+        self._urgent: deque[_Group] = deque()
+        self._plain: deque[_Group] = deque()
+        self._row = 0
+        self._waiting_bytes = 0
+        self._large_waiting = 0
         self._reads = 0
         self._polls: set[asyncio.Task[None]] = set()
 
     @property
     def are_waiting(self) -> bool:
         """Whether any request has not begun."""
-        return bool(self._waiting)
+        return bool(self._urgent or self._plain)
+
+    @property
+    def are_too_many_waiting(self) -> bool:
+        """Whether the waiting requests take so much memory that the client must not send more."""
+        return self._waiting_bytes > self._limits.waiting_bytes_max
+
+    @property
+    def are_large_waiting(self) -> bool:
+        """Whether a request that arrived in a large frame has not begun."""
+        return self._large_waiting > 0
 
     def put(self, requests: Iterable[Other]) -> None:
         """Add arrived requests. They begin at the next ``begin``."""
-        self._waiting += group_requests(requests)
+        for group in group_requests(requests):
+            (self._urgent if _is_urgent(group) else self._plain).append(group)
+            self._count_waiting(group, 1)
 
     def begin(self) -> None:
         """Begin the requests for which there is room."""
-        while self._waiting and self._running.can_begin_group and self._reads < self._limits.reads_max:
-            other = self._waiting[0]
+        while (queue := self._next()) is not None and self._running.can_begin_group:
+            other = queue[0]
             if isinstance(other, LongPoll) and len(self._polls) >= self._limits.polls_max:
-                other = self._waiting[0] = replace(other, wait_s=0.0)
+                other = queue[0] = replace(other, wait_s=0.0)
             taken = _answer_bytes_max(other)
             if taken and not self._room.take(self._begin, taken):
                 break
-            self._waiting.popleft()
+            queue.popleft()
+            self._count_waiting(other, -1)
+            self._row = self._row + 1 if queue is self._urgent else 0
             if isinstance(other, list):
                 self._begin_reads(other, taken)
             else:
@@ -79,7 +105,9 @@ class PendingOthers:
 
     def drop(self) -> None:
         """Drop the waiting requests."""
-        self._waiting.clear()
+        self._urgent.clear()
+        self._plain.clear()
+        self._waiting_bytes = self._large_waiting = 0
         self._room.leave(self._begin)
 
     def end_polls(self) -> None:
@@ -87,6 +115,19 @@ class PendingOthers:
         for poll in self._polls:
             # In the next step of the event loop: a task that is cancelled before its start would not count its end.
             asyncio.get_running_loop().call_soon(poll.cancel)
+
+    def _next(self) -> deque[_Group] | None:
+        """Return the queue whose first request begins next, or None."""
+        is_plain_due = self._row >= URGENT_IN_A_ROW_MAX
+        if self._urgent and not (self._plain and is_plain_due):
+            return self._urgent if self._reads <= self._limits.reads_max else None
+        return self._plain if self._plain and self._reads < self._limits.reads_max + is_plain_due else None
+
+    def _count_waiting(self, group: _Group, sign: int) -> None:
+        size = sum(map(_held_bytes, group)) if isinstance(group, list) else _held_bytes(group)
+        count = len(group) if isinstance(group, list) else 1
+        self._waiting_bytes += sign * (size + count * _REQUEST_BYTES)
+        self._large_waiting += sign * (size > self._limits.small_frame_bytes)
 
     def _begin_reads(self, group: list[Read], taken: int) -> None:
         self._reads += 1
@@ -109,7 +150,8 @@ class PendingOthers:
             self._running.end(len(group))
             self._reads -= 1
             if left and self._out.is_open:
-                self._waiting.appendleft(left)
+                (self._urgent if _is_urgent(left) else self._plain).appendleft(left)
+                self._count_waiting(left, 1)
             self._out.send(answers, taken)
 
     async def _run_one(self, request: Other, is_read: bool, taken: int) -> None:
@@ -122,7 +164,24 @@ class PendingOthers:
             self._out.send(frames, taken)
 
 
-def _answer_bytes_max(other: list[Read] | Other) -> int:
+def _is_urgent(group: _Group) -> bool:
+    """Return whether the group goes before others: a read with a fence belongs to a recovery."""
+    first = group[0] if isinstance(group, list) else group
+    return isinstance(first, Read | BatchRead) and first.fence_key is not None
+
+
+def _held_bytes(request: Other) -> int:
+    """Return the bytes of the keys and the entry that a waiting request holds."""
+    match request:
+        case Read() | BatchRead():
+            return len(request.fence_key or b"")
+        case WriteLac():
+            return len(request.master_key) + len(request.packet)
+        case _:
+            return 0
+
+
+def _answer_bytes_max(other: _Group) -> int:
     """Return the memory bound of the answer without its last entry; 0 for long polls, whose number is bounded."""
     if isinstance(other, list):
         return min(len(other) * FRAME_BYTES_MAX, READ_BYTES_MAX)
