@@ -30,7 +30,7 @@ from spark_jobs.report.history import NoSuchReportError
 from spark_jobs.report.impact import Impact
 from spark_jobs.report.impact_rows import read_impact
 from spark_jobs.report.store import ReportStore
-from spark_jobs.report.store_runs import remove_runs, send_run
+from spark_jobs.report.store_runs import note_removed, remove_runs, send_run
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.findings import write_findings
 from spark_jobs.runs.hadoop_files import move_to_local_folder, remove_folder
@@ -138,7 +138,8 @@ class RunReport:
     def finish(self, summary: RunSummary, topology: Topology | None, kept: Kept) -> Path:
         """Write all of the report except the findings, unless it has already failed; return the path of the summary.
 
-        Old reports are removed from the directory, and the same ones from the store.
+        Old reports are removed from the directory, and the same ones from the store. If the store cannot be written, a
+        later run removes them there.
         """
         path = self.directory / writing.SUMMARY
         if self.problem is None:
@@ -152,13 +153,14 @@ class RunReport:
             self._set_problem(error)
             return path
         if self._store is not None:
+            note_removed(self._report_dir, pruned)
             try:
                 send_run(self._store, self._report_dir, summary.run_id)
             except ReportDirError as error:
                 self.problem = error
                 _log.error("the report is not in the store", extra={"run_id": summary.run_id, "reason": str(error)})
             else:
-                remove_runs(self._store, pruned)
+                remove_runs(self._store, self._report_dir)
         return path
 
     def abandon(self) -> None:
