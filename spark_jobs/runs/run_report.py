@@ -40,6 +40,10 @@ from spark_jobs.runs.marking.publish import Marking
 
 _log = logging.getLogger(__name__)
 
+_PROBE: Final = ".bkheal-probe"
+"""Name of a file that is written and removed before the findings."""
+_PROBE_BYTES: Final = 128 << 10
+"""Its size. The page of a report needs about as much."""
 _CAUSES_MAX: Final = 8
 """Largest number of causes of a Java error that are read to find its first cause."""
 
@@ -103,6 +107,9 @@ class RunReport:
             return
         run_id, here = self.directory.name, self.directory / FINDINGS
         if not self._findings_dir:
+            if (problem := self._probe()) is not None:
+                self._set_problem(problem)
+                return
             write_findings(ledgers, others, here.resolve().as_uri(), run_id, held)
             return
         folder = f"{self._findings_dir.rstrip('/')}/{run_id}"
@@ -114,6 +121,21 @@ class RunReport:
             problem = f"cannot write the findings to {here}: {error.strerror}; they are in {folder}"
             self._set_problem(ReportDirError(problem))
         self._begun = None
+
+    def _probe(self) -> ReportDirError | None:
+        """Return why nothing can be written, such as a full disk; None: a small file was written.
+
+        Otherwise Spark would try each task of the write four times, with a hundred lines of its log for each attempt.
+        """
+        path = self.directory / _PROBE
+        try:
+            try:
+                path.write_bytes(bytes(_PROBE_BYTES))
+            finally:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            return ReportDirError(f"cannot write the findings to {self.directory}: {error.strerror}")
+        return None
 
     def note_marks(self, marks: Sequence[Marking], now_ms: int) -> None:
         """Add newly confirmed marks, unless the report has already failed.
