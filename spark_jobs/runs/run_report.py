@@ -107,8 +107,8 @@ class RunReport:
             return
         run_id, here = self.directory.name, self.directory / FINDINGS
         if not self._findings_dir:
-            if (problem := self._probe()) is not None:
-                self._set_problem(problem)
+            if (refused := self._probe()) is not None:
+                self._set_problem(refused)
                 return
             write_findings(ledgers, others, here.resolve().as_uri(), run_id, held)
             return
