@@ -237,7 +237,11 @@ STATE: Final = (
         "one",
         watch="it is soon: replicators then copy the ledgers of the bookie",
     ),
-    _state(RUNNING, "Whether a run is under way (1)", _BY_KIND),
+    _state(
+        RUNNING,
+        "Whether a run is under way (1). A dry run is shown only if no other run of its kind is under way",
+        _BY_KIND,
+    ),
     _state(
         RUNNING_SECONDS,
         "Seconds since it started; 0 if none is running",

@@ -153,9 +153,17 @@ def state_values(status: ServiceStatus, now_ms: int) -> dict[Key, float]:
         values |= result_values(kind, records)
     values |= {(names.LAST_SUCCESS, kind.value): ms / 1000 for kind, ms in status.last_success_ms.items()}
     values |= {(names.FAILED_IN_A_ROW, kind): count for kind, count in consecutive_failures(status.ended).items()}
-    for record in status.running:
+    for record in _shown_runs(status.running):
         values |= _running_values(record, now_ms)
     return values
+
+
+def _shown_runs(running: Iterable[RunRecord]) -> Iterable[RunRecord]:
+    """Return the run of each kind that the metrics show: a dry run only if no run with marks is under way."""
+    by_kind: dict[RunKind, RunRecord] = {}
+    for record in sorted(running, key=lambda record: record.is_dry_run):
+        by_kind.setdefault(record.kind, record)
+    return by_kind.values()
 
 
 def _paused_schedules(status: ServiceStatus) -> Mapping[RunKind, KindPause]:

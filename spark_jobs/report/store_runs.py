@@ -3,7 +3,8 @@
 The store has one folder for each run, with the files of its report. The summary is written last and removed first, so a
 folder without it is never a report. The tables of all runs are not in the store: each machine makes its own from the
 runs that it wrote or fetched. An unsent report is marked on this machine, and a later run sends it. A fetched report
-that is not yet in the tables is marked as well, and a later fetch adds it. Rules: R102 in docs/failure-model.md.
+that is not yet in the tables is marked as well, and a later fetch adds it. So is a report that was removed here and is
+still in the store, and a later run removes it there. Rules: R102 in docs/failure-model.md.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ _UNSENT: Final = ".unsent"
 """Name of a file in the directory of a report. It means that the store may lack the report, or a part of it."""
 _UNTABLED: Final = ".untabled"
 """Name of a file in the directory of a fetched report. It means that the tables may lack the run."""
+_UNREMOVED: Final = ".bkheal-unremoved-"
+"""The beginning of the name of an empty file in the report directory. The rest is the id of a run whose report was
+removed here and may still be in the store."""
+_UNREMOVED_MAX: Final = 1_000
+"""Largest number of such files. If there are more, the reports of the oldest runs stay in the store."""
 _HIDDEN: Final = (".", "_")
 """The beginnings of the names of files and folders that are not part of a report."""
 _LEFT_S: Final = 86_400.0
@@ -264,10 +270,29 @@ def _remove_left(report_dir: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_runs(store: ReportStore, run_ids: Sequence[str]) -> None:
-    """Remove reports from the store, such as those that were pruned on this machine. A failure is logged."""
-    try:
+def note_removed(report_dir: Path, run_ids: Sequence[str]) -> None:
+    """Note that reports were removed on this machine, so that ``remove_runs`` removes them from the store. Best effort.
+
+    A full disk may prevent it; then the reports stay in the store.
+    """
+    with contextlib.suppress(OSError):
         for run_id in run_ids:
-            store.remove_folder(run_id, first=[SUMMARY])
-    except ReportStoreError as error:
+            (report_dir / f"{_UNREMOVED}{run_id}").touch()
+        noted = sorted(report_dir.glob(f"{_UNREMOVED}*"))
+        for path in noted[:-_UNREMOVED_MAX]:
+            path.unlink(missing_ok=True)
+
+
+def remove_runs(store: ReportStore, report_dir: Path) -> None:
+    """Remove reports from the store that were removed on this machine (``note_removed``).
+
+    A failure is logged, and a later call removes the rest.
+    """
+    try:
+        for path in sorted(report_dir.glob(f"{_UNREMOVED}*")):
+            run_id = path.name.removeprefix(_UNREMOVED)
+            if is_run_id(run_id):
+                store.remove_folder(run_id, first=[SUMMARY])
+            path.unlink(missing_ok=True)
+    except (ReportStoreError, OSError) as error:
         _log.warning("old reports stay in the store", extra={"store": str(store.address), "reason": str(error)})

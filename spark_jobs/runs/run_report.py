@@ -30,7 +30,7 @@ from spark_jobs.report.history import NoSuchReportError
 from spark_jobs.report.impact import Impact
 from spark_jobs.report.impact_rows import read_impact
 from spark_jobs.report.store import ReportStore
-from spark_jobs.report.store_runs import remove_runs, send_run
+from spark_jobs.report.store_runs import note_removed, remove_runs, send_run
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.runs.findings import write_findings
 from spark_jobs.runs.hadoop_files import move_to_local_folder, remove_folder
@@ -40,6 +40,10 @@ from spark_jobs.runs.marking.publish import Marking
 
 _log = logging.getLogger(__name__)
 
+_PROBE: Final = ".bkheal-probe"
+"""Name of a file that is written and removed before the findings."""
+_PROBE_BYTES: Final = 128 << 10
+"""Its size. The page of a report needs about as much."""
 _CAUSES_MAX: Final = 8
 """Largest number of causes of a Java error that are read to find its first cause."""
 
@@ -103,6 +107,9 @@ class RunReport:
             return
         run_id, here = self.directory.name, self.directory / FINDINGS
         if not self._findings_dir:
+            if (refused := self._probe()) is not None:
+                self._set_problem(refused)
+                return
             write_findings(ledgers, others, here.resolve().as_uri(), run_id, held)
             return
         folder = f"{self._findings_dir.rstrip('/')}/{run_id}"
@@ -114,6 +121,21 @@ class RunReport:
             problem = f"cannot write the findings to {here}: {error.strerror}; they are in {folder}"
             self._set_problem(ReportDirError(problem))
         self._begun = None
+
+    def _probe(self) -> ReportDirError | None:
+        """Return why nothing can be written, such as a full disk; None: a small file was written.
+
+        Otherwise Spark would try each task of the write four times, with a hundred lines of its log for each attempt.
+        """
+        path = self.directory / _PROBE
+        try:
+            try:
+                path.write_bytes(bytes(_PROBE_BYTES))
+            finally:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            return ReportDirError(f"cannot write the findings to {self.directory}: {error.strerror}")
+        return None
 
     def note_marks(self, marks: Sequence[Marking], now_ms: int) -> None:
         """Add newly confirmed marks, unless the report has already failed.
@@ -138,7 +160,8 @@ class RunReport:
     def finish(self, summary: RunSummary, topology: Topology | None, kept: Kept) -> Path:
         """Write all of the report except the findings, unless it has already failed; return the path of the summary.
 
-        Old reports are removed from the directory, and the same ones from the store.
+        Old reports are removed from the directory, and the same ones from the store. If the store cannot be written, a
+        later run removes them there.
         """
         path = self.directory / writing.SUMMARY
         if self.problem is None:
@@ -152,13 +175,14 @@ class RunReport:
             self._set_problem(error)
             return path
         if self._store is not None:
+            note_removed(self._report_dir, pruned)
             try:
                 send_run(self._store, self._report_dir, summary.run_id)
             except ReportDirError as error:
                 self.problem = error
                 _log.error("the report is not in the store", extra={"run_id": summary.run_id, "reason": str(error)})
             else:
-                remove_runs(self._store, pruned)
+                remove_runs(self._store, self._report_dir)
         return path
 
     def abandon(self) -> None:

@@ -39,7 +39,7 @@ from spark_jobs.image.suspects import suspects
 from spark_jobs.remote_files import SLOW_S, RemoteFiles
 from spark_jobs.report.history import reports
 from spark_jobs.report.store import ReportStore
-from spark_jobs.report.store_runs import fetch_missing, remove_runs, send_run, stored_runs
+from spark_jobs.report.store_runs import fetch_missing, note_removed, remove_runs, send_run, stored_runs
 from spark_jobs.store_address import parse_address
 from tests.loopback_hdfs import hdfs_cluster
 from tests.loopback_s3 import CREDENTIALS, KEY_ID, SECRET, s3_server
@@ -545,5 +545,6 @@ def test_reports_and_images_are_kept_in_hdfs(hdfs: str, tmp_path: Path) -> None:
     assert stored_runs(store) == [run_id]
     assert fetch_missing(store, tmp_path / "there") == [run_id]
     assert list(reports(tmp_path / "there")) == list(reports(tmp_path / "here"))[-1:]
-    remove_runs(store, [run_id])
+    note_removed(tmp_path, [run_id])
+    remove_runs(store, tmp_path)
     assert stored_runs(store) == []

@@ -31,6 +31,7 @@ from spark_jobs.report.store_runs import (
     UnreadableReportError,
     fetch_missing,
     fetch_run,
+    note_removed,
     remove_runs,
     send_run,
     send_unsent,
@@ -243,7 +244,8 @@ def test_the_summary_is_written_last_and_removed_first(
 
     assert names[-1] == f"{RUNS[1]}/{SUMMARY}"
     assert sum(name.endswith(SUMMARY) for name in names) == 1
-    remove_runs(store, RUNS[1:2])
+    note_removed(written, RUNS[1:2])
+    remove_runs(store, written)
     assert store.list(RUNS[1])[0] == []
 
 
@@ -390,6 +392,34 @@ def test_a_run_removes_from_the_store_what_it_removes_from_its_directory(
 
     assert [each.run_id for each in reports(here)] == [summary.run_id, RUNS[2]]
     assert stored_runs(store) == [summary.run_id, RUNS[2], RUNS[0]], "the oldest was never in this directory"
+
+
+def test_a_later_run_removes_from_the_store_what_a_run_could_not_remove(
+    store: ReportStore, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "elsewhere"
+    for run_id in RUNS:
+        send_run(store, written, run_id)
+    fetch_missing(store, here)
+
+    def finish(number: int) -> str:
+        summary = run(number)
+        report = RunReport(here, summary.run_id, is_needed=True, store=store)
+        write_findings(report.directory, ())
+        report.finish(summary, None, Kept(2))
+        return summary.run_id
+
+    def fail(*_: object, **__: object) -> None:
+        raise ReportStoreError("no answer")
+
+    for number, broken in ((18, "upload"), (19, "remove_folder")):
+        with monkeypatch.context() as patch:
+            patch.setattr(store, broken, fail)
+            finish(number)
+    assert set(RUNS) < set(stored_runs(store))
+    last = finish(20)
+    assert stored_runs(store) == [last, run(19).run_id]
+    assert not list(here.glob(".bkheal-unremoved-*"))
 
 
 async def test_an_auditor_does_not_fetch_reports_that_it_would_remove_at_once(

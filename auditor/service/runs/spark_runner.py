@@ -51,7 +51,7 @@ class SparkRunner(CheckRunner):
         gate.check()
 
         def check() -> AuditResult:
-            from spark_jobs.report.store_runs import opened_store, remove_runs
+            from spark_jobs.report.store_runs import note_removed, opened_store, remove_runs
             from spark_jobs.report.writing import keep
             from spark_jobs.runs.run import run_check
 
@@ -60,7 +60,8 @@ class SparkRunner(CheckRunner):
                 pruned = keep(settings.report_dir, result.summary.finished_ms, settings.kept)
                 store = opened_store(settings.report_store)
                 if store is not None:
-                    remove_runs(store, pruned)
+                    note_removed(settings.report_dir, pruned)
+                    remove_runs(store, settings.report_dir)
             return result
 
         result = await run_in_daemon_thread(f"run {request.run_id}", check)

@@ -184,6 +184,11 @@ def test_a_run_in_progress_is_shown() -> None:
     assert shown.value(names.PROGRESS, kind="bookies") == 0.25
     assert shown.value(names.PROGRESS, kind="replicas") == 0
     assert shown.value(names.LAST_START, kind="bookies") == NOW_MS / 1000 - 8
+    dry = replace(running, is_dry_run=True, state=RunState.PAUSED, started_ms=1, done=60, pause_ends_ms=9_000)
+    for both in ((running, dry), (dry, running)):
+        shown = Shown(replace(STATUS, running=both))
+        assert [shown.value(name, kind="bookies") for name in (names.RUNNING_SECONDS, names.PAUSED)] == [8, 0]
+        assert shown.value(names.PROGRESS, kind="bookies") == 0.25
     shown = Shown(replace(STATUS, running=(replace(running, is_dry_run=True),)))
     assert (shown.value(names.RUNNING, kind="bookies"), shown.value(names.LAST_START, kind="bookies")) == (1, 0)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.report import writing
-from spark_jobs.runs import mark_log
+from spark_jobs.runs import mark_log, run_report
 from spark_jobs.runs.mark_log import MarkLog
 from spark_jobs.runs.run_report import RunReport
 
@@ -60,3 +61,17 @@ def test_marks_that_cannot_be_written_fail_only_the_report(tmp_path: Path, monke
     report.note_marks(marks(6, 9), 1)
     assert isinstance(report.problem, writing.ReportDirError)
     assert "cannot write the marks" in str(report.problem)
+
+
+def test_spark_is_not_asked_to_write_findings_to_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    rows: Any = object()
+    monkeypatch.setattr(run_report, "write_findings", lambda *found: asked.append(found))
+    report = RunReport(tmp_path, "run", is_needed=True)
+    report.write_findings(rows, rows)
+    assert (len(asked), report.problem, list(report.directory.iterdir())) == (1, None, [])
+    (report.directory / ".bkheal-probe").symlink_to("/dev/full")
+    report.write_findings(rows, rows)
+    assert len(asked) == 1
+    assert "cannot write the findings" in str(report.problem)
+    assert "No space left on device" in str(report.problem)
