@@ -1059,6 +1059,14 @@ def test_notes_contain_the_expected_warnings(name: str, warning: str, is_there: 
     assert (warning in release(name).notes) is is_there
 
 
+def test_notes_do_not_warn_of_buttons_that_only_a_port_forward_reaches() -> None:
+    options = {"ui_host": "127.0.0.1", "ui_allow_anonymous": True}
+    made = render({"bookkeeper": URI, "auditor": {"ui": {"triggerEnabled": True}}, "config": {"auditor": options}})
+    assert "pod/LEADER 4040" in made.notes
+    assert "refuse every user" not in made.notes
+    assert "does not authenticate" not in made.notes
+
+
 @pytest.mark.parametrize(
     ("values", "is_there"),
     [

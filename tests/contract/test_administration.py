@@ -447,6 +447,9 @@ def test_a_scrub_starts_on_demand_and_lists_damage_until_it_is_repaired(bookie: 
     state = call(bookie, lambda client: client.scrub(pb.ScrubRequest()), None)
     assert (state.entries, state.damaged, state.unrepaired_count) == (20, 1, 1)
     assert [(each.ledger_id, list(each.entry_ids)) for each in state.unrepaired] == [(L1, [3])]
+    assert command(bookie, "scrub").exit_code == ExitCode.FAILED
+    for option in ("--start", "--stop"):
+        assert command(bookie, "scrub", option).exit_code == ExitCode.OK
     reply = bookie.thread.run(bookie.node.service.answer("", ListEntries(L1)))
     assert (reply.status, list(reply.entries)) == (Status.CORRUPT, [0, 1, 2, *range(4, 20)])
     assert add(bookie, L1, 3, is_recovery=True) is Status.OK

@@ -103,7 +103,9 @@ def _sign_with_past_date(directory: Path, target: Path) -> None:
 
 async def test_a_client_without_a_certificate_is_refused(secured: Secured) -> None:
     access = ZooKeeperAccess(tls_ca=secured.tls.tls_ca)
-    assert "refuses this side" in await refusal(secured.server.secure_connect_string, access)
+    reported = await refusal(secured.server.secure_connect_string, access)
+    assert "refuses this side without a certificate" in reported
+    assert "set zk_tls_cert and zk_tls_key" in reported
 
 
 async def test_a_wrong_password_is_refused(secured: Secured, tmp_path: Path) -> None:

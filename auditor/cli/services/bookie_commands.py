@@ -263,8 +263,8 @@ def scrub(
     The scrub of a stopped bookie changes nothing. With --bytes-max, it is done in parts: each prints where the next one
     begins.
 
-    Exit codes: 0 nothing is damaged, 1 something is, or the call is refused, 2 wrong usage, 69 the running bookie did
-    not answer, 70 the storage cannot be opened.
+    Exit codes: 0 nothing is damaged, or the scrub was started or interrupted as requested, 1 something is damaged, or
+    the call is refused, 2 wrong usage, 69 the running bookie did not answer, 70 the storage cannot be opened.
 
     Example: `bkheal bookie scrub --at bk1:3181 --start --watch`
     """
@@ -317,7 +317,7 @@ def _running_scrub(
     show_once_or_repeatedly(
         output, "BookieScrub", scrub_lines, replay_first(first, lambda: run(bookie.scrub())), interval_s
     )
-    if first["unrepaired_count"]:
+    if first["unrepaired_count"] and action == "SHOW":
         raise typer.Exit(ExitCode.FAILED)
 
 

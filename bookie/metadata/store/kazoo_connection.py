@@ -250,11 +250,16 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
             raise
         else:
             assert isinstance(secured, TlsSocket)
-            secured.refused = lambda why: self._refused(server, why, True)
+            secured.refused = lambda alert: self._refused(server, self._refusal(alert), True)
             return secured
         plain.close()
         self._refused(server, why, is_certain)
         raise OSError(errno.EACCES, why)
+
+    def _refusal(self, alert: str) -> str:
+        if self._access.tls_cert is None:
+            return f"the server refuses this side without a certificate ({alert}): set zk_tls_cert and zk_tls_key"
+        return f"the server refuses this side's certificate ({alert})"
 
 
 class KazooConnection:

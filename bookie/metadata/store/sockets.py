@@ -152,6 +152,7 @@ class TlsSocket(_ReadAheadSocket, ssl.SSLSocket):
     """Reports why the server ended the connection: in TLS 1.3, a refusal shows only at the client's first read."""
 
     refused: Callable[[str], None]
+    """Called with the alert of a server that does not accept this side."""
 
     @override
     def _receive(self, size: int, flags: int) -> bytes:
@@ -159,7 +160,7 @@ class TlsSocket(_ReadAheadSocket, ssl.SSLSocket):
             return super()._receive(size, flags)
         except ssl.SSLError as error:
             if "ALERT" in (error.reason or ""):
-                self.refused(f"the server refuses this side's certificate ({error.reason})")
+                self.refused(error.reason)
             raise
 
     @override
