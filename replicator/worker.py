@@ -11,7 +11,7 @@ import asyncio
 import enum
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -42,6 +42,7 @@ from replicator.knowledge.absence import Absences
 from replicator.knowledge.returns import Returns
 from replicator.ports import RepairPorts
 from replicator.queue.grace import GracePeriods
+from replicator.queue.ordering import FAILING_KINDS, Candidate, Kind
 from replicator.queue.repayment import Repayment
 from replicator.queue.standby import Standby, StandbyEnd
 from replicator.queue.task_queue import TaskQueue, Turn
@@ -55,6 +56,9 @@ _log = logging.getLogger(__name__)
 
 IN_FLIGHT_BYTES: Final = 64 << 20
 """The most bytes that are read and not yet stored, over all ledgers in flight."""
+FAILING_SHARE: Final = 4
+"""One of so many places is for ledgers that fail again and again. They may have the fewest copies left, and their
+attempts may take minutes, so without this limit a few hundred of them would stop the repair of all others."""
 LARGE_IN_FLIGHT_MAX: Final = 16
 """The most large ledgers repaired at a time. More of them would hold locks while they wait for memory."""
 STORE_PAUSE_S: Final = 1.0
@@ -122,6 +126,10 @@ class Worker:
         """The rank of each ledger in ``_running``."""
         self._large_ranks: dict[LedgerId, int] = {}
         """The rank of each large ledger in ``_running``."""
+        self._failing: dict[LedgerId, Kind] = {}
+        """The kind of each ledger in ``_running`` that fails again and again."""
+        self._was_last_failing = False
+        """Whether the last turn that started was of such a ledger."""
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
         """Set to make the loop check the tasks immediately: a repair ended, the session or the bookies changed, or
@@ -362,11 +370,17 @@ class Worker:
             await cancel(watcher)
 
     def _start_turns(self) -> None:
-        while self._has_capacity() and not self._stop.is_set():
-            turn = self._queue.take()
-            if turn is None:
+        while not self._stop.is_set():
+            passed_over = self._kinds_passed_over()
+            candidate = self._queue.first(passed_over)
+            if candidate is None or not self._has_capacity(candidate):
                 return
+            turn = self._queue.take(passed_over)
+            assert turn is not None, "there is a next task"
             if turn.ledger_id not in self._running:
+                self._was_last_failing = turn.kind is not Kind.REGULAR
+                if self._was_last_failing:
+                    self._failing[turn.ledger_id] = turn.kind
                 self._ranks[turn.ledger_id] = turn.rank
                 if turn.is_large:
                     self._large_ranks[turn.ledger_id] = turn.rank
@@ -378,16 +392,30 @@ class Worker:
     def _large_limit(self) -> int:
         return min(self._settings.ledgers_in_flight, LARGE_IN_FLIGHT_MAX)
 
-    def _has_capacity(self) -> bool:
-        """Whether the next task may start. Tasks start in the order of the queue.
+    def _kinds_passed_over(self) -> Collection[Kind]:
+        """Return the kinds of failing ledgers that must wait: their places are in use, or another ledger is next.
+
+        A failing ledger and another one start in turn, which matters if there are few places.
+        """
+        if self._was_last_failing:
+            other = self._queue.first(FAILING_KINDS)
+            if other is not None and self._has_capacity(other):
+                return FAILING_KINDS
+        large = sum(kind is Kind.FAILING_LARGE for kind in self._failing.values())
+        if len(self._failing) >= max(1, self._settings.ledgers_in_flight // FAILING_SHARE):
+            return FAILING_KINDS
+        return (Kind.FAILING_LARGE,) if large >= max(1, self._large_limit // FAILING_SHARE) else ()
+
+    def _has_capacity(self, candidate: Candidate) -> bool:
+        """Whether the next task may start. Tasks of a kind start in the order of the queue.
 
         The number of ledgers in flight is limited, and so is the number of large ones.
         """
-        if not self._has_free_place(self._ranks, self._settings.ledgers_in_flight):
+        if not self._has_free_place(candidate, self._ranks, self._settings.ledgers_in_flight):
             return False
-        return not self._queue.is_next_large or self._has_free_place(self._large_ranks, self._large_limit)
+        return not candidate.is_large or self._has_free_place(candidate, self._large_ranks, self._large_limit)
 
-    def _has_free_place(self, ranks: Mapping[LedgerId, int], limit: int) -> bool:
+    def _has_free_place(self, candidate: Candidate, ranks: Mapping[LedgerId, int], limit: int) -> bool:
         """Whether fewer than ``limit`` ledgers are in flight, or the next task is more urgent than all of them.
 
         Urgent tasks may use up to ``limit`` more places. Their copies also go first in the queues for the copy rate
@@ -395,11 +423,12 @@ class Worker:
         """
         if len(ranks) < limit:
             return True
-        return len(ranks) < 2 * limit and self._queue.next_rank < min(ranks.values())
+        return len(ranks) < 2 * limit and candidate.rank < min(ranks.values())
 
     def _ended(self, ledger_id: LedgerId, work: asyncio.Task[None]) -> None:
         del self._running[ledger_id], self._ranks[ledger_id]
         self._large_ranks.pop(ledger_id, None)
+        self._failing.pop(ledger_id, None)
         self._wake.set()
 
     async def _work(self, turn: Turn) -> None:

@@ -7,6 +7,7 @@ import heapq
 import itertools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from operator import itemgetter
 from typing import Final
 
 from bookie.runtime.clock import Clock
@@ -15,6 +16,7 @@ BURST_S: Final = 0.25
 """The seconds of unused rate that may accumulate. It is short, so that the rate also holds within any one second."""
 DEBT_S_MAX: Final = 10.0
 """The longest wait that requests that do not wait themselves (``charge_without_waiting``) can cause for later ones."""
+_OLDEST_TURN: Final = 4
 _SLICE_S: Final = 0.5
 """The longest single sleep: a new rate takes effect after at most this time."""
 _NAP_S: Final = 0.001
@@ -22,13 +24,17 @@ _NAP_S: Final = 0.001
 
 
 class RankedLock:
-    """A lock that waiting tasks enter by rank, the smallest first, and within a rank in the order of arrival."""
+    """A lock that waiting tasks enter by rank, the smallest first, and within a rank in the order of arrival.
+
+    Each ``_OLDEST_TURN``-th of them is the one that waits for longest, so each enters in the end, whatever comes later.
+    """
 
     def __init__(self, holders_max: int = 1) -> None:
         """Prepare; ``holders_max`` tasks may hold it at a time."""
         self._free = holders_max
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._arrivals = itertools.count()
+        self._admitted = 0
 
     @asynccontextmanager
     async def held(self, rank: int) -> AsyncIterator[None]:
@@ -51,11 +57,20 @@ class RankedLock:
 
     def _admit_next(self) -> None:
         while self._waiting:
-            *_, entered = heapq.heappop(self._waiting)
+            *_, entered = self._take_next()
             if not entered.done():
+                self._admitted += 1
                 entered.set_result(None)
                 return
         self._free += 1
+
+    def _take_next(self) -> tuple[int, int, asyncio.Future[None]]:
+        if self._admitted % _OLDEST_TURN != _OLDEST_TURN - 1:
+            return heapq.heappop(self._waiting)
+        oldest = min(self._waiting, key=itemgetter(1))
+        self._waiting.remove(oldest)
+        heapq.heapify(self._waiting)
+        return oldest
 
 
 class Throttle:

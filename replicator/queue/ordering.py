@@ -1,8 +1,9 @@
 """The order of tasks: first those closest to data loss, then those that wait longest.
 
 A failure delays a task (``parking``) and does not change its rank: after the delay it comes before every task with more
-copies left. Two kinds of tasks come last, because an attempt seldom changes anything: ledgers that lack only entries
-without any copy, and parked tasks that are retried only because time has passed. A boost
+copies left. But tasks that fail again and again may use only some of the places of a worker (``Kind``), so they never
+stop the repair of all others. Two kinds of tasks come last, because an attempt seldom changes anything: ledgers that
+lack only entries without any copy, and parked tasks that are retried only because time has passed. A boost
 (``bookie.metadata.tasks.boosts``) puts a task before the others of its rank, but before no task of another rank. Among
 the rest of a rank, ledgers of Pulsar's system topics come first (A18), because many topics depend on each of them.
 Requests for better placement come after all other tasks, because their ledgers lack nothing. Otherwise equal tasks come
@@ -11,6 +12,7 @@ in random order, so workers with the same list rarely compete for the same lock.
 
 from __future__ import annotations
 
+import enum
 import heapq
 import random
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -34,10 +36,24 @@ NO_COPY_LEFT_RANK: Final = 1 << 31
 MISPLACED: Final = 1 << 32
 """The rank of a healthy ledger with copies to move: after every unhealthy ledger."""
 
+FAILING_MIN: Final = 2
+"""The failures in a row with which a task counts as failing. A single one may be an incident of the store."""
+
 SMALL_BYTES: Final = 1 << 20
 """The size of the largest small ledger, so that all small ledgers in flight fit into the memory for copies."""
 SMALL_ENTRIES: Final = 1000
 """The most entries of a small ledger: one request reads them."""
+
+
+class Kind(enum.Enum):
+    """Tasks whose order is kept separately, because those that fail again and again may have to wait for a place."""
+
+    REGULAR = "regular"
+    FAILING = "failing"
+    FAILING_LARGE = "failing, large"
+
+
+FAILING_KINDS: Final = (Kind.FAILING, Kind.FAILING_LARGE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +75,15 @@ class Candidate:
     """Whether ``is_large`` holds for it."""
     is_of_system_topic: bool = False
     """Whether ``is_of_system_topic`` holds for it."""
+    failures: int = 0
+    """The number of failures in a row."""
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the task."""
+        if self.failures < FAILING_MIN:
+            return Kind.REGULAR
+        return Kind.FAILING_LARGE if self.is_large else Kind.FAILING
 
 
 def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], bookies: Bookies) -> int:
@@ -113,21 +138,22 @@ class Order:
     def __init__(self) -> None:
         self._parts: list[list[tuple[_Key, Candidate]]] = []
         """The parts, each sorted in reverse: the next candidate of a part is its last element."""
-        self._heads: list[tuple[_Key, int]] = []
-        """A heap of the keys of each part's next candidate, each with the number of its part."""
+        self._heads: dict[Kind, list[tuple[_Key, int]]] = {kind: [] for kind in Kind}
+        """For each kind, a heap of the keys of each part's next candidate, each with the number of its part. The
+        candidates of a part are of the same kind."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def first(self) -> Candidate:
-        """The next candidate.
+    def first(self, passed_over: Collection[Kind] = ()) -> Candidate | None:
+        """Return the next candidate that is not of the kinds ``passed_over``; None if there is none."""
+        heads = self._next_heads(passed_over)
+        return self._parts[heads[0][1]][-1][1] if heads else None
 
-        Raises:
-            IndexError: there is none.
-        """
-        return self._parts[self._heads[0][1]][-1][1]
+    def _next_heads(self, passed_over: Collection[Kind]) -> list[tuple[_Key, int]]:
+        heaps = [heads for kind, heads in self._heads.items() if heads and kind not in passed_over]
+        return min(heaps, key=lambda heads: heads[0], default=[])
 
     @classmethod
     async def of(cls, candidates: Sequence[Candidate], rng: random.Random) -> Order:
@@ -136,39 +162,43 @@ class Order:
         async for part in in_steps(candidates, _CANDIDATES_PER_STEP):
             ranked = _ranked(part, rng)
             ranked.reverse()
-            heapq.heappush(order._heads, (ranked[-1][0], len(order._parts)))
-            order._parts.append(ranked)
+            by_kind: dict[Kind, list[tuple[_Key, Candidate]]] = {}
+            for each in ranked:
+                by_kind.setdefault(each[1].kind, []).append(each)
+            for kind, same in by_kind.items():
+                heapq.heappush(order._heads[kind], (same[-1][0], len(order._parts)))
+                order._parts.append(same)
             order._count += len(ranked)
         return order
 
-    def take(self) -> Candidate:
-        """Remove and return the next candidate.
+    def take(self, passed_over: Collection[Kind] = ()) -> Candidate:
+        """Remove and return the next candidate that is not of the kinds ``passed_over``.
 
         Raises:
             IndexError: there is none.
         """
-        number = self._heads[0][1]
+        heads = self._next_heads(passed_over)
+        number = heads[0][1]
         part = self._parts[number]
         _, candidate = part.pop()
         if part:
-            heapq.heapreplace(self._heads, (part[-1][0], number))
+            heapq.heapreplace(heads, (part[-1][0], number))
         else:
-            heapq.heappop(self._heads)
+            heapq.heappop(heads)
         self._count -= 1
         return candidate
 
-    def take_last(self) -> Candidate:
+    def take_last(self, passed_over: Collection[Kind] = ()) -> Candidate:
         """Remove and return the last candidate of a part. Tests use this to repair in another order."""
-        number = self._heads[0][1]
-        part = self._parts[number]
+        part = self._parts[self._next_heads(passed_over)[0][1]]
         if len(part) == 1:
-            return self.take()
+            return self.take(passed_over)
         self._count -= 1
         return part.pop(0)[1]
 
     def clear(self) -> None:
         """Remove every candidate."""
-        self._parts, self._heads, self._count = [], [], 0
+        self._parts, self._heads, self._count = [], {kind: [] for kind in Kind}, 0
 
 
 def _ranked(candidates: Iterable[Candidate], rng: random.Random) -> list[tuple[_Key, Candidate]]:

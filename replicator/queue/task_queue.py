@@ -29,7 +29,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
@@ -52,7 +52,16 @@ from replicator.knowledge.moving import why_not_moved
 from replicator.plan.planner import growing_losses, target_chooser
 from replicator.ports import RepairPorts
 from replicator.queue.grace import GracePeriods
-from replicator.queue.ordering import MISPLACED, NO_COPY_LEFT_RANK, Candidate, Order, is_large, is_of_system_topic, rank
+from replicator.queue.ordering import (
+    MISPLACED,
+    NO_COPY_LEFT_RANK,
+    Candidate,
+    Kind,
+    Order,
+    is_large,
+    is_of_system_topic,
+    rank,
+)
 from replicator.queue.parking import (
     Circumstances,
     Memory,
@@ -173,6 +182,7 @@ class Turn:
     """The token of the last failure at the time of the listing."""
     is_large: bool = False
     """Whether there may be many entries to copy (``ordering.is_large``)."""
+    kind: Kind = Kind.REGULAR
 
 
 class TaskQueue:
@@ -270,11 +280,12 @@ class TaskQueue:
             self._empty_top = None
             self._renew_anyway_s = self._renew_after_change_s
 
-    def take(self) -> Turn | None:
-        """Take the next task from the list, and return its turn; None if there is none."""
-        if not self._order:
+    def take(self, passed_over: Collection[Kind] = ()) -> Turn | None:
+        """Take the next task that is not of the kinds ``passed_over`` from the list, and return its turn; else None."""
+        if self._order.first(passed_over) is None:
             return None
-        candidate = self._order.take_last() if fault_point("queue.take_last") else self._order.take()
+        take = self._order.take_last if fault_point("queue.take_last") else self._order.take
+        candidate = take(passed_over)
         ledger_id = candidate.ledger_id
         return Turn(
             ledger_id=ledger_id,
@@ -285,17 +296,12 @@ class TaskQueue:
             parked_attempts=candidate.parked_attempts,
             failure_token=self._memory.token(ledger_id),
             is_large=candidate.is_large,
+            kind=candidate.kind,
         )
 
-    @property
-    def next_rank(self) -> int:
-        """The rank of the next task; greater than any rank if there is none."""
-        return self._order.first.rank if self._order else MISPLACED + 1
-
-    @property
-    def is_next_large(self) -> bool:
-        """Whether the next task is for a large ledger; False if there is no task."""
-        return bool(self._order) and self._order.first.is_large
+    def first(self, passed_over: Collection[Kind] = ()) -> Candidate | None:
+        """Return the task that ``take`` would take; None if there is none."""
+        return self._order.first(passed_over)
 
     def settle(self, turn: Turn, ending: Ending) -> None:
         """Record the end of a turn."""
@@ -444,6 +450,7 @@ class TaskQueue:
                         parked_attempts=0 if parked is None else parked.attempts,
                         is_large=is_large(ledger),
                         is_of_system_topic=is_of_system_topic(ledger),
+                        failures=self._memory.failures(task.ledger_id),
                     )
                 )
 

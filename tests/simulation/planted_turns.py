@@ -186,8 +186,8 @@ def _(stack: ExitStack) -> None:
 @plants("list-before-each-task", "COST", "a worker lists all tasks again before it takes the next one")
 def _(stack: ExitStack) -> None:
     def make(take: Any) -> Any:
-        def once(self: TaskQueue) -> Any:
-            turn = take(self)
+        def once(self: TaskQueue, *passed_over: Any) -> Any:
+            turn = take(self, *passed_over)
             self._order.clear()
             self.mark_stale()
             return turn

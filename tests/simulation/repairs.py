@@ -26,9 +26,10 @@ from bookie.model.packet import packet_ids
 from bookie.model.records import decode_record
 from bookie.wire.port import AddBatch, AddReply, CopyReply, ReadReply, ReplyT, Request, Status, Transport
 from bookie.wire.requests import Copy, Read
+from replicator.queue.ordering import FAILING_MIN, Kind
 from replicator.queue.task_queue import Turn
 from replicator.telemetry.events import Ending, QueueState, TaskResult
-from replicator.worker import Worker
+from replicator.worker import FAILING_SHARE, Worker
 from tests.simulation.limits import Limits
 from tests.simulation.scaling import COPIES_AT_ONCE
 from tests.simulation.truth import ROOT
@@ -336,6 +337,11 @@ class _Watched:
         """Its turns. A ledger stays here until its turn ends, even if its lock is deleted before."""
         self._listed = _Listed()
         self._taken: set[LedgerId] = set()
+        self._places = max(1, worker._settings.ledgers_in_flight // FAILING_SHARE)
+        """The most places for ledgers that fail again and again."""
+        self._failing: set[LedgerId] = set()
+        """Those of the taken ledgers that failed again and again."""
+        self._was_last_failing = False
         self._due_s: dict[LedgerId, float] = {}
         self._failures: dict[LedgerId, int] = defaultdict(int)
         self._records: dict[LedgerId, tuple[str, float]] = {}
@@ -492,22 +498,30 @@ class _Watched:
                 found[ledger_id] = least, most
         return found
 
-    def _watched_take(self) -> Turn | None:
+    def _watched_take(self, passed_over: Collection[Kind] = ()) -> Turn | None:
         forced = self._world.points_fired("queue.take_last")
-        turn: Turn | None = self._take()
+        turn: Turn | None = self._take(passed_over)
         if turn is None:
             return None
+        self._failing &= self._running.keys()
+        is_failing = turn.failures >= FAILING_MIN
         if forced == self._world.points_fired("queue.take_last"):
-            self._check_order(turn.ledger_id)
+            self._check_order(turn.ledger_id, is_failing=is_failing)
         self._taken.add(turn.ledger_id)
+        if turn.ledger_id not in self._running:
+            self._was_last_failing = is_failing
+            if is_failing:
+                self._failing.add(turn.ledger_id)
         self._taken_from[turn.ledger_id] = self._listed
         return turn
 
-    def _check_order(self, ledger_id: LedgerId) -> None:
+    def _check_order(self, ledger_id: LedgerId, *, is_failing: bool) -> None:
+        """Check that no due ledger with fewer copies left waits, and no other one behind ledgers that keep failing."""
         listed, now, truth_tasks = self._listed, self._copies_left(), self._truth.tasks
         if ledger_id not in now or ledger_id not in listed.copies_left or self._world.truth.is_loss_expected:
             return
         mine, _ = _range(listed.copies_left[ledger_id], now[ledger_id])
+        must_wait = self._was_last_failing or len(self._failing) >= self._places
         for other, left in sorted(listed.copies_left.items()):
             if (
                 other == ledger_id
@@ -519,6 +533,11 @@ class _Watched:
             ):
                 continue
             least, most = _range(left, now[other])
+            is_other_failing = self._queue._memory.failures(other) >= FAILING_MIN
+            if is_failing and must_wait and not is_other_failing and least > 0:
+                self._truth.fail("R40", f"{self._name} took {ledger_id}, which keeps failing, before {other}")
+            if is_other_failing and must_wait:
+                continue
             if least > 0 and most < mine:  # a ledger without any copy comes last
                 self._truth.fail(
                     "R40",

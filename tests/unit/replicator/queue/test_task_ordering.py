@@ -13,9 +13,11 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from replicator.queue.ordering import (
     AGE_STEP_MS,
+    FAILING_KINDS,
     NO_COPY_LEFT_RANK,
     NOTHING_LOST_RANK,
     Candidate,
+    Kind,
     Order,
     is_of_system_topic,
     rank,
@@ -34,6 +36,8 @@ def candidate(
     is_recheck: bool = False,
     is_boosted: bool = False,
     is_of_system_topic: bool = False,
+    is_large: bool = False,
+    failures: int = 0,
 ) -> Candidate:
     return Candidate(
         ledger_id=LedgerId(ledger_id),
@@ -42,12 +46,25 @@ def candidate(
         is_recheck=is_recheck,
         is_boosted=is_boosted,
         is_of_system_topic=is_of_system_topic,
+        is_large=is_large,
+        failures=failures,
     )
 
 
 def order(*candidates: Candidate, seed: int = 0) -> list[LedgerId]:
     sorted_ = run_virtual(Order.of(candidates, random.Random(seed)))
     return [sorted_.take().ledger_id for _ in candidates]
+
+
+def test_failing_tasks_can_be_passed_over() -> None:
+    failing = [candidate(1, copies=1, failures=2), candidate(2, copies=1, failures=9, is_large=True)]
+    candidates = [*failing, candidate(3, copies=2), candidate(4, copies=1, failures=1), candidate(5, copies=3)]
+    found = run_virtual(Order.of(candidates, random.Random(1)))
+    assert [found.take(FAILING_KINDS).ledger_id for _ in range(3)] == [4, 3, 5]
+    assert found.first(FAILING_KINDS) is None
+    assert found.take((Kind.FAILING_LARGE,)).ledger_id == 1
+    assert found.first() == failing[1]
+    assert len(found) == 1
 
 
 def test_fewer_copies_come_first() -> None:

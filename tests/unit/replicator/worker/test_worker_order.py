@@ -8,12 +8,12 @@ import pytest
 
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.boosts import Boost, Boosts
-from bookie.model.ids import LedgerId
+from bookie.model.ids import BookieId, LedgerId
 from bookie.wire.port import Status
 from replicator.queue import ordering
 from replicator.telemetry.events import Ending
 from replicator.worker import LARGE_IN_FLIGHT_MAX
-from tests.worlds.ledgers import make_metadata, names
+from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
@@ -49,6 +49,54 @@ async def test_a_critical_ledger_that_failed_waits_only_for_its_delay() -> None:
         order = [result.ledger_id for result in results if result.ending is Ending.REPAIRED]
         assert len(order) == MANY
         assert order.index(LedgerId(99)) < MANY // 2
+
+
+@pytest.mark.parametrize("ledgers_in_flight", [64, 1])
+@in_virtual_time
+async def test_critical_ledgers_that_fail_again_and_again_do_not_stop_other_repairs(ledgers_in_flight: int) -> None:
+    """Their bookie answers slowly, and only with errors. Many more of them than places are due at any time."""
+    critical, hour_s = 4 * ledgers_in_flight, 3600.0
+    async with a_world("a b c h x t u") as world:
+        await world.ledger(LEDGER, make_metadata((0, "b c x"), quorum=(3, 2), last=9), 10)
+        for ledger_id in range(100, 100 + critical):
+            await world.ledger(ledger_id, make_metadata((0, "a h x"), quorum=(3, 2)), 5)
+        await world.kill("x")
+        for ledger_id in range(100, 100 + critical):
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("a x"))
+        world.bookies["h"].read_status = Status.IO_ERROR
+        world.bookies.transport.faults(BookieId("h")).delay_s = 14.0
+        running = world.worker(once=False, ledgers_in_flight=ledgers_in_flight)
+        async with world.running(running):
+            await world.clock.sleep(hour_s)  # each of them has failed several times
+            await world.tasks.marking.mark(LEDGER, names("x"))
+            await world.clock.sleep(hour_s / 4)
+            ends = {result.ledger_id: result.ending for result in running.recorder.results}
+        assert ends[LEDGER] is Ending.REPAIRED
+        assert set(ends.values()) == {Ending.REPAIRED, Ending.FAILED}
+
+
+@in_virtual_time
+async def test_failing_ledgers_keep_a_quarter_of_the_places() -> None:
+    places = 8
+    async with a_world("a b c h x t u") as world:
+        await ledgers_on(world, "h x", range(1, 40))
+        await ledgers_on(world, "b c x", range(100, 300))
+        await world.kill("x")
+        for ledger_id in (*range(1, 40), *range(100, 300)):
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("x"))
+        world.bookies["h"].read_status = Status.TOO_MANY_REQUESTS
+        for name in "bctu":
+            world.bookies.transport.faults(BookieId(name)).delay_s = 1.0
+        running = world.worker(once=False, ledgers_in_flight=places)
+        most = 0
+        async with world.running(running):
+            for _ in range(600):
+                await world.clock.sleep(1.0)
+                flying = running.worker._failing
+                most = max(most, len(flying))
+        repaired = [result for result in running.recorder.results if result.ending is Ending.REPAIRED]
+        assert len(repaired) == 200
+        assert 0 < most <= places // 4
 
 
 @in_virtual_time
