@@ -45,7 +45,7 @@ _REPLAYED_CACHES_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a store. ``is_full``: the first checkpoint failed because a disk is full and must be repeated."""
+    """The parts of a store. ``is_full``: a disk is too full for the first checkpoint, which must be repeated."""
 
     disk: Disk
     caches: Caches
@@ -92,11 +92,12 @@ async def open_parts(
                     else _next_full_disk_attempt_bytes(caches.active.size, settings)
                 )
     journals = _journals(replays, slots, settings, clock)
-    is_full = not await _first_checkpoint(checkpointer, journals)
+    is_full = not await _checkpoint(checkpointer, lambda: journals.durable_sequences)
     if is_full:
         for replay, journal in zip(replays, journals.each, strict=True):
             await _make_durable(replay, journal)
     else:
+        is_full = not await _trim(journals, checkpointer.mark.sequences)
         leftovers = [log_id for log_id in log_ids if log_id >= mark.next_log_id]
         await remove_leftovers(ledger_disk, index, leftovers)
     journals.start()
@@ -205,19 +206,25 @@ async def _checkpoint_mark(slots: Sequence[MarkSlots], ledger_disk: Disk, index:
     return mark
 
 
-async def _first_checkpoint(checkpointer: Checkpointer, journals: Journals) -> bool:
-    if not await _checkpoint(checkpointer, lambda: journals.durable_sequences):
-        return False
-    await journals.trim(checkpointer.mark.sequences)
-    return True
-
-
 async def _checkpoint(checkpointer: Checkpointer, sequences: Callable[[], tuple[int, ...]]) -> bool:
     """Run a checkpoint. Return False if the disk is too full for it."""
     try:
         await checkpointer.run(sequences)
     except DiskFullError as error:
         _log.error("disk full, replayed entries stay in memory and in the journal", extra={"error": str(error)})
+        return False
+    return True
+
+
+async def _trim(journals: Journals, sequences: Sequence[int]) -> bool:
+    """Remove the journal files that a checkpoint covers. Return False if a disk is too full for the mark.
+
+    The former mark stays. It declares less to be durable, and the checkpoint covers all of that.
+    """
+    try:
+        await journals.trim(sequences)
+    except DiskFullError as error:
+        _log.error("disk full, the mark of the journal is written later", extra={"error": str(error)})
         return False
     return True
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -227,6 +228,7 @@ def main() -> int:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends processes and unmounts disks
     try:
         running = under_faults(
             directory,

@@ -42,11 +42,17 @@ _BOOKIES_AWAY_MAX: Final = 2
 _START_AGAIN_S: Final = 1.0
 _FREE_BYTES: Final = (0, 1 << 20, 16 << 20)
 """What is left free of a full disk."""
+_NO_SPACE: Final = ("No space left on device", "no space left")
+_STARTED_ON_FULL_DISK_SHARE: Final = 0.5
 _DAMAGED_RUNNING_SHARE: Final = 0.4
 """How often the entry logs of a bookie are damaged while it runs."""
 _CUT_SHARE: Final = 0.3
 _KILLED_SHARE: Final = 0.7
-_REMEDIES: Final = ("salvage-journal", "rebuild-index")
+_INTERRUPTED_SHARE: Final = 0.3
+"""How often a command on the directories of a bookie is killed, and how often a disk is full during it."""
+_COMMAND_KILLED_S: Final = (0.5, 2.0)
+_REMEDIES: Final = {"salvage-journal": (), "rebuild-index": ("--replace",)}
+"""Commands that the message of a refused start may name, with their options."""
 _OPTIONS: Final = {"replicator-2": ("--pull",)}
 _NUMBER: Final = re.compile(r"-\d+| \(.*\)")
 """The number at the end of the name of a process, and the extent of damage."""
@@ -292,8 +298,9 @@ class Service:
             self._away.discard(bookie.name)
 
     async def _fill_disk(self) -> None:
-        """Fill a disk of a bookie for some time."""
+        """Fill a disk of a bookie for some time, and perhaps start the bookie again in the meantime."""
         seconds, free, place = self._rng.choice(_PAUSES_S), self._rng.choice(_FREE_BYTES), self._rng.random()
+        is_started_again = self._rng.random() < _STARTED_ON_FULL_DISK_SHARE
         small = [bookie.name for bookie in self._bookies if self._cluster.disks.of(bookie.name)]
         if not small or (bookie := self._away_soon("fill a disk of", seconds, among=small)) is None:
             return
@@ -301,8 +308,22 @@ class Service:
         disk = disks[int(place * len(disks))]
         await asyncio.to_thread(fill, disk, free)
         await asyncio.sleep(seconds)
+        if is_started_again:
+            await bookie.kill9()
+            self._note(f"start {bookie.name} on a full disk")
+            bookie.launch()
+            try:
+                await bookie.wait_ready()
+            except EmbeddedProcessError as error:
+                if not any(text in str(error) for text in _NO_SPACE):
+                    raise
+                self._note(f"{bookie.name} needs space for its start")
+                await bookie.kill9()
         await asyncio.to_thread(empty, disk)
-        self._away.discard(bookie.name)
+        if bookie.running.is_running:
+            self._away.discard(bookie.name)
+        else:
+            await self._start(bookie)
 
     async def _disturb_session_of_bookie(self) -> None:
         trouble, seconds = self._rng.choice(tuple(Trouble)), self._rng.choice(_PAUSES_S)
@@ -379,10 +400,12 @@ class Service:
         files, is_cut = rng.choice(tuple(Files)), rng.random() < _CUT_SHARE
         await (bookie.kill9() if rng.random() < _KILLED_SHARE else bookie.running.stop(STATE_S))
         found = await places(files, bookie.directory, is_cut=is_cut)
-        if is_cut:
-            self._note(f"cut the {files.value} of {bookie.name} ({counted(cut_end(found, rng), 'byte')})", away_s)
+        if is_cut and (size := cut_end(found, rng)):
+            self._note(f"cut the {files.value} of {bookie.name} ({counted(size, 'byte')})", away_s)
+        elif not is_cut and (bits := flip_bits(found, rng)):
+            self._note(f"damage the {files.value} of {bookie.name} ({counted(bits, 'bit')})", away_s)
         else:
-            self._note(f"damage the {files.value} of {bookie.name} ({counted(flip_bits(found, rng), 'bit')})", away_s)
+            self._note(f"stop {bookie.name}, whose {files.value} cannot be damaged yet", away_s)
         await asyncio.sleep(away_s)
         await self._start(bookie)
         if files is Files.INDEX:  # a running bookie may have an index that it cannot read completely
@@ -392,14 +415,34 @@ class Service:
             await self._start(bookie)
 
     async def _restore(self, bookie: EmbeddedBookie, command: str, *options: str) -> None:
-        """Run a command on the directories of a stopped bookie.
+        """Run a command on the directories of a stopped bookie. A kill or a full disk may interrupt it once.
 
         Raises:
-            EmbeddedProcessError: it failed.
+            EmbeddedProcessError: it failed although nothing interrupted it.
         """
         words = [*_command("bookie", command, *options), "--journal-dir", str(bookie.directory / "journal")]
+        words += ["--ledger-dir", str(bookie.directory / "ledgers")]
+        trouble, killed_s = self._rng.random(), self._rng.uniform(*_COMMAND_KILLED_S)
+        disks, free, is_killed = self._cluster.disks.of(bookie.name), self._rng.choice(_FREE_BYTES), False
+        if trouble < _INTERRUPTED_SHARE:
+            async with ManagedProcess.start(command, words, log_path=self._log_of(command)) as process:
+                await asyncio.sleep(killed_s)
+                is_killed = process.is_running
+                process.kill9()
+            if not is_killed and not process.exit_code:
+                return
+            self._note(f"kill {command} of {bookie.name}")
+        elif trouble > 1 - _INTERRUPTED_SHARE and disks:
+            disk = disks[self._rng.randrange(len(disks))]
+            await asyncio.to_thread(fill, disk, free)
+            code = await self._ended(command, words)
+            self._note(f"{command} of {bookie.name} on a full disk (exit code {code})")
+            await asyncio.to_thread(empty, disk)
+            if not code:
+                return
         self._note(f"{command} of {bookie.name}")
-        if code := await self._ended(command, [*words, "--ledger-dir", str(bookie.directory / "ledgers")]):
+        code = await self._ended(command, words)
+        if code and not (is_killed and code == ExitCode.FAILED):  # it had ended its work
             raise EmbeddedProcessError(f"{command} of {bookie.name} ended with {code}: see {self._log_of(command)}")
 
     async def _start(self, bookie: EmbeddedBookie | ApacheServer) -> None:
@@ -417,9 +460,9 @@ class Service:
                     self._say(str(error))
                     await bookie.kill9()
                     if isinstance(bookie, EmbeddedBookie) and self.healing and bookie is self._damaged():
-                        named = max(_REMEDIES, key=str(error).rfind)
-                        if named in str(error):
-                            await self._restore(bookie, named)
+                        printed = str(error).splitlines()[-1]
+                        if (named := max(_REMEDIES, key=printed.rfind)) in printed:
+                            await self._restore(bookie, named, *_REMEDIES[named])
                     await asyncio.sleep(_START_AGAIN_S)
                 else:
                     if isinstance(bookie, EmbeddedBookie):

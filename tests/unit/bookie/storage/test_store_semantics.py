@@ -794,6 +794,27 @@ async def test_store_with_a_journal_to_replay_opens_read_only_on_a_full_disk(wor
     assert [await world.status_of(number) for number in range(2)] == [Status.OK] * 2
 
 
+@pytest.mark.parametrize("is_trimmed", [False, True])
+async def test_a_store_opens_read_only_on_a_full_journal_disk(world: StorageWorld, is_trimmed: bool) -> None:
+    await world.add(0)
+    if is_trimmed:
+        await world.store.checkpoint()
+    world.valve.fail(DiskFullError("no space left"), *WRITES, directory=JOURNAL)
+    await world.restart()
+    assert world.is_full()
+    assert await world.status_of(0) is Status.OK
+    assert (await world.add(1, is_recovery=True)).status is Status.READ_ONLY
+    await settle()
+    world.valve.open()
+    for _ in range(2):
+        world.let_retry()
+        await settle()
+    assert not world.is_full()
+    assert (await world.add(1)).status is Status.OK
+    await world.restart()
+    assert [await world.status_of(number) for number in range(2)] == [Status.OK] * 2
+
+
 async def test_store_whose_journal_exceeds_a_cache_opens_on_a_full_disk(world: StorageWorld) -> None:
     await world.add(*range(20))
     world.valve.fail(DiskFullError("no space left"), *_NEEDING_SPACE)
