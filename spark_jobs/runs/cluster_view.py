@@ -170,9 +170,12 @@ class ClusterView:
         """
         return self._runner.run(self._mark(batch))
 
-    def marked_ledgers(self) -> Sequence[LedgerId]:
-        """Return the ids of all marked ledgers, ascending. The list is not older than this call."""
-        return self._runner.run(self._tasks.ids())
+    def marked_ledgers(self, count_max: int) -> Sequence[LedgerId]:
+        """Return the first ``count_max`` marked ledgers, ascending; some may have been unmarked recently.
+
+        The list is not older than this call.
+        """
+        return self._runner.run(self._tasks.places(count_max))
 
     def are_marked(self, batch: Sequence[Marking]) -> Sequence[bool]:
         """Return whether each ledger is marked with all of its bookies.

@@ -529,6 +529,8 @@ async def test_tasks_are_read_part_by_part_in_the_order_of_their_ledgers(
     ids = [LedgerId(number) for number in (0, 1, 65_535, 65_536, 1 << 33, LEDGER_ID_MAX)]
     await tasks.marking.mark_many([(ledger_id, [A]) for ledger_id in ids])
     await store.delete(task_path(cluster.root, ids[2]))  # the directory of the task stays
+    assert await tasks.places(len(ids) + 1) == ids
+    assert await tasks.places(2) == ids[:2]
     for step in (1, 2, 4, 100):
         for left_out in (frozenset[LedgerId](), frozenset({ids[1], ids[3], ids[5]})):
             walked: list[LedgerId] = []

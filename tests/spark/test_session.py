@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from spark_jobs.datasource.ledger_schema import ledger_ddl, ledger_schema
 from spark_jobs.pacing.budget import NICE
 from spark_jobs.runs.slots import Slots, session_slots
-from spark_jobs.session import SessionSettings, local_directory, spark_conf
+from spark_jobs.session import SessionSettings, executor_conf, local_directory, spark_conf
 from tests.deadlines import PROGRAM_S
 
 
@@ -121,6 +121,20 @@ def test_spark_submit_keeps_its_master_and_memory(monkeypatch: pytest.MonkeyPatc
     assert "spark.master" not in conf
     assert "spark.driver.memory" not in conf
     assert conf["spark.ui.enabled"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({"spark.master": "spark://m:7077"}, {"spark.executor.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}),
+        ({"spark.master": "spark://m:7077", "spark.executor.defaultJavaOptions": "-Xint"}, {}),
+        ({"spark.master": "local[2,4]"}, {}),
+    ],
+)
+def test_executors_use_the_first_compiler_unless_the_operator_chose_options(
+    chosen: dict[str, str], expected: dict[str, str]
+) -> None:
+    assert executor_conf(chosen.get) == expected
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, None), ("2g", "2g")])

@@ -299,10 +299,14 @@ class Election:
             StoreUnavailableError, WriteOutcomeUnknownError, AccessDeniedError
         ):  # only people read it
             await self._store.set(self._base, encode_vote(self._name), ANY_VERSION)
+        pause_s = self._timeout_s * _CONFIRM_SHARE
         while self._is_session(vote.session):
-            await self._pause_while_held(vote.session, self._timeout_s * _CONFIRM_SHARE)
+            await self._pause_while_held(vote.session, pause_s)
+            confirmed_s, pause_s = self._confirmed_s, self._timeout_s * _CONFIRM_SHARE
             if not await self._confirm_in_time(vote):
                 return
+            if self._confirmed_s != confirmed_s:  # after a slow answer, the vote may be stale before the usual interval
+                pause_s = max(0.0, self._confirmed_s + pause_s - self._clock.monotonic_s())
 
     async def _confirm_in_time(self, vote: _Vote) -> bool:
         """Confirm the vote; False if it was deleted. If no answer comes in time, leadership ends and the vote stays."""

@@ -127,7 +127,7 @@ class ImageUpkeep:
 
     def _marked(self) -> Sequence[int] | None:
         try:
-            ids = self._context.cluster.marked_ledgers()
+            ids = self._context.cluster.marked_ledgers(_UNSETTLED_MAX + 1)
         except AccessDeniedError:
             return None
         return array("q", ids) if len(ids) <= _UNSETTLED_MAX else None
