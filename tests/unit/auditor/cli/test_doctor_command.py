@@ -22,6 +22,7 @@ from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.service_info import ServiceInfo, encode_service_info
+from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.cluster import ClusterClosedError, NoClusterError, NotAClusterError, open_cluster
 from bookie.metadata.layout import bookie_path, cookie_path, lost_bookie_delay_path
 from bookie.metadata.migration import MigratedError
@@ -206,6 +207,17 @@ def test_a_part_of_the_tree_without_write_permission_fails_with_advice(cluster: 
     assert (code, row["state"]) == (ExitCode.FAILED, "failed")
     assert "nothing would be marked or repaired" in row["detail"]
     assert "setAcl" in row["advice"]
+
+
+def test_a_topology_that_cannot_be_read_fails(cluster: CommandCluster) -> None:
+    store = TopologyStore(cluster.keeper, asyncio.run(open_cluster(cluster.keeper, ROOT)))
+    assert "topology" not in {check for check, _ in diagnosis()[1]}
+    asyncio.run(store.write('{"c": "/r1", "d": "/r2"}'))
+    assert diagnosis()[1]["topology", store.own_path]["detail"] == "2 racks for 2 names"
+    asyncio.run(put(cluster.keeper, store.own_path, b"nonsense"))
+    code, rows = diagnosis()
+    row = rows["topology", "racks"]
+    assert (code, row["state"], store.own_path in row["detail"]) == (ExitCode.FAILED, "failed", True)
 
 
 def test_a_brake_that_holds_is_a_warning(cluster: CommandCluster) -> None:
