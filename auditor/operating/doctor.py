@@ -168,7 +168,7 @@ async def topology_check(client: ClusterClient) -> Checked | None:
     try:
         found = await store.read()
     except InvalidTopologyError as error:
-        text = f"{error}; placement checks fail, and copies are placed without regard to racks or by an earlier topology"
+        text = f"{error}; placement checks fail, and copies are placed by an earlier topology or regardless of racks"
         return Checked("topology", "racks", State.FAILED, text, "correct this node (docs/placement.md)")
     except AccessDeniedError as error:
         return Checked("topology", "racks", State.UNKNOWN, str(error))
