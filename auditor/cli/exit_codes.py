@@ -6,6 +6,7 @@ from bookie.client.errors import EntryLostError, LedgerDeletedError, LedgerFence
 from bookie.client.log.values import LogDeposedError
 from bookie.metadata.access import ZooKeeperAccessError
 from bookie.metadata.bookies.cookies import ForeignClusterError
+from bookie.metadata.bookies.topology import InvalidTopologyError
 from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.migration import MigratedError
 from bookie.metadata.own_state import StateRootError
@@ -30,6 +31,7 @@ def exit_code_of(error: BkhealError) -> ExitCode:
         case (
             InvalidUriError()
             | NotAClusterError()
+            | InvalidTopologyError()
             | MigratedError()
             | StateRootError()
             | ForeignClusterError()

@@ -16,6 +16,7 @@ from auditor.operating.permissions import permission_checks
 from bookie.metadata.access import current_access
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown, unaudited
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX
+from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import INSTANCE_ID
 from bookie.metadata.nodes import put
@@ -51,6 +52,8 @@ async def examine(client: ClusterClient) -> AsyncIterator[Checked]:
     yield await clock_check(client)
     async for check in bookie_checks(client):
         yield check
+    if (racks := await topology_check(client)) is not None:
+        yield racks
     yield await recovery_check(client)
     if (delay := await delay_check(client)) is not None:
         yield delay
@@ -157,6 +160,22 @@ async def bookie_checks(client: ClusterClient) -> AsyncIterator[Checked]:
     if len(versions) > 1:
         text = f"different versions: {', '.join(sorted(versions))}"
         yield Checked("bookies", "versions", State.WARNING, text, "finish the upgrade")
+
+
+async def topology_check(client: ClusterClient) -> Checked | None:
+    """Return whether the topology in the store can be read; None if there is none."""
+    store = TopologyStore(client.store, client.cluster)
+    try:
+        found = await store.read()
+    except InvalidTopologyError as error:
+        text = f"{error}; placement checks fail, and copies are placed by an earlier topology or regardless of racks"
+        return Checked("topology", "racks", State.FAILED, text, "correct this node (docs/placement.md)")
+    except AccessDeniedError as error:
+        return Checked("topology", "racks", State.UNKNOWN, str(error))
+    if found.path is None:
+        return None
+    racks = counted(len(set(found.topology.locations.values())), "rack")
+    return Checked("topology", found.path, State.OK, f"{racks} for {counted(len(found.topology.locations), 'name')}")
 
 
 async def recovery_check(client: ClusterClient) -> Checked:

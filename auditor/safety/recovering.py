@@ -31,5 +31,5 @@ def brake(known: AbstractSet[BookieId], registered: Bookies, missing_share_max: 
     it, lost = ("it", "it is") if len(absent) == 1 else ("them", "they are")
     return (
         f"{len(absent)} of {of} {are} not registered: that looks like an outage, and copying would make it worse; "
-        f"bring {it} back, or use --force if {lost} really lost"
+        f"bring {it} back, or raise --missing-share-max if {lost} lost permanently"
     )

@@ -42,6 +42,10 @@ class NotAClusterError(PermanentError):
     """There is no cluster at this root, or one of an unsupported layout."""
 
 
+class NoClusterError(NotAClusterError):
+    """There is no cluster at this root."""
+
+
 class ClusterClosedError(NotAClusterError):
     """The cluster's root may not be read by this process."""
 
@@ -133,10 +137,11 @@ async def read_cluster(store: MetadataStore, where: MetadataUri | str) -> tuple[
     check_not_migrating(migration)
     if layout is None and not instance_id:
         why = "it has no LAYOUT node and no INSTANCEID" if is_there else "it does not exist"
-        advice = "Check the path in the URI, or create a cluster there"
         if root.endswith(DEFAULT_ROOT * 2):  # Pulsar's driver appends it to a path meant as the ledgers root
             advice = f"In a {PULSAR_DRIVER}: URI, the path is a chroot without {DEFAULT_ROOT}"
-        raise NotAClusterError(f"no cluster at {root}: {why}. {advice}")
+            raise NotAClusterError(f"no cluster at {root}: {why}. {advice}")
+        advice = "Check the path in the URI, or create a cluster there: `bkheal cluster init`"
+        raise NoClusterError(f"no cluster at {root}: {why}. {advice}")
     kind = await _kind_without_layout(store, root, wanted) if layout is None else decode_layout(layout, root)
     if wanted is not None and wanted != kind.value:
         raise NotAClusterError(

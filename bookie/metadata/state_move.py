@@ -144,6 +144,8 @@ def check_paths(ledgers_root: str, source: str, target: str) -> None:
         StateRootError: two of the roots contain each other.
     """
     ZooKeeperAccess(state_root=target)
+    if target == source:
+        raise StateRootError(f"the state root is {source} already")
     if overlaps(target, source):
         raise StateRootError(f"the state roots {source} and {target} must not contain each other")
     if overlaps(target, ledgers_root):

@@ -248,7 +248,7 @@ def _topics(impact: Impact) -> Iterator[str]:
     yield ""
     shown = impact.topics[:_TOPICS_SHOWN]
     rows = [(row.severity.label, row.standing.value, row.ledgers, row.topic, row.meaning) for row in shown]
-    yield from _grid(("worst topic", "effect", "ledgers", "topic", "meaning"), rows)
+    yield from _grid(("worst topic", "standing", "ledgers", "topic", "meaning"), rows)
     if impact.rows > len(shown):
         yield f"... and {impact.rows - len(shown)} more: bkheal impact"
 

@@ -39,7 +39,7 @@ async def test_one_run_of_a_kind_at_a_time(runs: Runs, backend: Backend, base: s
     lease = await runs.acquire(RunLane(RunKind.BOOKIES), "r1", "h:1")
     other = Runs(await backend.open(), base)
     for rival in (runs, other):
-        with pytest.raises(RunLockedError, match="r1 in h:1") as busy:
+        with pytest.raises(RunLockedError, match=r"r1 in h:1; .* `bkheal audit cancel r1`") as busy:
             await rival.acquire(RunLane(RunKind.BOOKIES), "r2", "h:1")
         assert busy.value.holder.run_id == "r1"
     await other.acquire(RunLane(RunKind.REPLICAS), "r3", "h:2")

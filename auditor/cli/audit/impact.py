@@ -55,14 +55,16 @@ def impact(
         query = {"severity": named, "namespace": namespace, "topic": topic, "limit": min(limit, PAGE_ROWS_MAX)}
         run = remote_run_id(service, run)
         page = service.ask("GET", f"/runs/{quote(run, safe='')}/impact", query)
+    is_filtered = severity is not None or namespace is not None or topic is not None
+    nothing = "no topic matches these filters" if is_filtered else "no finding names a topic of Pulsar"
     print_page(
         output,
         "TopicImpactList",
         page,
-        ("SEVERITY", "EFFECT", "LEDGERS", "TOPIC", "COMPONENT", "MEANING"),
+        ("SEVERITY", "STANDING", "LEDGERS", "TOPIC", "COMPONENT", "MEANING"),
         _cells,
         right=(2,),
-        nothing=f"no finding names a topic of Pulsar in run {page['run_id']}",
+        nothing=f"{nothing} in run {page['run_id']}",
     )
     if page["total"] > len(page["items"]):
         more = page["total"] - len(page["items"])

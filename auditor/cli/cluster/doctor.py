@@ -16,7 +16,7 @@ from auditor.cli.output import OutputFormat, print_json, print_line, print_table
 from auditor.cli.running import MetadataUriOption, OutputOption, metadata_uri, run
 from auditor.operating.checked import Checked, State, worst
 from auditor.operating.doctor import examine
-from bookie.metadata.cluster import NotAClusterError
+from bookie.metadata.cluster import ClusterClosedError, NoClusterError, NotAClusterError
 from bookie.metadata.migration import MigratedError
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.uri import InvalidUriError, parse_uri
@@ -90,14 +90,21 @@ def _cluster_checks(uri: str | None, config: Any, checks: list[Checked]) -> Exit
         advice = "start ZooKeeper, or allow connections to it from this machine (firewall, routing)"
         checks.append(Checked("zookeeper", hosts, State.FAILED, str(error), advice))
         return ExitCode.STORE_UNREACHABLE
-    except (NotAClusterError, MigratedError) as error:
-        advice = "correct the path in the URI, or create a cluster: `bkheal cluster init`"
-        checks.append(Checked("cluster", target, State.FAILED, str(error), advice))
-        return ExitCode.CONFIGURATION
     except PermanentError as error:
-        checks.append(Checked("configuration", target, State.FAILED, str(error)))
+        check = "cluster" if isinstance(error, NotAClusterError | MigratedError) else "configuration"
+        checks.append(Checked(check, target, State.FAILED, str(error), _advice(error)))
         return ExitCode.CONFIGURATION
     return ExitCode.OK
+
+
+def _advice(error: PermanentError) -> str:
+    match error:
+        case NoClusterError():
+            return "correct the path in the URI, or create a cluster: `bkheal cluster init`"
+        case ClusterClosedError():
+            return "allow this identity to read the cluster (setAcl), or use the identity that may"
+        case _:
+            return "remove the problem that its detail describes, and run this again for the other checks"
 
 
 async def _collect_checks(uri: str, checks: list[Checked]) -> None:
@@ -156,10 +163,10 @@ def _port_check(address: str) -> Checked:
 def _print(checks: Sequence[Checked]) -> None:
     cells = [(each.state.value, each.check, printable(each.target), printable(each.detail)) for each in checks]
     print_table(("STATE", "CHECK", "TARGET", "DETAIL"), cells)
-    needed = [each for each in checks if each.advice and each.state is not State.OK]
+    needed = [each for each in checks if each.state is State.FAILED or (each.advice and each.state is not State.OK)]
     if not needed:
         print_line("\nnothing has to be done")
         return
     print_line("\nnext")
     for number, each in enumerate(needed, 1):
-        print_line(f"  {number}. {printable(each.target)}: {printable(each.advice)}")
+        print_line(f"  {number}. {printable(each.target)}: {printable(each.advice or 'see its detail')}")

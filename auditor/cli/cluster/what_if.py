@@ -61,7 +61,7 @@ def what_if(
     the age of the image.
 
     Exit codes: 0 the answer is complete, 1 a bookie or rack does not exist, 2 wrong usage, 3 the store did not answer,
-    5 some metadata could not be read, 78 the image cannot be used.
+    5 some metadata could not be read, 78 the image or the topology cannot be used.
 
     Example: `bkheal what-if rack:/r1`
     """

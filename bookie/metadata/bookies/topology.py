@@ -202,14 +202,18 @@ def _shown(value: Any) -> str:
 
 
 def topology_text(path: Path | None) -> str | None:
-    """Content of a topology file; None for no file.
+    """Content of a valid topology file; None for no file.
 
     Raises:
-        InvalidTopologyError: it cannot be read.
+        InvalidTopologyError: it cannot be read, or is invalid.
     """
     if path is None:
         return None
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+        parse_topology(text)
+    except OSError as error:
+        raise InvalidTopologyError(f"cannot read the topology file {path}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, InvalidTopologyError) as error:
         raise InvalidTopologyError(f"topology file {path}: {error}") from error
+    return text

@@ -36,7 +36,8 @@ class RunLockedError(ConflictError):
         what = f"dry run of kind {lane.kind.value}" if lane.is_dry_run else f"{lane.kind.value} run"
         super().__init__(
             f"a {what} is already under way: {holder.run_id or 'id unknown'} in "
-            f"{holder.process or 'an unknown process'}; wait for its end, or cancel it"
+            f"{holder.process or 'an unknown process'}; wait for its end (--wait), or cancel it with "
+            f"`bkheal audit cancel {holder.run_id or 'RUN'}`"
         )
         self.lane = lane
         self.holder = holder

@@ -50,8 +50,8 @@ def held_because(
         are = agreeing(len(missing), "is", "are")
         return (
             f"{len(missing)} of {counted(len(known), 'known bookie')} {are} not registered, more than the limit of "
-            f"{missing_share_max:.0%}; bring {agreeing(len(missing), 'it', 'them')} back, or raise the limit if "
-            f"{agreeing(len(missing), 'it is', 'they are')} lost permanently"
+            f"{missing_share_max:.0%}; bring {agreeing(len(missing), 'it', 'them')} back, or raise the limit "
+            f"(--missing-share-max) if {agreeing(len(missing), 'it is', 'they are')} lost permanently"
         )
     if ledgers == 0 and earlier_ledgers is not None and earlier_ledgers >= MANY_LEDGERS:
         return f"no ledger is listed, but the last complete report has {earlier_ledgers}; check the metadata root"

@@ -498,6 +498,8 @@ async def test_the_impact_of_the_newest_run_is_read_from_the_service(world: ApiW
     assert (listed["kind"], listed["run_id"], listed["items"]) == ("TopicImpactList", RUN, [])
     printed = await call(world, "impact", RUN)
     assert "no finding names a topic of Pulsar" in printed.stdout
+    filtered = await call(world, "impact", RUN, "--namespace", "public/default")
+    assert filtered.stdout == f"no topic matches these filters in run {RUN}\n"
 
 
 async def test_the_status_is_the_same_as_of_the_direct_command(world: ApiWorld) -> None:

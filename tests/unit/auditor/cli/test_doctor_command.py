@@ -17,13 +17,15 @@ from auditor.operating import old_state
 from auditor.operating.checked import Checked, State, worst
 from auditor.operating.doctor import CLOCK_FAIL_MS, CLOCK_WARN_MS, clock_check
 from auditor.operating.permissions import permission_checks
-from bookie.metadata.access import ZooKeeperAccess, set_current_access
+from bookie.metadata.access import ZooKeeperAccess, ZooKeeperAccessError, set_current_access
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.service_info import ServiceInfo, encode_service_info
-from bookie.metadata.cluster import open_cluster
+from bookie.metadata.bookies.topology import TopologyStore
+from bookie.metadata.cluster import ClusterClosedError, NoClusterError, NotAClusterError, open_cluster
 from bookie.metadata.layout import bookie_path, cookie_path, lost_bookie_delay_path
+from bookie.metadata.migration import MigratedError
 from bookie.metadata.nodes import put
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
@@ -207,6 +209,17 @@ def test_a_part_of_the_tree_without_write_permission_fails_with_advice(cluster: 
     assert "setAcl" in row["advice"]
 
 
+def test_a_topology_that_cannot_be_read_fails(cluster: CommandCluster) -> None:
+    store = TopologyStore(cluster.keeper, asyncio.run(open_cluster(cluster.keeper, ROOT)))
+    assert "topology" not in {check for check, _ in diagnosis()[1]}
+    asyncio.run(store.write('{"c": "/r1", "d": "/r2"}'))
+    assert diagnosis()[1]["topology", store.own_path]["detail"] == "2 racks for 2 names"
+    asyncio.run(put(cluster.keeper, store.own_path, b"nonsense"))
+    code, rows = diagnosis()
+    row = rows["topology", "racks"]
+    assert (code, row["state"], store.own_path in row["detail"]) == (ExitCode.FAILED, "failed", True)
+
+
 def test_a_brake_that_holds_is_a_warning(cluster: CommandCluster) -> None:
     async def lose(*names: str) -> None:
         cookies = CookieStore(cluster.keeper, await open_cluster(cluster.keeper, ROOT))
@@ -387,6 +400,30 @@ def test_if_the_store_stops_answering_the_finished_checks_are_shown(
     code, rows = diagnosis()
     assert (code, rows["cluster", ROOT]["state"]) == (ExitCode.STORE_UNREACHABLE, "ok")
     assert rows["zookeeper", "h:1"]["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (NoClusterError("nothing there"), "`bkheal cluster init`"),
+        (ClusterClosedError("denied"), "setAcl"),
+        (MigratedError("migrated"), "remove the problem"),
+        (NotAClusterError("an unknown layout"), "remove the problem"),
+        (ZooKeeperAccessError("login refused"), "remove the problem"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_a_cluster_that_cannot_be_opened_is_created_only_if_nothing_is_there(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, error: BkhealError, advice: str
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(doctor, "connected", refuse)
+    result = call()
+    assert (result.exit_code, "nothing has to be done" in result.stdout) == (ExitCode.CONFIGURATION, False)
+    assert advice in result.stdout
+    assert ("cluster init" in result.stdout) is isinstance(error, NoClusterError)
 
 
 def test_addresses_in_use_warn_and_invalid_ones_are_usage_errors(cluster: CommandCluster) -> None:

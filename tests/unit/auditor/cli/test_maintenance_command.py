@@ -10,11 +10,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from auditor.cli.cluster import maintenance as command
+from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
 from bookie.metadata.bookies import maintenance
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
-from bookie.metadata.bookies.topology import TopologyStore
+from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore
 from bookie.metadata.cluster import open_cluster
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
@@ -86,6 +87,16 @@ def test_the_racks_of_a_given_topology_file_are_used(cluster: CommandCluster, tm
     file.write_text(json.dumps({"c": "/dc1/r1", "d": "/dc1/r2"}))
     assert call("start", "rack:/dc1/r1", "--topology-file", str(file)).exit_code == ExitCode.OK
     assert [window.bookies for window in opened(cluster)] == [(C,)]
+
+
+@pytest.mark.parametrize("text", ["nonsense", '{"c": 1}'])
+def test_an_invalid_topology_file_is_named(cluster: CommandCluster, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "racks.json"
+    file.write_text(text)
+    error = call("start", "rack:/dc1/r1", "--topology-file", str(file)).exception
+    assert isinstance(error, InvalidTopologyError)
+    assert (exit_code_of(error), f"topology file {file}: " in str(error)) == (ExitCode.CONFIGURATION, True)
+    assert opened(cluster) == []
 
 
 def test_a_dry_run_changes_nothing(cluster: CommandCluster) -> None:

@@ -174,7 +174,9 @@ def test_running_bookies_are_refused() -> None:
 def test_the_brake_holds_when_most_bookies_are_missing() -> None:
     some = Bookies(frozenset(names("a b")), frozenset())
     assert brake(frozenset(names("a b c d")), some, 0.5) is None
-    assert "3 of 5" in (brake(frozenset(names("a b c d e")), some, 0.5) or "")
+    reason = brake(frozenset(names("a b c d e")), some, 0.5) or ""
+    assert "3 of 5" in reason
+    assert reason.endswith("or raise --missing-share-max if they are lost permanently")
 
 
 @pytest.mark.parametrize(

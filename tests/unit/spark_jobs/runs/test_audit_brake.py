@@ -20,6 +20,7 @@ def test_a_loss_within_the_limit_does_not_activate_the_brake(registered: str, sh
     ("registered", "share", "text"),
     [
         ("a", 0.5, "3 of 4 known bookies are not registered, more than the limit of 50%"),
+        ("a", 0.5, "bring them back, or raise the limit (--missing-share-max) if they are lost permanently"),
         ("abc", 0.0, "1 of 4 known bookies"),
         ("", 1.0, "none of 4 known bookies is registered"),
         ("x", 0.5, "4 of 4 known bookies"),
