@@ -17,6 +17,8 @@ _CACHE_TTL_S: Final = 2.0
 _CACHED_ADDRESSES_MAX: Final = 10_000
 """Maximum number of cached answers, more than a cluster has bookies. The bound is necessary because a bookie looks up
 any id that a request to copy contains."""
+_LOOK_UPS_MAX: Final = 8
+"""Maximum number of concurrent look-ups of one bookie. If an address has expired, thousands of requests may need it."""
 _APACHE_ADDRESS_TTL_S: Final = 30.0
 """Time for which an address of Apache's protocol remains valid while the store does not answer. The registration of a
 dead bookie lasts as long as its session, ten to thirty seconds, so an address of this age is as good as a registered
@@ -52,6 +54,8 @@ class RegistrationResolver:
         self._clock = clock
         self._patience_s = patience_s
         self._remembered: dict[BookieId, _CachedAddress] = {}
+        self._looking_up: dict[BookieId, list[asyncio.Future[None]]] = {}
+        """The look-ups under way. Each ends without a result: an answer is remembered."""
 
     async def resolve(self, bookie: BookieId) -> BookieAddress | None:
         """Return the address of a bookie's gRPC endpoint, else of its Apache endpoint; None if it has neither.
@@ -65,10 +69,45 @@ class RegistrationResolver:
         Raises:
             StoreUnavailableError: no answer, and no address that is still valid; the address is unknown.
         """
-        known, now_s = self._remembered.get(bookie), self._clock.monotonic_s()
-        if known is not None and now_s < known.until_s:
-            return known.address
-        valid = known if known is not None and known.is_usable_at(now_s) else None
+        while True:
+            known, now_s = self._remembered.get(bookie), self._clock.monotonic_s()
+            if known is not None and now_s < known.until_s:
+                return known.address
+            valid = known if known is not None and known.is_usable_at(now_s) else None
+            under_way = self._looking_up.get(bookie, [])
+            if len(under_way) < _LOOK_UPS_MAX:
+                break
+            newest = under_way[-1]
+            await asyncio.wait([newest], timeout=None if valid is None else self._patience_s)
+            if not newest.done() and valid is not None:
+                return valid.address
+            if newest.done() and not newest.cancelled() and (error := newest.exception()) is not None:
+                raise error
+        return await self._resolved(bookie, known, valid, now_s)
+
+    async def _resolved(
+        self, bookie: BookieId, known: _CachedAddress | None, valid: _CachedAddress | None, now_s: float
+    ) -> BookieAddress | None:
+        """Look up the bookie, and remember the answer."""
+        look_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._looking_up.setdefault(bookie, []).append(look_up)
+        try:
+            address = await self._remember(bookie, known, valid, now_s)
+            look_up.set_result(None)
+            return address
+        except TransientError as error:
+            look_up.set_exception(error)
+            look_up.exception()  # perhaps no other caller waits for it
+            raise
+        finally:
+            look_up.cancel()  # if this caller was cancelled, another one looks up
+            self._looking_up[bookie].remove(look_up)
+            if not self._looking_up[bookie]:
+                del self._looking_up[bookie]
+
+    async def _remember(
+        self, bookie: BookieId, known: _CachedAddress | None, valid: _CachedAddress | None, now_s: float
+    ) -> BookieAddress | None:
         try:
             # A store without a connection would delay the request beyond its own deadline.
             async with asyncio.timeout(None if valid is None else self._patience_s):

@@ -29,6 +29,9 @@ from bookie.model.ownership import owner_of
 AGE_STEP_MS: Final = 60_000
 """The precision of ages. Marks within the same minute count as equally old, because the marks of one audit have no
 order."""
+_FUTURE_MS_MAX: Final = 86_400_000
+"""How far a mark may be in the future by this process's clock. It is long, because this clock may be wrong as well:
+without this rule, the order does not depend on it."""
 NOTHING_LOST_RANK: Final = 1 << 30
 """The rank of a deleted, unreadable or healthy ledger. Its task ends quickly, and a delay does no harm."""
 NO_COPY_LEFT_RANK: Final = 1 << 31
@@ -106,6 +109,14 @@ def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], boo
     live = bookies.registered.difference(set(named) - bookies.draining)
     counts = set(_copies_of_short_write_sets(ledger.metadata, live))
     return min(counts - {0}, default=NO_COPY_LEFT_RANK if counts else NOTHING_LOST_RANK)
+
+
+def mark_time_ms(ctime_ms: int, now_ms: int) -> int:
+    """Return the time of a mark for the order; -1, the oldest, if a wrong clock of the store put it into the future.
+
+    Such a mark would be younger than all others until the clock has reached its time, and wait for all of them.
+    """
+    return ctime_ms if ctime_ms <= now_ms + _FUTURE_MS_MAX else -1
 
 
 def is_large(ledger: Versioned | Unreadable | None) -> bool:

@@ -60,6 +60,7 @@ from replicator.queue.ordering import (
     Order,
     is_large,
     is_of_system_topic,
+    mark_time_ms,
     rank,
 )
 from replicator.queue.parking import (
@@ -420,7 +421,7 @@ class TaskQueue:
     async def _judge_part(self, part: _Part, listing: _Listing, judged: _ListingVerdicts) -> None:
         """Add the verdicts of a part to ``judged``; other tasks of the event loop may run between them."""
         judged.unreadable.update(part.unreadable)
-        weight = 0
+        weight, now_ms = 0, self._ports.clock.epoch_ms()
         for task, ledger, absent in zip(part.tasks, part.ledgers, part.absent, strict=True):
             weight += _weight(ledger)
             if weight >= TASKS_JUDGED_PER_STEP:
@@ -443,7 +444,7 @@ class TaskQueue:
                     Candidate(
                         ledger_id=task.ledger_id,
                         rank=MISPLACED if is_move else rank(ledger, task.missing, bookies),
-                        ctime_ms=task.ctime_ms,
+                        ctime_ms=mark_time_ms(task.ctime_ms, now_ms),
                         is_recheck=verdict is _Verdict.RECHECK,
                         is_parked=parked is not None,
                         is_boosted=task.ledger_id in listing.boosted,

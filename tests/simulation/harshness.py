@@ -19,6 +19,11 @@ _SHARE: Final = 0.6
 _PAUSE_S: Final = 1.5
 """The mean pause between two faults of this module."""
 _LONGEST_S: Final = 3.0
+_LONGEST_JUMP_DIGITS: Final = 6.0
+"""The clock of the store jumps by at most a million seconds, which is more than a week."""
+_OPERATED_SHARE: Final = 0.25
+_OPERATIONS: Final = 2
+_OPERATION_PAUSE_S: Final = 4.0
 _PARTS: Final = (1, 1, 2, 3, 8)
 
 
@@ -38,9 +43,13 @@ class Harshness:
         refuses_reads: a busy bookie also refuses reads and fences.
         fails_adds: an add fails with an I/O error, perhaps after its entries were stored.
         fails_syncs: a sync fails, with an I/O error or because the disk is full.
+        leaves_holes: a power loss leaves zeros inside an unsynced append of which a later part was kept.
+        fails_replaces: the disk is full after a file was replaced and renamed, and before the name is durable.
+        jumps_store_clock: the clock of the store's server jumps.
+        operates: an operator disables repair, or limits all copies, for a while.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, has_more: bool = False) -> None:
         self.rng = rng = random.Random(f"harshness {seed}")
         self.ends_sessions = rng.random() < _SHARE
         self.loses_writes = rng.random() < _SHARE
@@ -51,6 +60,11 @@ class Harshness:
         self.refuses_reads = rng.random() < _SHARE
         self.fails_adds = rng.random() < _SHARE
         self.fails_syncs = rng.random() < _SHARE
+        more = random.Random(f"more harshness {seed}")
+        self.leaves_holes = has_more and more.random() < _SHARE
+        self.fails_replaces = has_more and more.random() < _SHARE
+        self.jumps_store_clock = has_more and more.random() < _SHARE
+        self.operates = has_more and more.random() < _OPERATED_SHARE
 
     def part_size(self) -> int:
         """Return the number of nodes in the next request of a read of many."""
@@ -69,11 +83,23 @@ class Harshness:
             faults.append(self._fail_adds)
         if self.fails_syncs:
             faults.append(self._fail_sync)
+        if self.fails_replaces:
+            faults.append(self._fail_replace)
+        if self.jumps_store_clock:
+            faults.append(self._jump_store_clock)
         while faults and not world.is_healing:
             await asyncio.sleep(self.rng.expovariate(1 / (_PAUSE_S * world.variation.scale)))
             fault = self.rng.choice(faults)
             if not world.is_healing and fault(world):
                 world.note_fault(fault.__name__.strip("_").replace("_", " "))
+
+    async def operate(self, world: SimWorld, inject: Callable[[str], None]) -> None:
+        """Let an operator change what workers may do, a few times until the world starts to heal."""
+        for _ in range(_OPERATIONS):
+            await asyncio.sleep(self.rng.expovariate(1 / (_OPERATION_PAUSE_S * world.variation.scale)))
+            if world.is_healing:
+                return
+            inject(self.rng.choice(("disable", "limit copies")))
 
     def _freeze_long(self, world: SimWorld) -> bool:
         node, client = self._bookie(world), self.rng.choice(world.clients)
@@ -132,6 +158,17 @@ class Harshness:
             node.faults.sync_fails = 1
         else:
             node.faults.sync_is_full = 1
+        return True
+
+    def _fail_replace(self, world: SimWorld) -> bool:
+        node = self._bookie(world)
+        node.faults.replace_is_full = 1
+        return node.is_serving
+
+    def _jump_store_clock(self, world: SimWorld) -> bool:
+        seconds = self.rng.choice((-1, 1)) * 10 ** self.rng.uniform(1, _LONGEST_JUMP_DIGITS)
+        world.cell.offset_s += seconds
+        world.trace.event("HARSH", f"the clock of the store jumps by {seconds:.0f} s")
         return True
 
     def _bookie(self, world: SimWorld) -> SimBookie:

@@ -230,6 +230,8 @@ class History:
         trouble = asyncio.get_running_loop().create_task(nemesis.run())
         if world.harshness is not None:
             world.process.run("harsh trouble", world.harshness.trouble(world))
+            if world.harshness.operates:
+                world.process.run("operate", world.harshness.operate(world, nemesis.inject))
         await asyncio.wait(works, timeout=profile.trouble_s * self._scale)
         world.is_healing = True
         trouble.cancel()

@@ -208,6 +208,8 @@ class DiskFaults:
     hang_ended: asyncio.Event = field(default_factory=asyncio.Event)
     has_failed_sync: bool = False
     """Whether such a sync has failed. A start that fails because of it is tried again."""
+    replace_is_full: int = 0
+    """How many of the next replacements of a file fail because the disk is full, after the file was renamed."""
     sync_is_full: int = 0
     """How many of the next syncs fail because the disk is full."""
     busy_until_s: float = 0.0
@@ -390,12 +392,19 @@ class SimBookie:
 
     def _empty_journals(self) -> tuple[MemoryDisk, ...]:
         count = 1 if self.is_apache else self.world.variation.journals_of(self.process.name)
-        return tuple(MemoryDisk(before=self._before) for _ in range(count))
+        return tuple(
+            MemoryDisk(before=self._before, replaced=self._replaced, has_holes=self._has_holes) for _ in range(count)
+        )
 
     def _empty_ledgers(self) -> tuple[MemoryDisk, ...]:
         count = 1 if self.is_apache else self.world.variation.ledger_directories_of(self.process.name)
         return tuple(
-            MemoryDisk(before=self._before_in(number), capacity_bytes=_CAPACITY_BYTES + number)
+            MemoryDisk(
+                before=self._before_in(number),
+                capacity_bytes=_CAPACITY_BYTES + number,
+                replaced=self._replaced,
+                has_holes=self._has_holes,
+            )
             for number in range(count)
         )
 
@@ -485,6 +494,16 @@ class SimBookie:
         await asyncio.wait([self.storage.fatal])
         if self.process.generation == generation:
             self.world.bookie_failed(self)
+
+    @property
+    def _has_holes(self) -> bool:
+        return self.world.harshness is not None and self.world.harshness.leaves_holes
+
+    def _replaced(self, path: str) -> None:
+        if self.faults.replace_is_full:
+            self.faults.replace_is_full -= 1
+            self.world.trace.event(self.process.name, f"has no space for the new name of {path}")
+            raise DiskFullError(f"sync of the directory of {path} failed")
 
     def _before_in(self, number: int) -> Before:
         """Return a hook that runs before each operation on the ledger directory at this place in the settings."""

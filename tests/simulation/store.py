@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -79,7 +79,9 @@ class SimCell(MemoryCell):
     """The nodes of the store with all their past states, and a witness for each change."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, witness: Witness) -> None:
-        super().__init__(now_ms=lambda: int(loop.time() * 1000))
+        self.offset_s = 0.0
+        """The difference between the clock of the server and the true time."""
+        super().__init__(now_ms=lambda: int((loop.time() + self.offset_s) * 1000))
         self._loop = loop
         self._witness = witness
         self._histories: dict[str, list[_State]] = {}
@@ -96,6 +98,13 @@ class SimCell(MemoryCell):
         """The last transaction before a point in time."""
         index = bisect_right(self._times, time_s, key=lambda item: item[0])
         return self._times[index - 1][1] if index else 0
+
+    def created_s(self, stat: Stat) -> float:
+        """The true time at which a node was created."""
+        if not self.offset_s:
+            return stat.ctime_ms / 1000
+        index = bisect_left(self._times, stat.czxid, key=lambda item: item[1])
+        return self._times[index][0] if index < len(self._times) else self._loop.time()
 
     def past(self, zxid: int) -> Readable:
         """The tree after transaction ``zxid``."""

@@ -33,6 +33,9 @@ FIRST_WITH_DIRECTORIES: Final = 30_000_000_000
 FIRST_WITH_HARSHNESS: Final = 70_000_000_000
 """Histories of smaller seeds have no ``Harshness``, so that these histories stay the same."""
 
+FIRST_WITH_MORE_HARSHNESS: Final = 80_000_000_000
+"""Histories of smaller seeds have none of the later kinds of ``Harshness``."""
+
 SMALL_STORAGE: Final = StorageSettings(
     journal_batch_bytes=2048,
     journal_file_bytes=6000,
@@ -89,6 +92,7 @@ class Variation:
         journals: seed for the number of journals of each of bkheal's bookies; None: one.
         directories: seed for the number of ledger directories of each of bkheal's bookies; None: one.
         harshness: seed for the behaviour of ``Harshness``; None: there is none of it.
+        has_more_harshness: whether it has the later kinds of behaviour as well.
     """
 
     is_default: bool = False
@@ -99,6 +103,7 @@ class Variation:
     journals: int | None = None
     directories: int | None = None
     harshness: int | None = None
+    has_more_harshness: bool = False
 
     @property
     def scale(self) -> float:
@@ -167,4 +172,5 @@ def vary(seed: int, *, may_be_apache: bool) -> Variation:
     directories = rng.getrandbits(64) if seed >= FIRST_WITH_DIRECTORIES else None
     harshness = rng.getrandbits(64) if seed >= FIRST_WITH_HARSHNESS else None
     kind = bookies if may_be_apache else Bookies.OURS
-    return Variation(is_default, kind, auditors, is_pulling, racks, journals, directories, harshness)
+    has_more = seed >= FIRST_WITH_MORE_HARSHNESS
+    return Variation(is_default, kind, auditors, is_pulling, racks, journals, directories, harshness, has_more)

@@ -62,7 +62,11 @@ class SimWorld:
         self.cell = SimCell(loop, self.truth.changed)
         self.truth.cell = self.cell
         self.network = SimNetwork(loop, random.Random(rng.getrandbits(64)), trace)
-        self.harshness = None if variation.harshness is None else Harshness(variation.harshness)
+        self.harshness = (
+            None
+            if variation.harshness is None
+            else Harshness(variation.harshness, has_more=variation.has_more_harshness)
+        )
         if self.harshness is not None and self.harshness.breaks_connections:
             self.network.breaking = self.harshness.rng
         if self.harshness is not None and self.harshness.cuts_answers:
@@ -317,7 +321,7 @@ class SimWorld:
         """Return the time when a bookie registered, from its node; infinity if it is not registered."""
         paths = [bookie_path(ROOT, bookie, is_read_only=is_read_only) for is_read_only in (False, True)]
         stats = [self.cell.stat(path) for path in paths]
-        return max((stat.ctime_ms / 1000 for stat in stats if stat is not None), default=float("inf"))
+        return max((self.cell.created_s(stat) for stat in stats if stat is not None), default=float("inf"))
 
     def bookie_failed(self, node: SimBookie) -> None:
         """Handle the stop of a bookie's storage: its process exits and restarts."""

@@ -51,6 +51,14 @@ leaves half of the data in the file. After a ``DiskError`` raised at SYNC, the n
 if the file is synced again: as on Linux, the data can be read until then, and the later sync reports success."""
 
 
+Replaced = Callable[[str], None]
+"""Called with the path after a file was replaced, and before its name is durable. A test can raise an error."""
+
+
+def accept(path: str) -> None:
+    """Do nothing; the default of ``replaced``."""
+
+
 async def yield_control(operation: Operation, path: str) -> None:
     """Yield to other tasks; the default of ``before``."""
     await asyncio.sleep(0)
@@ -103,7 +111,7 @@ class _Content:
             self.dropped.append((self.durable_size, len(self.data)))
         self.sync()
 
-    def after_power_loss(self, rng: random.Random) -> _Content:
+    def after_power_loss(self, rng: random.Random, *, has_holes: bool = False) -> _Content:
         survived, end, offset = self.data[: self.durable_size], self.durable_size, self.durable_size
         for first, last in self.dropped:
             survived[first:last] = _lost(last - first, rng)
@@ -111,7 +119,12 @@ class _Content:
             end = self.dropped[-1][0]
         for size in self.unsynced:
             kept = rng.choice((0, size, rng.randint(0, size)))
-            survived += self.data[offset : offset + kept] + _lost(size - kept, rng)
+            filler = _lost(size - kept, rng)
+            written = self.data[offset : offset + kept]
+            if has_holes and kept and rng.random() < 0.5:  # the kernel writes pages in any order
+                start, stop = sorted((rng.randrange(kept), rng.randrange(kept)))
+                written[start:stop] = bytes(stop - start)
+            survived += written + filler
             offset += size
             end = offset - size + kept if kept else end
         # Lost bytes become a hole or junk if later ones were kept; otherwise the file may be shorter.
@@ -137,12 +150,16 @@ class MemoryDisk(Disk):
         syncs_after_failure: the number of times a file was synced again after a failed sync (a breach of J6).
         bad_sectors: the bytes, as (path, offset), that cannot be read: a read of a range that contains one of them
             fails.
+        replaced: called when a file was replaced, before its name is durable.
+        has_holes: whether a power loss may leave zeros inside an unsynced append of which a later part was kept.
     """
 
     before: Before = yield_control
     capacity_bytes: int = 1 << 40
     syncs_after_failure: int = 0
     bad_sectors: set[tuple[str, int]] = field(default_factory=set)
+    replaced: Replaced = accept
+    has_holes: bool = False
     _files: dict[str, _Content] = field(default_factory=dict)
     _durable_files: dict[str, _Content] = field(default_factory=dict)
     _directories: set[str] = field(default_factory=lambda: {""})
@@ -167,7 +184,9 @@ class MemoryDisk(Disk):
     async def replace(self, path: str, data: bytes) -> None:
         await self.begin(Operation.REPLACE, path)
         self.check_space(len(data))
-        self._files[path] = self._durable_files[path] = _Content(bytearray(data), len(data))
+        self._files[path] = content = _Content(bytearray(data), len(data))
+        self.replaced(path)
+        self._durable_files[path] = content
 
     @override
     async def names(self, directory: str) -> list[str]:
@@ -223,8 +242,8 @@ class MemoryDisk(Disk):
         for path in sorted(self._files.keys() | self._durable_files.keys()):
             if rng.random() < 0.5:
                 _copy_name(path, self._files, names)
-        disk = MemoryDisk(capacity_bytes=self.capacity_bytes, bad_sectors=set(self.bad_sectors))
-        disk._files = {path: content.after_power_loss(rng) for path, content in names.items()}
+        disk = self._empty_copy()
+        disk._files = {path: content.after_power_loss(rng, has_holes=self.has_holes) for path, content in names.items()}
         disk._durable_files = dict(disk._files)
         disk._directories = set(self._directories)
         return disk
@@ -236,11 +255,19 @@ class MemoryDisk(Disk):
         which the next process cannot know.
         """
         copies = {id(content): content.copy() for content in [*self._files.values(), *self._durable_files.values()]}
-        disk = MemoryDisk(capacity_bytes=self.capacity_bytes, bad_sectors=set(self.bad_sectors))
+        disk = self._empty_copy()
         disk._files = {path: copies[id(content)] for path, content in self._files.items()}
         disk._durable_files = {path: copies[id(content)] for path, content in self._durable_files.items()}
         disk._directories = set(self._directories)
         return disk
+
+    def _empty_copy(self) -> MemoryDisk:
+        return MemoryDisk(
+            capacity_bytes=self.capacity_bytes,
+            bad_sectors=set(self.bad_sectors),
+            replaced=self.replaced,
+            has_holes=self.has_holes,
+        )
 
     def paths(self) -> list[str]:
         """Return the paths of all files, sorted."""

@@ -126,3 +126,60 @@ async def test_an_apache_address_expires_with_its_registration(registrations: Re
     await registrations.unregister(BOOKIE)
     clock.now_s += 60
     assert await resolver.resolve(BOOKIE) is None
+
+
+class Slow(Registrations):
+    """Registrations that count look-ups, and answer when ``answer`` is set."""
+
+    def __init__(self, registrations: Registrations) -> None:
+        self._inner = registrations
+        self.count = 0
+        self.answer = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def service_info(self, bookie: BookieId) -> ServiceInfo | None:
+        self.count += 1
+        await self.answer.wait()
+        if self.error is not None:
+            raise self.error
+        return await self._inner.service_info(bookie)
+
+
+async def test_requests_that_need_an_expired_address_share_a_few_look_ups(registrations: Registrations) -> None:
+    await register(registrations, ServiceInfo((GRPC,), PROPERTIES))
+    slow = Slow(registrations)
+    resolver = RegistrationResolver(slow, ManualClock())
+    waiting = [asyncio.create_task(resolver.resolve(BOOKIE)) for _ in range(1000)]
+    await asyncio.sleep(0)
+    for task in waiting[:8]:  # those that look up are cancelled, so others do
+        task.cancel()
+    await asyncio.wait(waiting[:8])
+    slow.answer.set()
+    addresses = await asyncio.gather(*waiting[8:])
+    assert set(addresses) == {BookieAddress("host", 1, "bookie-grpc", "disks")}
+    assert slow.count <= 16
+
+
+async def test_requests_that_share_a_look_up_share_its_failure(registrations: Registrations) -> None:
+    slow = Slow(registrations)
+    slow.error = StoreUnavailableError("no answer")
+    resolver = RegistrationResolver(slow, ManualClock())
+    waiting = [asyncio.create_task(resolver.resolve(BOOKIE)) for _ in range(100)]
+    await asyncio.sleep(0)
+    slow.answer.set()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(result, StoreUnavailableError) for result in results)
+    assert slow.count == 8
+
+
+async def test_a_request_with_a_known_address_does_not_wait_for_the_look_up_of_another(
+    registrations: Registrations,
+) -> None:
+    await register(registrations, ServiceInfo((GRPC,), PROPERTIES))
+    slow, clock = Slow(registrations), ManualClock()
+    slow.answer.set()
+    resolver = RegistrationResolver(slow, clock, patience_s=0.01)
+    known = await resolver.resolve(BOOKIE)
+    slow.answer.clear()
+    clock.now_s += 60
+    assert await asyncio.gather(*(resolver.resolve(BOOKIE) for _ in range(20))) == [known] * 20

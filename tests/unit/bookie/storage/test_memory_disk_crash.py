@@ -44,6 +44,15 @@ async def test_unsynced_appends_are_kept_lost_torn_and_reordered() -> None:
     assert b"durable." + bytes(6) + b"second." in found
 
 
+async def test_an_unsynced_append_may_have_holes_if_wanted() -> None:
+    disk = await disk_with_file()
+    assert not any(b"f\0" in crashed.content("d/a") for crashed in crashes(disk) if b"t." in crashed.content("d/a"))
+    disk.has_holes = True
+    found = {crashed.content("d/a") for crashed in crashes(disk)}
+    assert any(content.startswith(b"durable.f\0") and b"t." in content for content in found)
+    assert all(content.startswith(b"durable.") for content in found)
+
+
 async def test_unsynced_name_may_be_lost() -> None:
     disk = await disk_with_file(is_name_durable=False)
     assert {tuple(crashed.paths()) for crashed in crashes(disk)} == {(), ("d/a",)}
@@ -63,6 +72,21 @@ async def test_replaced_file_survives() -> None:
     await disk.replace("d/a", b"old")
     await disk.replace("d/a", b"new")
     assert {crashed.content("d/a") for crashed in crashes(disk)} == {b"new"}
+
+
+async def test_a_replacement_that_fails_after_the_rename_can_be_read_and_may_be_lost() -> None:
+    disk = MemoryDisk()
+    await disk.make_directory("d")
+    await disk.replace("d/a", b"old")
+
+    def fail(path: str) -> None:
+        raise DiskFullError(f"no space for {path}")
+
+    disk.replaced = fail
+    with pytest.raises(DiskFullError, match="d/a"):
+        await disk.replace("d/a", b"new")
+    assert disk.content("d/a") == b"new"
+    assert {crashed.content("d/a") for crashed in crashes(disk)} == {b"old", b"new"}
 
 
 async def test_same_seed_gives_the_same_disk() -> None:

@@ -20,6 +20,7 @@ from replicator.queue.ordering import (
     Kind,
     Order,
     is_of_system_topic,
+    mark_time_ms,
     rank,
 )
 from tests.worlds.ledgers import name_set, names
@@ -77,6 +78,15 @@ def test_older_tasks_come_first_among_equals() -> None:
         2,
         1,
     ]
+
+
+def test_a_mark_from_the_future_counts_as_the_oldest() -> None:
+    """The clock of ZooKeeper's leader was wrong when the ledger was marked."""
+    now_ms = 1000 * HOUR_MS
+    marked = [now_ms - HOUR_MS, now_ms + 240 * HOUR_MS, now_ms - 1]
+    tasks = [candidate(number, ctime_ms=mark_time_ms(ctime_ms, now_ms)) for number, ctime_ms in enumerate(marked)]
+    assert order(*tasks) == [1, 0, 2]
+    assert mark_time_ms(now_ms + HOUR_MS, now_ms) == now_ms + HOUR_MS, "this process's clock may be wrong"
 
 
 def test_a_boost_comes_first_within_its_rank_and_after_more_severe_ranks() -> None:
