@@ -227,6 +227,24 @@ async def test_batches_that_follow_each_other_need_no_mark() -> None:
         assert switch.seen.count(Operation.REPLACE) == 1
 
 
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_batches_behind_a_cut_are_damage_only_up_to_the_mark(is_silent: bool) -> None:
+    disk, clock = MemoryDisk(), ManualClock()
+    async with journal_on(disk, clock=clock) as journal:
+        assert await put(journal, b"first") is None
+        size = len(disk.content(file_path(1)))
+        for body in (b"second", b"third"):
+            assert await put(journal, body) is None
+        if is_silent:
+            await let_interval_pass(clock)
+    disk.cut(file_path(1), size)
+    if is_silent:
+        with pytest.raises(DamagedJournalError, match="batches 3 to 4"):
+            await survivors(disk)
+    else:
+        assert await survivors(disk) == [b"first"]
+
+
 @pytest.mark.parametrize("is_full", [False, True])
 async def test_a_mark_that_cannot_be_written_stops_the_journal_unless_the_disk_is_full(is_full: bool) -> None:
     switch, clock = Switch(), ManualClock()
