@@ -231,6 +231,16 @@ async def test_many_tasks_are_read_at_once_and_unchanged(
     assert third.ledger_id == damaged
 
 
+async def test_a_task_that_stays_unreadable_is_logged_once(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication, caplog: pytest.LogCaptureFixture
+) -> None:
+    await tasks.marking.mark_many([(LEDGER, [A])])
+    for data, count in ((b"damage", 1), (b"damage", 1), (b"other damage", 2)):
+        await store.set(task_path(cluster.root, LEDGER), data, ANY_VERSION)
+        assert await tasks.list() == []
+        assert [record.message for record in caplog.records] == ["task cannot be read"] * count
+
+
 async def test_task_that_cannot_be_read_is_a_finding_and_stays(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:

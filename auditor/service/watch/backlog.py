@@ -324,11 +324,6 @@ def backlog_counter(
     store: MetadataStore, cluster: Cluster, clock: Clock, topology_file: Path | None = None
 ) -> BacklogCounter:
     """Return a counter of ``cluster`` on one session; ``topology_file`` replaces the topology in the store."""
-    topologies = TopologyStore(store, cluster)
-
-    async def topology() -> Topology:
-        return await read_topology(topologies, topology_file)
-
     return BacklogCounter(
         UnderReplication(store, cluster, clock),
         LedgerStore(store, cluster, random.SystemRandom()),
@@ -336,22 +331,31 @@ def backlog_counter(
         ParkedTasks(store, cluster.root),
         clock,
         Drains(store, cluster.root),
-        topology,
+        _topology_reader(TopologyStore(store, cluster), topology_file),
     )
 
 
-async def read_topology(topologies: TopologyStore, file: Path | None) -> Topology:
-    """Return the topology of a file, else the one in the store; empty if there is none, or if it cannot be read.
+def _topology_reader(topologies: TopologyStore, file: Path | None) -> ReadTopology:
+    """Return a function that reads the topology of a file, else the one in the store.
 
-    Racks are a detail of the figures: without them, everything else is still counted.
-
-    Raises:
-        StoreUnavailableError: no answer.
+    The result is empty if there is none, or if it cannot be read, which is logged once for each reason. Racks are a
+    detail of the figures: without them, everything else is still counted.
     """
-    try:
-        if (text := topology_text(file)) is not None:
-            return parse_topology(text)
-        return (await topologies.read()).topology
-    except (InvalidTopologyError, AccessDeniedError) as error:
-        _log.warning("racks of bookies are unknown", extra={"reason": str(error)})
-        return Topology()
+    logged = ""
+
+    async def read() -> Topology:
+        nonlocal logged
+        try:
+            if (text := topology_text(file)) is not None:
+                found = parse_topology(text)
+            else:
+                found = (await topologies.read()).topology
+        except (InvalidTopologyError, AccessDeniedError) as error:
+            if str(error) != logged:
+                _log.warning("racks of bookies are unknown", extra={"reason": str(error)})
+            logged = str(error)
+            return Topology()
+        logged = ""
+        return found
+
+    return read

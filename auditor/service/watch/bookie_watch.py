@@ -83,8 +83,11 @@ class ObservedCluster:
 @dataclass(frozen=True, slots=True)
 class _Switches:
     delay_s: int
+    """The last value that could be read."""
     delay_stat: Stat | None
     disable_stat: Stat | None
+    problem: str = ""
+    """Why the present value cannot be read; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,13 +307,15 @@ class BookieWatch:
     async def _read_switches(self) -> _Switches:
         store, root = self._ports.store, self._ports.cluster.root
         delay, disable = await store.get_many([lost_bookie_delay_path(root), disable_path(root)])
+        before, problem = self._switches, ""
         try:
             delay_s = await self._ports.tasks.switches.lost_bookie_delay_s() if delay is not None else 0
         except InvalidDelayError as error:
-            delay_s = 0 if self._switches is None else self._switches.delay_s
-            _log.error("the delay for lost bookies cannot be read", extra={"reason": str(error), "used_s": delay_s})
-        found = _Switches(delay_s, delay.stat if delay else None, disable.stat if disable else None)
-        before, self._switches = self._switches, found
+            delay_s, problem = 0 if before is None else before.delay_s, str(error)
+            if before is None or before.problem != problem:
+                _log.error("the delay for lost bookies cannot be read", extra={"reason": problem, "used_s": delay_s})
+        found = _Switches(delay_s, delay.stat if delay else None, disable.stat if disable else None, problem)
+        self._switches = found
         if before is not None and _is_audit_request(before, found):
             _log.info("an audit was requested by setting the delay for lost bookies again")
             self._is_audit_requested = True
@@ -448,6 +453,8 @@ class BookieWatch:
 def _is_audit_request(before: _Switches, now: _Switches) -> bool:
     """Whether the delay was set to its old value: the way to request an audit from Apache's auditor."""
     if before.delay_stat is None or now.delay_stat is None or before.delay_s != now.delay_s:
+        return False
+    if before.problem or now.problem:
         return False
     return before.delay_stat.mzxid != now.delay_stat.mzxid
 

@@ -47,6 +47,8 @@ class MarkingPolicies:
         self._topologies = TopologyStore(store, cluster)
         self._tasks = tasks
         self._rules = rules or MarkingRules()
+        self._logged = ""
+        """Why the topology could not be read the last time; empty if it could."""
 
     async def read(self, now_ms: int, losses: Losses, delay_s: int | None = None) -> MarkingPolicy:
         """Return the current rules.
@@ -86,8 +88,13 @@ class MarkingPolicies:
         """Return the topology; an unreadable one has no racks, so the rack rule holds nothing back."""
         try:
             if (text := topology_text(self._rules.topology_file)) is not None:
-                return parse_topology(text)
-            return (await self._topologies.read()).topology
+                found = parse_topology(text)
+            else:
+                found = (await self._topologies.read()).topology
         except InvalidTopologyError as error:
-            _log.warning("topology cannot be read, no outage of a rack is recognized", extra={"error": str(error)})
+            if str(error) != self._logged:
+                _log.warning("topology cannot be read, no outage of a rack is recognized", extra={"error": str(error)})
+            self._logged = str(error)
             return Topology()
+        self._logged = ""
+        return found

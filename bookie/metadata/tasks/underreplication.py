@@ -62,6 +62,8 @@ _TREE_LEVELS: Final = 4
 _DIGITS: Final = 16
 """Hexadecimal digits of a ledger id in the path of its task."""
 _LEVEL_DIGITS: Final = _DIGITS // _TREE_LEVELS
+_LOGGED_MAX: Final = 10_000
+"""Number of unreadable tasks that are remembered, so that each is logged once. Beyond it, they are logged again."""
 _NAMES_AT_ONCE: Final = 10_000
 """Number of names of branches parsed before a yield to the event loop: a few milliseconds of work."""
 
@@ -102,6 +104,7 @@ class UnderReplication:
         self.marking = TaskMarking(store, cluster.root, clock)
         self.locks = TaskLocks(store, cluster.root)
         self.switches = RecoverySwitches(store, cluster.root)
+        self._logged: set[UnreadableTask] = set()
 
     async def initialize(self) -> None:
         """Create base, LAYOUT, ``ledgers`` and ``locks`` if they are missing. Idempotent.
@@ -126,7 +129,7 @@ class UnderReplication:
         await ensure_path(self._store, locks_path(self._root), self._root)
 
     async def list(self) -> builtins.list[Task]:
-        """Return every readable task, by ledger id; the others are logged.
+        """Return every readable task, by ledger id; each of the others is logged once.
 
         Raises:
             StoreUnavailableError: no answer.
@@ -250,7 +253,7 @@ class UnderReplication:
         nodes = await self._store.get_many([task_path(self._root, ledger_id) for ledger_id in ledger_ids])
         found: builtins.list[Task | UnreadableTask | None] = []
         async for pairs in in_steps(list(zip(ledger_ids, nodes, strict=True))):
-            found += [_task(ledger_id, node) for ledger_id, node in pairs]
+            found += [self._task(ledger_id, node) for ledger_id, node in pairs]
         return found
 
     async def read_many_permitted(self, ledger_ids: Sequence[LedgerId]) -> builtins.list[Task | UnreadableTask | None]:
@@ -263,8 +266,25 @@ class UnderReplication:
         nodes = await get_permitted(self._store, [task_path(self._root, ledger_id) for ledger_id in ledger_ids])
         found: builtins.list[Task | UnreadableTask | None] = []
         async for pairs in in_steps(list(zip(ledger_ids, nodes, strict=True))):
-            found += [_task(ledger_id, node) for ledger_id, node in pairs]
+            found += [self._task(ledger_id, node) for ledger_id, node in pairs]
         return found
+
+    def _task(self, ledger_id: LedgerId, node: Node | AccessDeniedError | None) -> Task | UnreadableTask | None:
+        if node is None:
+            return None
+        try:
+            if isinstance(node, AccessDeniedError):
+                raise node
+            data = decode_task(node.data)
+        except (UnreadableTaskError, AccessDeniedError) as error:
+            unreadable = UnreadableTask(ledger_id, str(error))
+            if unreadable not in self._logged:
+                _log.warning("task cannot be read", extra={"ledger_id": ledger_id, "error": unreadable.reason})
+                if len(self._logged) == _LOGGED_MAX:
+                    self._logged.clear()
+                self._logged.add(unreadable)
+            return unreadable
+        return Task(ledger_id, data.missing, data.ctime_ms, node.stat.version)
 
     async def ids(self) -> builtins.list[LedgerId]:
         """Return the marked ledgers, ascending; yields to the event loop between parts of a long list.
@@ -302,19 +322,6 @@ async def _in_order(ids: Sequence[LedgerId | None]) -> list[LedgerId]:
     known.sort()
     await asyncio.sleep(0)
     return known
-
-
-def _task(ledger_id: LedgerId, node: Node | AccessDeniedError | None) -> Task | UnreadableTask | None:
-    if node is None:
-        return None
-    try:
-        if isinstance(node, AccessDeniedError):
-            raise node
-        data = decode_task(node.data)
-    except (UnreadableTaskError, AccessDeniedError) as error:
-        _log.warning("task cannot be read", extra={"ledger_id": ledger_id, "error": str(error)})
-        return UnreadableTask(ledger_id, str(error))
-    return Task(ledger_id, data.missing, data.ctime_ms, node.stat.version)
 
 
 def _below(parent: str, names: Sequence[str]) -> list[str]:

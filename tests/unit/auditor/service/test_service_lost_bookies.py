@@ -14,8 +14,8 @@ from auditor.service.service import HOUSEKEEPING_S
 from auditor.service.watch.bookie_watch import CHECK_INTERVAL_S, SETTLE_SESSIONS
 from auditor.service.watch.changing import REGISTRATION_CHANGE_S_MAX
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
-from bookie.metadata.layout import bookie_path, cookie_path, disable_path, tasks_path
-from bookie.metadata.nodes import ensure_path
+from bookie.metadata.layout import bookie_path, cookie_path, disable_path, lost_bookie_delay_path, tasks_path
+from bookie.metadata.nodes import ensure_path, put
 from bookie.metadata.port import Create, Delete
 from bookie.metadata.runs.pulsar_leader import leader_path
 from bookie.metadata.runs.records import RunLane, Runs
@@ -314,6 +314,24 @@ async def test_setting_the_same_delay_again_starts_an_immediate_audit(world: Ser
     await world.set_delay(3600)
     await when(lambda: len(auditor.runner.requests) == 2, 30)
     assert auditor.runner.requests[-1].cause is RunCause.COMMAND
+
+
+@in_service_world
+async def test_a_delay_that_cannot_be_read_is_no_request_for_an_audit(
+    world: ServiceWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.set_delay(3600)
+    await world.leader()
+    await world.down(A)
+    await asyncio.sleep(60)
+    await put(world.session(), lost_bookie_delay_path(ROOT), b"soon", ROOT)
+    await asyncio.sleep(60)
+    await world.set_delay(3600)
+    await asyncio.sleep(60)
+    assert world.marked == []
+    assert [record.message for record in caplog.records].count("the delay for lost bookies cannot be read") == 1
+    await world.set_delay(3600)
+    await when(lambda: bool(world.marked), 30)
 
 
 @in_service_world

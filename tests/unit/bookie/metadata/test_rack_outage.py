@@ -1,12 +1,23 @@
-"""When a loss of bookies counts as an outage of their rack: pure."""
+"""When a loss of bookies counts as an outage of their rack."""
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
 from bookie.metadata.bookies.first_seen_down import Down
+from bookie.metadata.bookies.marking_policy import MarkingPolicies
 from bookie.metadata.bookies.marking_times import HoldReason, MarkingPolicy
 from bookie.metadata.bookies.rack_outage import AT_ONCE_S, RACK_OUTAGE_DELAY_S_MAX, Losses, rack_outages
+from bookie.metadata.bookies.topology import TopologyStore
+from bookie.metadata.nodes import put
+from bookie.metadata.store.memory import MemoryCell, MemoryStore
+from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId
 from bookie.model.topology import Location, Topology
+from bookie.runtime.clock import SystemClock
+from tests.worlds.cluster import formatted
 
 A, B, C, D, E = map(BookieId, ("a:1", "b:1", "c:1", "d:1", "e:1"))
 R1, R2, R3 = Location("/r1"), Location("/r2"), Location("/r3")
@@ -80,3 +91,19 @@ def test_workers_respect_a_recorded_hold_for_a_bounded_time() -> None:
     assert Down(NOW_MS, held_until_ms=NOW_MS + 5000).due_ms(60) == NOW_MS + 60_000
     assert Down(NOW_MS, held_until_ms=NOW_MS + 5000, is_delay_waived=True).due_ms(60) == NOW_MS
     assert Down(NOW_MS, held_until_ms=10**18).due_ms(0) == NOW_MS + 8 * 86_400_000
+
+
+async def test_a_topology_that_stays_unreadable_holds_nothing_back_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore(MemoryCell())
+    cluster = await formatted(store)
+    path = TopologyStore(store, cluster).own_path
+    policies = MarkingPolicies(store, cluster, UnderReplication(store, cluster, SystemClock()))
+    racks = json.dumps(dict(TOPOLOGY.locations))
+    for text, is_held in ((racks, True), ("nonsense", False), ("nonsense", False), (racks, True), ("[]", False)):
+        await put(store, path, text.encode())
+        policy = await policies.read(NOW_MS, losses({C, D, E}))
+        assert bool(policy.outages) is is_held
+    messages = [record.message for record in caplog.records]
+    assert messages == ["topology cannot be read, no outage of a rack is recognized"] * 2
