@@ -131,7 +131,11 @@ class Service:
 
         They delete a mark if the first and the last entry of a fragment are there, so they would drop the marks of the
         last audit.
+
+        Raises:
+            EmbeddedProcessError: a server did not start.
         """
+        await self.recovered()  # they may be starting
         if self._recovery is not None:
             await self._recovery.stop()
             self._recovery = None
