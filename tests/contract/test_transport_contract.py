@@ -79,6 +79,7 @@ async def test_absent_corrupt_and_unknown_have_different_statuses(world: Transpo
     ]
     await world.storage.set_limbo([LEDGER])
     assert [result.status for result in (await world.read(0, 1)).results] == [Status.OK, Status.LIMBO]
+    assert (await world.add(entry(1))).status is Status.LIMBO
 
 
 async def test_reads_cover_a_prefix_within_the_bound_and_at_least_one_entry(world: TransportWorld) -> None:
