@@ -209,6 +209,7 @@ class RunReport:
 
     def _set_problem(self, error: ReportDirError) -> None:
         self._discard_marks()
+        writing.abandon(self.directory)  # otherwise each run on a full disk would leave an empty directory
         left = self.directory / FINDINGS
         is_left = os.path.isdir(left)
         kept = f"; the findings of this run that were written are in {left}" if is_left else ""

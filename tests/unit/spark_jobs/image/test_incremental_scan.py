@@ -17,17 +17,19 @@ from hypothesis import strategies as st
 from pyspark.core.broadcast import Broadcast
 
 from bookie.metadata.access import ZooKeeperAccess
+from bookie.metadata.bookies.attendance import UNKNOWN_ATTENDANCE
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import SHORT_ID_END, LayoutKind, ledger_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.ledgers.serde import encode
 from bookie.metadata.ledgers.tree import LedgerTree
-from bookie.metadata.port import ANY_VERSION, MetadataStore
+from bookie.metadata.port import ANY_VERSION, MetadataStore, StoreUnavailableError
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
 from spark_jobs.datasource import incremental as incremental_module
 from spark_jobs.datasource.incremental import (
@@ -53,8 +55,11 @@ from spark_jobs.image.part import ImageFile
 from spark_jobs.pacing.pace import Pace
 from spark_jobs.pacing.paced_store import PacedStore
 from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.reading.completeness import NO_TOTALS
+from spark_jobs.runs.reading.image_upkeep import ImageUpkeep
 from spark_jobs.runs.reading.incremental_plan import Times, groups_of_work, plan_incremental
 from spark_jobs.runs.reading.incremental_reading import _Sources
+from spark_jobs.runs.reading.ledger_scan import ImageParts
 from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import ROOT, formatted
 
@@ -684,3 +689,37 @@ async def test_an_unreadable_ledger_is_found_where_the_two_trees_of_the_default_
     assert (await place.whole())[0] == {end - 2}
     found, again = await place.again()
     assert (found, again["ledgers"], again["unreadable"]) == ({end - 2}, 3, 1)
+
+
+@pytest.mark.parametrize("is_read", [False, True], ids=["at the beginning", "at the end"])
+async def test_an_image_that_cannot_be_recorded_is_not_written(tmp_path: Path, is_read: bool) -> None:
+    made = await world(tmp_path / "world")
+    noted: list[bool] = []
+
+    def note(run_id: str, *, is_read: bool) -> None:
+        noted.append(is_read)
+        if is_read is fails:
+            raise StoreUnavailableError("no answer")
+
+    cluster = SimpleNamespace(
+        cluster=made.cluster, attendance=lambda: UNKNOWN_ATTENDANCE, marked_ledgers=range, note_image=note
+    )
+    settings = SimpleNamespace(image_place=str(tmp_path / "image"), is_dry_run=False)
+    fields = {"settings": settings, "cluster": cluster, "clock": ManualClock(), "run_id": "20270115-0"}
+    context = SimpleNamespace(**fields, is_incremental=True, kind=RunKind.BOOKIES)
+    upkeep = ImageUpkeep(cast(RunContext, context))
+    fails: bool | None = is_read
+    assert (upkeep.begin(frozenset()) is not None) is is_read
+    assert upkeep.unsettled is None, "there are too many marks for a list"
+    upkeep.commit(ImageParts(), NO_TOTALS)
+    assert (upkeep.written, upkeep.problem, noted[-1]) == (
+        None,
+        "it cannot be recorded in the metadata store: no answer",
+        is_read,
+    )
+    assert files.generations(files.cluster_folder(LocalImageFolder(tmp_path / "image"), made.cluster)) == []
+
+    fails = None
+    assert upkeep.begin(frozenset()) is not None
+    upkeep.commit(ImageParts(), NO_TOTALS)
+    assert upkeep.written is not None

@@ -75,3 +75,4 @@ def test_spark_is_not_asked_to_write_findings_to_a_full_disk(tmp_path: Path, mon
     assert len(asked) == 1
     assert "cannot write the findings" in str(report.problem)
     assert "No space left on device" in str(report.problem)
+    assert list(tmp_path.iterdir()) == [], "a run without a report leaves nothing"
