@@ -74,7 +74,9 @@ class Run:
                 await asyncio.gather(*self.clients)
                 await self.workload.finish(self.client)
         except TimeoutError as error:
-            raise FaultsError("a process did not start again, or a client did not end, within its deadline") from error
+            raise FaultsError(
+                "a process did not start again, or a client or a recovery did not end, within its deadline"
+            ) from error
         finally:
             for task in self.clients:
                 task.cancel()

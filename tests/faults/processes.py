@@ -45,7 +45,9 @@ _FREE_BYTES: Final = (0, 1 << 20, 16 << 20)
 _NO_SPACE: Final = ("No space left on device", "no space left")
 _STARTED_ON_FULL_DISK_SHARE: Final = 0.5
 _DAMAGED_RUNNING_SHARE: Final = 0.4
-"""How often the entry logs of a bookie are damaged while it runs."""
+"""How often a bookie is damaged while it runs."""
+_RUNNING_INDEX_SHARE: Final = 0.3
+"""How often it is then the index that is damaged."""
 _CUT_SHARE: Final = 0.3
 _KILLED_SHARE: Final = 0.7
 _INTERRUPTED_SHARE: Final = 0.3
@@ -390,15 +392,35 @@ class Service:
         except BkhealError:  # ZooKeeper is away
             self._away.discard(bookie.name)
             return
-        if isinstance(bookie, ApacheBookie) or rng.random() < _DAMAGED_RUNNING_SHARE:
+        if isinstance(bookie, EmbeddedBookie) and rng.random() > _DAMAGED_RUNNING_SHARE:
+            await self._damage_stopped(bookie, rng, away_s)
+        elif isinstance(bookie, EmbeddedBookie) and rng.random() < _RUNNING_INDEX_SHARE:
+            await self._damage_used_index(bookie, rng, away_s)
+        else:
             logs = apache_entry_logs(bookie.directory)
             if isinstance(bookie, EmbeddedBookie):
                 logs = await places(Files.ENTRY_LOGS, bookie.directory, is_cut=False)
             if bits := flip_bits(logs, rng):
                 self._note(f"damage the entry logs of {bookie.name} ({counted(bits, 'bit')})")
             self._away.discard(bookie.name)
-            return
-        await self._damage_stopped(bookie, rng, away_s)
+
+    async def _damage_used_index(self, bookie: EmbeddedBookie, rng: random.Random, seconds: float) -> None:
+        """Damage the index of a running bookie, which may end because of this. It must deny nothing until it ends."""
+        with contextlib.suppress(FileNotFoundError):  # it was removed by a compaction
+            bits = flip_bits(await places(Files.INDEX, bookie.directory, is_cut=False), rng)
+            self._note(f"damage the index of {bookie.name} while it is used ({counted(bits, 'bit')})", seconds)
+        await asyncio.sleep(seconds)
+        if self.healing is not None and bookie.running.is_running:
+            with contextlib.suppress(BkhealError, TimeoutError):
+                await self.healing.check(self._client)
+        await self._rebuild_index(bookie)
+
+    async def _rebuild_index(self, bookie: EmbeddedBookie) -> None:
+        """Do this after every damage to an index: the bookie may run although it cannot read all of it."""
+        self._away.add(bookie.name)
+        await bookie.running.stop(STATE_S)
+        await self._restore(bookie, "rebuild-index", "--replace")
+        await self._start(bookie)
 
     async def _damage_stopped(self, bookie: EmbeddedBookie, rng: random.Random, away_s: float) -> None:
         files, is_cut = rng.choice(tuple(Files)), rng.random() < _CUT_SHARE
@@ -412,11 +434,8 @@ class Service:
             self._note(f"stop {bookie.name}, whose {files.value} cannot be damaged yet", away_s)
         await asyncio.sleep(away_s)
         await self._start(bookie)
-        if files is Files.INDEX:  # a running bookie may have an index that it cannot read completely
-            self._away.add(bookie.name)
-            await bookie.running.stop(STATE_S)
-            await self._restore(bookie, "rebuild-index", "--replace")
-            await self._start(bookie)
+        if files is Files.INDEX:
+            await self._rebuild_index(bookie)
 
     async def _restore(self, bookie: EmbeddedBookie, command: str, *options: str) -> None:
         """Run a command on the directories of a stopped bookie. A kill or a full disk may interrupt it once.

@@ -90,9 +90,16 @@ class Workload:
         ]
 
     async def finish(self, client: BookKeeper) -> None:
-        """Recover every interrupted ledger. The cluster works again, so an error is a finding."""
+        """Recover every interrupted ledger. A bookie is read-only for a minute after its disk was full, so repeat this.
+
+        The caller sets the deadline, after which a failed recovery is a finding.
+        """
         while self.interrupted:
-            await self._recover(client)
+            try:
+                await self._recover(client)
+            except BkhealError as error:
+                self.failures[f"recover: {type(error).__name__}"] += 1
+                await asyncio.sleep(_AGAIN_S)
 
     async def _repeat(self, operation: Callable[[BookKeeper], Coroutine[Any, Any, None]], client: BookKeeper) -> None:
         while not self.is_ending:

@@ -11,6 +11,7 @@ from bookie.model.digest import digest_for
 from bookie.model.ids import EntryId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import pack
+from bookie.wire.port import Status
 from tests.faults.verdict import faults_of_ledger
 from tests.faults.workload import Workload, WrongBytesError, payload
 from tests.worlds.ledgers import LEDGER, PASSWORD, make_metadata
@@ -64,3 +65,16 @@ async def test_a_recovery_that_ends_before_an_acknowledged_entry_ends_the_run() 
         workload = Workload(random.Random(0), acknowledged={LEDGER: 4}, interrupted=[LEDGER])
         with pytest.raises(WrongBytesError):
             await workload.finish(client)
+
+
+@in_virtual_time
+async def test_a_recovery_that_fails_is_repeated_until_a_bookie_accepts_entries_again() -> None:
+    async with a_world("a b c") as world:
+        await world.ledgers.create(LEDGER, make_metadata((0, "a b c"), quorum=(3, 3)))
+        for bookie in "abc":
+            await world.bookies.put(bookie, LEDGER, [packet(0)])
+        world.bookies["c"].add_replies += [Status.READ_ONLY] * 3
+        workload = Workload(random.Random(0), acknowledged={LEDGER: 1}, interrupted=[LEDGER])
+        await workload.finish(BookKeeper(world.ports(world.store).client()))
+        assert workload.closed == {LEDGER: 1}
+        assert workload.failures.total() > 0
