@@ -222,14 +222,15 @@ def test_a_manual_start_is_recorded_once_before_the_run(place: Place) -> None:
     assert place.do(changes.newest(9)) == [], "a run that did not begin is recorded"
     waited = threading.Event()
     keeper = RunKeeper(settings, a_record(place), RunGate(), SystemClock(), lambda event: waited.set())
-    waiting = threading.Thread(target=lambda: keeper.begin(STATE_S))
+    begun: list[str] = []
+    waiting = threading.Thread(target=lambda: begun.append(keeper.begin(STATE_S)))
     waiting.start()
     assert waited.wait(STATE_S)
     place.do(other.release())
     waiting.join(STATE_S)
     (change,) = place.do(changes.newest(9))
     assert (change.by, change.via, change.action) == (by, "command", "run start")
-    assert change.detail == "a-run replicas missing_share_max=0.9"
+    assert change.detail == f"{begun[0]} replicas missing_share_max=0.9"
     keeper.end(RunOutcome(RunState.DONE, 0))
     scheduled = replace(a_record(place), run_id="another-run", cause=RunCause.SCHEDULE)
     keeper = RunKeeper(settings, scheduled, RunGate(), SystemClock())
