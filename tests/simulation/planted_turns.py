@@ -194,7 +194,17 @@ def _(stack: ExitStack) -> None:
 
         return once
 
+    def make_first(first: Any) -> Any:
+        def renewing(self: TaskQueue, *passed_over: Any) -> Any:
+            candidate = first(self, *passed_over)
+            if candidate is None:
+                self.mark_stale()
+            return candidate
+
+        return renewing
+
     swap(stack, TaskQueue, "take", make)
+    swap(stack, TaskQueue, "first", make_first)
 
 
 @plants("never-parked", "I19", "a task that cannot succeed fails for ever, and is never parked")
