@@ -410,9 +410,11 @@ class Service:
             bits = flip_bits(await places(Files.INDEX, bookie.directory, is_cut=False), rng)
             self._note(f"damage the index of {bookie.name} while it is used ({counted(bits, 'bit')})", seconds)
         await asyncio.sleep(seconds)
-        if self.healing is not None and bookie.running.is_running:
+        if (healing := self.healing) is not None and bookie.running.is_running:
+            unverified = set(healing.unverified)
             with contextlib.suppress(BkhealError, TimeoutError):
-                await self.healing.check(self._client)
+                await healing.check(self._client)
+            healing.unverified |= unverified  # they are verified again after the index was rebuilt
         await self._rebuild_index(bookie)
 
     async def _rebuild_index(self, bookie: EmbeddedBookie) -> None:
