@@ -55,7 +55,7 @@ class StorageMachine(RuleBasedStateMachine):
         if reply.status is Status.TOO_MANY_REQUESTS:
             return
         if ledger_id in self.fenced and not is_recovery:
-            assert reply.status is Status.FENCED
+            assert reply.status is (Status.LIMBO if ledger_id in self.limbo else Status.FENCED)
         else:
             assert reply.status is Status.OK
             self.entries.setdefault(ledger_id, {}).update(entries)
