@@ -51,11 +51,11 @@ async def test_a_critical_ledger_that_failed_waits_only_for_its_delay() -> None:
         assert order.index(LedgerId(99)) < MANY // 2
 
 
-@pytest.mark.parametrize("ledgers_in_flight", [64, 1])
+@pytest.mark.parametrize("ledgers_in_flight", [8, 2])
 @in_virtual_time
 async def test_critical_ledgers_that_fail_again_and_again_do_not_stop_other_repairs(ledgers_in_flight: int) -> None:
     """Their bookie answers slowly, and only with errors. Many more of them than places are due at any time."""
-    critical, hour_s = 4 * ledgers_in_flight, 3600.0
+    critical, hour_s = 8 * ledgers_in_flight, 3600.0
     async with a_world("a b c h x t u") as world:
         await world.ledger(LEDGER, make_metadata((0, "b c x"), quorum=(3, 2), last=9), 10)
         for ledger_id in range(100, 100 + critical):
