@@ -61,7 +61,8 @@ class MetadataColumns(abc.ABC):
         self._live = None if live_bookies is None else frozenset(filter(is_bookie_id, live_bookies))
         self._healthy = None if self._live is None else HealthyMetadataRecognizer(self._live)
         self._fields = fields
-        self._schema = pa.schema([*fields, SUMMARY_FIELD] if is_summarized else fields)
+        self.schema = pa.schema([*fields, SUMMARY_FIELD] if is_summarized else fields)
+        """The schema of each batch."""
         self._known_members: set[str] = set()
         """Names that the reference decoder has accepted. A fragment on only live bookies needs no check."""
 
@@ -172,11 +173,11 @@ class MetadataColumns(abc.ABC):
             self._image.add(ledger_id, *shape, members, is_live=is_live)
 
     def _batch(self, arrays: list[pa.Array], rows: int) -> pa.RecordBatch:
-        missing = [pa.nulls(rows, field.type) for field in list(self._schema)[len(arrays) :]]
+        missing = [pa.nulls(rows, field.type) for field in list(self.schema)[len(arrays) :]]
         cast = [
-            array.cast(field.type) for array, field in zip([*arrays, *missing], self._schema, strict=True)
+            array.cast(field.type) for array, field in zip([*arrays, *missing], self.schema, strict=True)
         ]  # list types differ only in the name of their element
-        return pa.RecordBatch.from_arrays(cast, schema=self._schema)
+        return pa.RecordBatch.from_arrays(cast, schema=self.schema)
 
 
 class LedgerColumns(MetadataColumns):

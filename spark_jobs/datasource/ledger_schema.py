@@ -88,9 +88,3 @@ def ledger_ddl(*, is_summarized: bool, is_brief: bool = False) -> str:
     """Return the Spark schema of the source."""
     columns = BRIEF_DDL if is_brief else LEDGER_DDL
     return f"{columns}, {SUMMARY_DDL}" if is_summarized else columns
-
-
-def ledger_schema(*, is_summarized: bool, is_brief: bool = False) -> pa.Schema:
-    """Return the Arrow schema of the source's batches."""
-    fields = BRIEF_FIELDS if is_brief else LEDGER_FIELDS
-    return pa.schema([*fields, SUMMARY_FIELD] if is_summarized else fields)

@@ -15,7 +15,9 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from spark_jobs.datasource.ledger_schema import ledger_ddl, ledger_schema
+from spark_jobs.datasource.brief_columns import BriefColumns
+from spark_jobs.datasource.columns import LedgerColumns
+from spark_jobs.datasource.ledger_schema import ledger_ddl
 from spark_jobs.pacing.budget import NICE
 from spark_jobs.runs.slots import Slots, session_slots
 from spark_jobs.session import SessionSettings, executor_conf, local_directory, spark_conf
@@ -93,9 +95,12 @@ def test_workers_import_compiled_modules(spark: SparkSession) -> None:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("is_summarized", [False, True])
-def test_arrow_and_spark_schemas_are_the_same(spark: SparkSession, is_summarized: bool) -> None:
-    schema = spark.createDataFrame([], ledger_ddl(is_summarized=is_summarized)).schema
-    assert ledger_schema(is_summarized=is_summarized).equals(to_arrow_schema(schema))
+@pytest.mark.parametrize(("is_brief", "columns"), [(False, LedgerColumns), (True, BriefColumns)])
+def test_arrow_and_spark_schemas_are_the_same(
+    spark: SparkSession, columns: type[LedgerColumns | BriefColumns], is_brief: bool, is_summarized: bool
+) -> None:
+    schema = spark.createDataFrame([], ledger_ddl(is_summarized=is_summarized, is_brief=is_brief)).schema
+    assert columns(is_summarized=is_summarized).schema.equals(to_arrow_schema(schema))
 
 
 @pytest.mark.parametrize(

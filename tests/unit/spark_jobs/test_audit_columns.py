@@ -21,7 +21,6 @@ from bookie.model.ownership import OWNER_COLUMNS, owner_names, owner_of
 from spark_jobs.datasource import counts as counts_module
 from spark_jobs.datasource.brief_columns import BriefColumns
 from spark_jobs.datasource.columns import LedgerColumns
-from spark_jobs.datasource.ledger_schema import ledger_schema
 from spark_jobs.datasource.usual_metadata import HealthyMetadataRecognizer, usual_message
 from spark_jobs.group_rows import groups_text, parse_groups_text
 from tests.worlds.ledgers import make_metadata
@@ -80,7 +79,7 @@ def expected_row(data: bytes) -> Mapping[str, Any]:
     try:
         metadata = decode(data)
     except UnreadableMetadataError as error:
-        return dict.fromkeys(ledger_schema(is_summarized=False).names) | {"error": str(error)}
+        return dict.fromkeys(LedgerColumns().schema.names) | {"error": str(error)}
     fragments = [
         {
             "first_entry_id": fragment.first_entry_id,
