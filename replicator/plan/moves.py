@@ -32,6 +32,7 @@ from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.availability import finished
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.isolation import allowed_bookies
 from bookie.model.metadata import LedgerMetadata
@@ -69,13 +70,7 @@ def plan_moves(
     steps_max: int | None = None,
 ) -> Plan:
     """Decide which copies of a healthy ledger to move; see ``planning_moves``."""
-    planning = planning_moves(ledger, bookies, placement, knowledge, begun, steps_max=steps_max)
-    while True:
-        try:
-            next(planning)
-        except StopIteration as end:
-            plan: Plan = end.value
-            return plan
+    return finished(planning_moves(ledger, bookies, placement, knowledge, begun, steps_max=steps_max))
 
 
 def planning_moves(
