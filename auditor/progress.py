@@ -91,10 +91,10 @@ class _BarStep(_PlainStep):
 
 
 class Display:
-    """Shows numbered steps on one stream and keeps their results."""
+    """Shows numbered steps on standard output and keeps their results."""
 
-    def __init__(self, steps: int, out: TextIO | None = None) -> None:
-        self._out = out or sys.stdout
+    def __init__(self, steps: int) -> None:
+        self._out = sys.stdout
         self._steps = steps
         self._console = Console(file=self._out, highlight=False)
         self.results: list[StepResult] = []

@@ -9,8 +9,8 @@ _RATE = "[$__rate_interval]"
 _ODD = "unauthorized|too_many_requests|wrong_incarnation|io_error|corrupt|limbo|bad_request|shutting_down"
 
 
-def _by_instance(metric: str, how: str = "max") -> dict[str, str]:
-    return {"{{instance}}": f"{how} by (instance) ({metric}{{{_OURS}}})"}
+def _by_instance(metric: str) -> dict[str, str]:
+    return {"{{instance}}": f"max by (instance) ({metric}{{{_OURS}}})"}
 
 
 def _rate(metric: str) -> dict[str, str]:

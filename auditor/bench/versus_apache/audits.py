@@ -212,9 +212,9 @@ async def clear_tasks(store: MetadataStore, cluster: Cluster) -> None:
         await all_or_first_error(delete(batch) for batch in batches(deletes))
 
 
-async def fill(store: MetadataStore, ledgers: int, seed: int = 1) -> Cluster:
+async def fill(store: MetadataStore, ledgers: int) -> Cluster:
     """Format a cluster, and create its ledgers and registrations. The registrations end with the store's session."""
-    rng = random.Random(seed)
+    rng = random.Random(1)
     await format_cluster(store, ROOT, rng=rng)
     cluster = await open_cluster(store, ROOT)
     # The ids are addresses, because Apache's client would request each name from the machine's name service.

@@ -101,10 +101,8 @@ class Contestant:
         """``time.perf_counter`` just before it was started."""
 
     @classmethod
-    async def start(
-        cls, name: str, command: Sequence[str], directory: Path, *, java: Java | None = None, is_awaited: bool = True
-    ) -> Contestant:
-        """Start a program, and wait for its event ``ready`` if ``is_awaited``; its log goes to ``directory``.
+    async def start(cls, name: str, command: Sequence[str], directory: Path, *, java: Java | None = None) -> Contestant:
+        """Start a program, and wait for its event ``ready``; its log goes to ``directory``.
 
         Raises:
             ContestantError: it was not ready in time.
@@ -124,8 +122,7 @@ class Contestant:
             )
         contestant = cls(name, process, log_path, started_s)
         try:
-            if is_awaited:
-                await contestant.wait_for("ready", READY_DEADLINE_S)
+            await contestant.wait_for("ready", READY_DEADLINE_S)
         except BaseException:
             await contestant.stop()
             raise

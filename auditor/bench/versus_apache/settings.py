@@ -17,6 +17,6 @@ _APACHE_DEFAULT_OPTIONS: Final[Mapping[str, str]] = {
 """Apache's own defaults for settings that the embedded cluster changes for small heaps and disks."""
 
 
-def bookie_options(extra: Mapping[str, str] | None = None) -> ApacheOptions:
-    """Return Apache's defaults, with a journal that is synced before each answer, and with ``extra`` settings."""
-    return ApacheOptions(extra={**_APACHE_DEFAULT_OPTIONS, **(extra or {})})
+def bookie_options() -> ApacheOptions:
+    """Return Apache's defaults, with a journal that is synced before each answer."""
+    return ApacheOptions(extra=_APACHE_DEFAULT_OPTIONS)

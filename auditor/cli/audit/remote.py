@@ -50,6 +50,8 @@ _APACHE: Final = "/api/v1/autorecovery/"
 _ANSWER_BYTES_MAX: Final = 64 << 20
 _NOT_LEADER: Final = "urn:bkheal:problem:not-leader"
 _STILL_WORKING: Final = "urn:bkheal:problem:still-working"
+_RUN_POLL_S: Final = 1.0
+"""The pause between two requests for the state of a run."""
 _WORK_POLL_S: Final = 2.0
 _RUN_BUSY: Final = "urn:bkheal:problem:run-busy"
 
@@ -252,7 +254,6 @@ class Remote:
         run_id: str,
         on_change: Callable[[RemoteRun], None] = lambda run: None,
         *,
-        poll_s: float = 1.0,
         deadline_s: float | None = None,
     ) -> RemoteRun:
         """Wait for the end of a run, and return it.
@@ -260,7 +261,6 @@ class Remote:
         Args:
             run_id: the run.
             on_change: called with the run at first, and after each visible change.
-            poll_s: pause between two requests, in seconds.
             deadline_s: how long to wait; None: as long as it takes.
 
         Raises:
@@ -284,7 +284,7 @@ class Remote:
                     return found
             if deadline_s is not None and self._monotonic_s() - started_s >= deadline_s:
                 raise RemoteUnavailableError(f"run {run_id} did not end within {deadline_s:g} s; it continues")
-            self._sleep(poll_s)
+            self._sleep(_RUN_POLL_S)
 
     def _one(self, document: Mapping[str, Any]) -> RemoteRun:
         fields = document.get("run")

@@ -25,25 +25,25 @@ REQUEST_S: Final = 30.0
 """Deadline for the unloading of one topic: a broker waits for the writes under way, and closes cursors."""
 NOTES_MAX: Final = 10
 """Largest number of failures that are printed."""
+_NOTHING_BEGUN: Final = "nothing was begun"
 _CLUSTERS: Final = "/admin/v2/clusters"
 """The list of clusters: a broker of Pulsar 4.0 sends it to each role that may log in, without a further permission, and
 no other server answers with a list here."""
 
 
-async def check_answers(admin: AdminClient, what: str = "nothing was begun") -> None:
+async def check_answers(admin: AdminClient) -> None:
     """Check that the admin API answers and accepts the login. It does not check the permission for a topic (R75).
 
     Args:
         admin: Pulsar's.
-        what: the operation that was not carried out, for the error.
 
     Raises:
         AdminLoginError, AdminRefusedError: it is another server, the token is wrong, or the request was refused.
         AdminUnavailableError, AdminOutcomeUnknownError: no answer within ``REQUEST_S``.
     """
-    answer = await admin.ask("GET", _CLUSTERS, what)
+    answer = await admin.ask("GET", _CLUSTERS, _NOTHING_BEGUN)
     if answer.status != 200 or not answer.is_list:
-        raise answer.error(what)
+        raise answer.error(_NOTHING_BEGUN)
 
 
 class TopicUnloading:

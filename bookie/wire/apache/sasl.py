@@ -55,11 +55,11 @@ class Login(Protocol):
         ...
 
 
-def login(credentials: SaslCredentials, new_nonce: Callable[[], str] | None = None) -> Login:
-    """Begin a login. ``new_nonce`` is for tests; without it nonces come from the system's secure source."""
+def login(credentials: SaslCredentials) -> Login:
+    """Begin a login."""
     if credentials.mechanism is SaslMechanism.PLAIN:
         return PlainLogin(credentials)
-    return DigestMd5Login(credentials, new_nonce or _secure_nonce)
+    return DigestMd5Login(credentials, _secure_nonce)
 
 
 class PlainLogin(Login):
