@@ -18,8 +18,6 @@ from spark_jobs.checks.findings import FindingKind
 from spark_jobs.checks.sql_text import in_list
 from spark_jobs.shadow.reasons import Outcome
 
-COMPARED_DDL: Final = "ledger_id bigint, outcome string, severity string"
-"""The columns of ``compared``. ``severity`` is the worst of our findings; null: we have none."""
 _KINDS: Final = ", ".join(repr(kind.value) for kind in (FindingKind.MISSING_BOOKIE, FindingKind.DRAINED_BOOKIE))
 # Apache's auditor has no drains, so a draining bookie is not a loss for it. It counts only if no bookie is lost.
 _OUTCOME: Final = f"""
@@ -55,7 +53,9 @@ def found_ledgers(findings: DataFrame, draining: AbstractSet[str] = frozenset())
 
 
 def compared(found: DataFrame, tasks: DataFrame) -> DataFrame:
-    """Return one row per ledger on either side (``COMPARED_DDL``).
+    """Return one row per ledger on either side, with the columns ``ledger_id``, ``outcome`` and ``severity``.
+
+    ``severity`` is the worst of our findings; null: we have none.
 
     The two agree if the task names at least the bookies that we found lost. It may name more, because names are never
     removed from a task.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bookie.client.bookkeeper import LedgerOptions
@@ -222,9 +221,3 @@ async def mark_ledgers_of(world: SimWorld, client: SimClient, bookie: BookieId) 
     world.trace.event(client.process.name, f"has {named} marked, {bookie} has a new disk")
     await client.ports.tasks.marking.mark_many([(ledger_id, (bookie,)) for ledger_id in named])
     world.truth.marked(bookie, named)
-
-
-async def in_turn(works: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for all of ``works``."""
-    if works:
-        await asyncio.wait(works)

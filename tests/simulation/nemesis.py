@@ -482,7 +482,6 @@ class Nemesis:
         node = self._any_bookie()
         disk = self._rng.choice(node.disks)
         disk.capacity_bytes = disk.used_bytes() + self._rng.randrange(3000)
-        node.was_full = True
         self._note(f"{node.process.name} has a full disk")
         self._undo(lambda: node.free_space())
         return True

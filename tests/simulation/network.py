@@ -8,7 +8,6 @@ process waits for its answer. An answer from an earlier life of a bookie, or to 
 from __future__ import annotations
 
 import asyncio
-import enum
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
@@ -52,17 +51,6 @@ _KINDS: Final[Mapping[type[Request[Any]], str]] = {
     Info: "info",
 }
 """The kinds of requests without a fence key. The faults of a link are set per kind."""
-
-
-class Delivery(enum.Enum):
-    """The fate of a message."""
-
-    ARRIVES = enum.auto()
-    IS_LOST = enum.auto()
-    """The request never arrives."""
-    ANSWER_IS_LOST = enum.auto()
-    IS_REFUSED = enum.auto()
-    """The sender's connection is refused immediately. The request has no effect."""
 
 
 @dataclass(slots=True)

@@ -234,7 +234,6 @@ class SimBookie:
         self.world = world
         self.bookie = BookieId(name)
         self.is_apache = is_apache
-        self.was_full = False
         self.interrupted_until_s = 0.0
         """Until this time the bookie has no connection to the store, even if the cluster heals."""
         self.was_wiped = False

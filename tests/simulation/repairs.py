@@ -140,8 +140,6 @@ class Repairs:
         self.limits = Limits(world)
         self.moved_copies = 0
         """The number of copies moved for better placement."""
-        self.debts_checked = 0
-        """The number of badly placed copies whose debt was checked."""
 
     def now_s(self) -> float:
         return self._world.loop.time()
@@ -291,7 +289,6 @@ class Repairs:
             if cost > old_cost:
                 truth.fail("R57", f"{who} moved copies of {ledger_id} to a worse place: {before} to {after}")
         elif cost > (0, 0) and not truth.of(ledger_id).was_misplaced and world.is_reachable(who):
-            self.debts_checked += 1
             path = f"{own_path('debts', ROOT)}/{ledger_id}"
             if world.cell.stat(path) is None:
                 truth.fail("R57", f"{who} placed copies of {ledger_id} badly without a debt: {after}")

@@ -190,12 +190,10 @@ class Auditor:
         )
         self.service = AuditorService(self.settings, ports)
         self.stopping = asyncio.Event()
-        self.connects = 0
         self.connect_failures: list[Exception] = []
         self.task = guarded(f"auditor {name}", self.service.serve(self._connect, self.stopping))
 
     async def _connect(self) -> Connection:
-        self.connects += 1
         if self.connect_failures:
             raise self.connect_failures.pop()
         return Connection(self.store, await open_cluster(self.store, ROOT))

@@ -66,8 +66,6 @@ class Decision:
     """
     critical_due: frozenset[BookieId]
     """Bookies to be audited now for their critical ledgers only. Empty while the brake holds."""
-    excused: frozenset[BookieId]
-    """Lost bookies that are still held back: audits may mark their critical ledgers at most."""
     next_check_ms: int | None
     """When the next bookie is due if nothing changes; None: no bookie waits."""
     held_because: str
@@ -126,7 +124,6 @@ def decide(watched: ClusterObservation, now_ms: int, missing_share_max: float) -
         ),
         due=frozenset() if held else frozenset(open_cases - waiting),
         critical_due=frozenset() if held else frozenset(critical_due),
-        excused=frozenset(waiting),
         next_check_ms=min(next_ms, default=None),
         held_because=held,
     )
