@@ -7,10 +7,9 @@ import contextlib
 import json
 import logging
 import random
-import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TextIO
 
@@ -40,6 +39,7 @@ from bookie.runtime.configuration.file_watch import following
 from bookie.runtime.configuration.reload import ConfigSource
 from bookie.runtime.large_messages import prepare_for_large_messages
 from bookie.runtime.open_files import raise_open_files_limit
+from bookie.runtime.stop_signals import set_on_stop_signals
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.telemetry.metrics import SESSION
 from bookie.runtime.telemetry.status_pages import Check
@@ -81,7 +81,7 @@ async def run_replicator(settings: ReplicatorSettings, config: ConfigSource | No
                 _say({"event": "http", "url": http.url}, f"replicator metrics on {http.url}", settings, sys.stdout)
             stop, rate = asyncio.Event(), _Rate()
             async with contextlib.AsyncExitStack() as stack:
-                with _stopping_on_signals(stop):
+                with set_on_stop_signals(stop):
                     live = {"bytes_per_second": rate.set}
                     async with following(config, live, SystemClock(), stop.set):
                         return await _run(uri, settings, telemetry, rate, stop, stack)
@@ -293,16 +293,3 @@ def _totals(snapshot: Snapshot) -> dict[str, int]:
     totals = {ending.value: count for ending, count in snapshot.endings}
     figures = {"fragments": snapshot.fragments, "entries": snapshot.entries, "bytes": snapshot.bytes}
     return totals | figures | {"recovered": snapshot.recovered}
-
-
-@contextlib.contextmanager
-def _stopping_on_signals(stop: asyncio.Event) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, stop.set)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

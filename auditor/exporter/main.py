@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import sys
-from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
@@ -24,6 +22,7 @@ from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError, PermanentError
 from bookie.model.exit_codes import ExitCode
 from bookie.runtime.clock import Clock, SystemClock
+from bookie.runtime.stop_signals import set_on_stop_signals
 from bookie.runtime.telemetry.metrics import SESSION
 from bookie.runtime.telemetry.status_pages import Check
 from bookie.runtime.telemetry.telemetry import observable
@@ -45,7 +44,7 @@ async def run_exporter(settings: ExporterSettings) -> int:
         async with observable(settings.http, metrics, late.ready(), clock) as http:
             assert http is not None
             _say(f"exporter metrics on {http.url}")
-            with _stopping_on_signals(stop):
+            with set_on_stop_signals(stop):
                 await _serve(settings, late, DetectionEvents(metrics), clock, stop)
     except PermanentError as error:
         _log.error("exporter cannot continue", extra={"error": str(error)})
@@ -135,16 +134,3 @@ def _say(line: str) -> None:
     """Print the line that the supervisor of this process waits for."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _stopping_on_signals(stop: asyncio.Event) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, stop.set)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

@@ -7,10 +7,9 @@ import contextlib
 import logging
 import os
 import random
-import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from typing_extensions import override
@@ -45,6 +44,7 @@ from bookie.runtime.clock import Clock, SystemClock
 from bookie.runtime.configuration.file_watch import following
 from bookie.runtime.configuration.reload import ConfigSource
 from bookie.runtime.open_files import raise_open_files_limit
+from bookie.runtime.stop_signals import set_on_stop_signals
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.version import installed_version
 from spark_jobs.ui.settings import TabSettings
@@ -132,7 +132,7 @@ async def _serve(
     service: AuditorService, settings: ServiceSettings, stop: asyncio.Event, on_ready: Callable[[], None]
 ) -> ExitCode:
     try:
-        with _stopping_on_signals(stop):
+        with set_on_stop_signals(stop):
             await service.serve(_connect_to(settings), stop, on_ready)
     except (NotAClusterError, MigratedError, StateRootError, ZooKeeperAccessError, AccessDeniedError) as error:
         _log.error("auditor cannot continue", extra={"error": str(error)})
@@ -270,16 +270,3 @@ def _print_ready(settings: ServiceSettings, listeners: Sequence[Listener]) -> No
     line = f"auditor ready on {scheme}://{settings.http_host}:{http} and grpc {settings.grpc_host}:{grpc}\n"
     sys.stdout.write(line)
     sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _stopping_on_signals(stop: asyncio.Event) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, stop.set)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
