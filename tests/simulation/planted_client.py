@@ -76,7 +76,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, WriterState, "_mark_unsettled", make)
 
 
-@plants("acks-out-of-order", "reliability T5", "an entry is acknowledged although the one before it is not")
+@plants("acks-out-of-order", "I1", "an entry is acknowledged although the one before it is not")
 def _(stack: ExitStack) -> None:
     def without_check(self: WriterState[Any]) -> list[Any]:
         if self.is_changing:
@@ -166,7 +166,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, LedgerStore, "write", make)
 
 
-@plants("unconfirmed-entries-readable", "T9", "readers learn of entries before they are confirmed")
+@plants("unconfirmed-entries-readable", "I5", "readers learn of entries before they are confirmed")
 def _(stack: ExitStack) -> None:
     def make(admit: Any) -> Any:
         def early(self: Pipeline, packet: bytes, payload_bytes: int, waiter: Any) -> None:
@@ -232,7 +232,7 @@ def _(stack: ExitStack) -> None:
     _taken_for_denial(stack, Status.LIMBO)
 
 
-@plants("recovery-below-ack-quorum", "BK-150", "recovery closes with entries on fewer bookies than the ack quorum")
+@plants("recovery-below-ack-quorum", "T4, BOOKKEEPER-150", "recovery closes with entries on fewer bookies than the ack quorum")
 def _(stack: ExitStack) -> None:
     swap(stack, RecoveryWriter, "_check", lambda _: lambda self, block, parts: None)
 
@@ -278,7 +278,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, RecoveryWriter, "store", make)
 
 
-@plants("reader-trusts-any-entry", "T9", "a reader treats a bookie's greatest entry as confirmed")
+@plants("reader-trusts-any-entry", "I5", "a reader treats a bookie's greatest entry as confirmed")
 def _(stack: ExitStack) -> None:
     from bookie.client.reader import last_add_confirmed as lac
 

@@ -2,7 +2,7 @@
 
 At a roll-over the old ledger is closed before the new one is listed, and the new one is listed before it is written to.
 So an entry is acknowledged only after all entries of the ledgers before its own, and at most one ledger of the log is
-open at any time (EntryOrderMaintained and OnlyOneLedgerOpenAtATime, reliability T13).
+open at any time (T13, docs/invariants.md).
 """
 
 from __future__ import annotations

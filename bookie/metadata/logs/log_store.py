@@ -13,7 +13,7 @@ A node holds one log as JSON with a format number, and is changed by compare-and
 - A node is never deleted, because versions would start again. A deleted log leaves a tombstone, so a writer of the old
   log can never change a new one of the same name.
 
-Properties: AllNonEmptyLedgersInLedgerList and OnlyOneLedgerOpenAtATime (reliability T13); safety rule S4.
+Rules T13 and S4 of docs/invariants.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Logs under random crashes, takeovers, truncations, lost answers and slow answers: the properties of reliability T13.
+"""Logs under random crashes, takeovers, truncations, lost answers and slow answers: rule T13 (docs/invariants.md).
 
 AllNonEmptyLedgersInLedgerList, EntryOrderMaintained, OnlyOneLedgerOpenAtATime; and: no acknowledged entry
 is lost, no entry occurs twice, and no ledger is leaked.

@@ -14,9 +14,9 @@ from tests.unit.documents.test_links import anchors
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("auditor", "bookie", "replicator", "spark_jobs", "tests", "helm", "docs", ".ci")
 SECTION = re.compile(r"docs/([\w-]+\.md)((?:(?:, | and )?#[\w-]+)+)")
-RULE = re.compile(r"\b(?:R\d\d?|J\d\d?|[ST]1?\d|S20|I1?\d|I2[0-4])\b(?![-.=\"'])")
+RULE = re.compile(r"\b(?:R\d{1,3}|J\d\d?|[ST]1?\d|S20|I1?\d|I2[0-4])\b(?![-.=\"'])")
 """Names of rules. A Python string that equals such a name (S3, for example) is in quotes and not a citation."""
-OLD = re.compile(r"\b(?:formats?|reliability|design|findings?) (?:sections? )?\d+\.\d", re.IGNORECASE)
+OLD = re.compile(r"\b(?:formats?|reliability|design|findings?) (?:sections? )?(?:T\d|\d+\.\d)", re.IGNORECASE)
 OWN = Path(__file__).name
 
 
