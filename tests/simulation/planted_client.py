@@ -232,7 +232,11 @@ def _(stack: ExitStack) -> None:
     _taken_for_denial(stack, Status.LIMBO)
 
 
-@plants("recovery-below-ack-quorum", "T4, BOOKKEEPER-150", "recovery closes with entries on fewer bookies than the ack quorum")
+@plants(
+    "recovery-below-ack-quorum",
+    "T4, BOOKKEEPER-150",
+    "recovery closes with entries on fewer bookies than the ack quorum",
+)
 def _(stack: ExitStack) -> None:
     swap(stack, RecoveryWriter, "_check", lambda _: lambda self, block, parts: None)
 
