@@ -74,7 +74,7 @@ async def connected_at_pace(
     access: ZooKeeperAccess,
     budget: TaskBudget,
     *,
-    looks_itself: bool = False,
+    measures_itself: bool = False,
 ) -> AsyncIterator[PacedConnection]:
     """Connect a task that reads in bulk: to observers, if the budget names some and one of them answers.
 
@@ -83,7 +83,7 @@ async def connected_at_pace(
         connect_timeout_s: how long to try.
         access: see ``connected``.
         budget: the limits of the task.
-        looks_itself: see ``PacedStore``.
+        measures_itself: see ``PacedStore``.
 
     Raises:
         StoreUnavailableError, NotAClusterError: see ``connected``; or the observers serve another cluster (R131).
@@ -103,8 +103,8 @@ async def connected_at_pace(
         sharing = None
         if budget.run_id:
             sharing = Sharing(Readers(connection.store, budget.run_id), budget.run_id, budget.readers)
-        pace = Pace(SystemClock(), budget, 1 if looks_itself else CHUNKS_IN_FLIGHT)
-        store = PacedStore(connection.store, pace, connection.cluster.root, sharing, looks_itself=looks_itself)
+        pace = Pace(SystemClock(), budget, 1 if measures_itself else CHUNKS_IN_FLIGHT)
+        store = PacedStore(connection.store, pace, connection.cluster.root, sharing, measures_itself=measures_itself)
         yield PacedConnection(store, connection.cluster)
 
 
@@ -130,7 +130,7 @@ async def connected_as_reader(
         readers = Readers(connection.store, budget.run_id)
         sharing = await join(readers, budget.run_id, clock, has_rates=budget.has_rates)
         pace = Pace(clock, replace(budget, readers=sharing.count), 1)
-        store = PacedStore(connection.store, pace, connection.cluster.root, sharing, looks_itself=True)
+        store = PacedStore(connection.store, pace, connection.cluster.root, sharing, measures_itself=True)
         yield PacedConnection(store, connection.cluster)
 
 

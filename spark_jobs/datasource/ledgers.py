@@ -128,7 +128,7 @@ def leaf_stat(stat: Stat) -> LeafStat:
 
 async def _list_parents(options: LedgerOptions) -> tuple[LeafParent, ...]:
     opening = connected_at_pace(
-        options.uri, options.connect_timeout_s, options.access, options.budget, looks_itself=True
+        options.uri, options.connect_timeout_s, options.access, options.budget, measures_itself=True
     )
     async with opening as connection:
         parents = await leaf_parents(connection)

@@ -157,7 +157,7 @@ class ReferenceReader(DataSourceReader):
 async def _plan_shares(options: ReferenceOptions) -> list[tuple[TopicShare, int]]:
     planned = []
     opening = connected_at_pace(
-        options.uri, options.connect_timeout_s, options.access, options.budget, looks_itself=True
+        options.uri, options.connect_timeout_s, options.access, options.budget, measures_itself=True
     )
     async with opening as connection:
         for root in options.roots:

@@ -34,7 +34,7 @@ class PacedStore(MetadataStore):
         small_node: str,
         sharing: Sharing | None = None,
         *,
-        looks_itself: bool = False,
+        measures_itself: bool = False,
     ) -> None:
         """Only store the arguments.
 
@@ -43,13 +43,13 @@ class PacedStore(MetadataStore):
             pace: the pace of the task.
             small_node: path of a node whose stat is read to measure the latency, unless ``sharing`` has one.
             sharing: follows the runs that share the limits; None: the limits are not shared.
-            looks_itself: whether to call ``measure_if_due`` before each read, for a caller that never does.
+            measures_itself: whether to call ``measure_if_due`` before each read, for a caller that never does.
         """
         self._store = store
         self._small_node = small_node if sharing is None else sharing.path
         self._small: Stat | None = None
         self._sharing = sharing
-        self._looks_itself = looks_itself
+        self._measures_itself = measures_itself
         self.pace = pace
 
     @property
@@ -157,7 +157,7 @@ class PacedStore(MetadataStore):
             return await read(paths)
         found: list[T | None] = []
         while len(found) < len(paths):
-            await self._look_if_due()
+            await self._measure_if_due()
             part = paths[len(found) : len(found) + self.pace.chunk]
             async with self.pace.reading(len(part), is_list=is_list) as reading:
                 answers = await read(part)
@@ -167,12 +167,12 @@ class PacedStore(MetadataStore):
 
     @asynccontextmanager
     async def _reading(self, nodes: int, *, is_list: bool = False) -> AsyncIterator[Reading]:
-        await self._look_if_due()
+        await self._measure_if_due()
         async with self.pace.reading(nodes, is_list=is_list) as reading:
             yield reading
 
-    async def _look_if_due(self) -> None:
-        if self._looks_itself:
+    async def _measure_if_due(self) -> None:
+        if self._measures_itself:
             await self.measure_if_due()
 
     async def _read_small(self) -> None:

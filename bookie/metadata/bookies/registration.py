@@ -296,7 +296,7 @@ class Registrations:
 
     def state_paths(self, bookies: Sequence[BookieId]) -> builtins.list[str]:
         """Return the paths to read, in this order, for ``decode_states``."""
-        return [path for bookie in bookies for path in self._look_paths(bookie)]
+        return [path for bookie in bookies for path in self._state_paths(bookie)]
 
     def decode_states(self, bookies: Sequence[BookieId], nodes: Sequence[Node | None]) -> BookieObservation:
         """Return the state of bookies in ``nodes``, read at ``state_paths``.
@@ -323,7 +323,7 @@ class Registrations:
         """Return a check that fails a transaction unless the bookie is registered as writable."""
         return Check(bookie_path(self._root, bookie, is_read_only=False))
 
-    def _look_paths(self, bookie: BookieId) -> tuple[str, str, str, str]:
+    def _state_paths(self, bookie: BookieId) -> tuple[str, str, str, str]:
         read_only = bookie_path(self._root, bookie, is_read_only=True)
         return (
             read_only,

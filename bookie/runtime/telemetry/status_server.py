@@ -241,14 +241,14 @@ class _Tls:
         self._settings = settings
         self._files = [path for path in (settings.cert, settings.key, settings.client_ca) if path is not None]
         self._times = self._modification_times()
-        self._look_again_s = 0.0
+        self._check_again_s = 0.0
         self.context = _tls_context(settings, self._files)
 
     def renew(self, now_s: float) -> None:
         """Recreate the context if it is time to check and the files have changed."""
-        if now_s < self._look_again_s:
+        if now_s < self._check_again_s:
             return
-        self._look_again_s = now_s + TLS_RELOAD_INTERVAL_S
+        self._check_again_s = now_s + TLS_RELOAD_INTERVAL_S
         times = self._modification_times()
         if times == self._times:
             return

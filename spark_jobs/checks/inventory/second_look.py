@@ -76,7 +76,7 @@ def checking(settings: SecondLookSettings) -> Callable[[Iterable[pa.RecordBatch]
                     if connection is None:
                         uri = parse_uri(settings.metadata_uri)
                         timeout_s, budget = settings.connect_timeout_s, settings.budget
-                        opening = connected_at_pace(uri, timeout_s, settings.access, budget, looks_itself=True)
+                        opening = connected_at_pace(uri, timeout_s, settings.access, budget, measures_itself=True)
                         connection = runner.run(stack.enter_async_context(opening))
                     rows = batch.to_pylist()
                     for start in range(0, len(rows), _AT_ONCE):

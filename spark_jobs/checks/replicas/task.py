@@ -122,7 +122,7 @@ def asking(settings: TaskSettings) -> Callable[[Iterable[pa.RecordBatch]], Itera
 
 async def _opened(settings: TaskSettings, stack: AsyncExitStack) -> Asker:
     uri, timeout_s = parse_uri(settings.metadata_uri), settings.connect_timeout_s
-    opening = connected_at_pace(uri, timeout_s, settings.access, settings.budget, looks_itself=True)
+    opening = connected_at_pace(uri, timeout_s, settings.access, settings.budget, measures_itself=True)
     connection = await stack.enter_async_context(opening)
     clock = SystemClock()
     registrations = Registrations(connection.store, connection.cluster)

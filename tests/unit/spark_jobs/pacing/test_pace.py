@@ -198,7 +198,7 @@ class Overloaded(Slow):
 @in_virtual_time
 async def test_concurrent_runs_divide_the_minimum_rate(readers: int) -> None:
     budget, loop = TaskBudget(latency_factor=2, least_nodes_per_s=100, readers=readers), asyncio.get_running_loop()
-    store = PacedStore(Overloaded(Server()), Pace(VirtualClock(), budget), SMALL, looks_itself=True)
+    store = PacedStore(Overloaded(Server()), Pace(VirtualClock(), budget), SMALL, measures_itself=True)
     await store.get_many_data([""] * 600)  # measures that the server is slow
     began = loop.time()
     await store.get_many_data([""] * 1_000)

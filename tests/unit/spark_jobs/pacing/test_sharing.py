@@ -110,7 +110,7 @@ async def test_the_total_rate_of_two_runs_stays_below_the_limit() -> None:
 
 def paced(store: MetadataStore, budget: Budget) -> PacedStore:
     sharing = Sharing(Readers(store, budget.run_id), budget.run_id, budget.readers)
-    return PacedStore(store, Pace(VirtualClock(), budget.whole, 1), "/small", sharing, looks_itself=True)
+    return PacedStore(store, Pace(VirtualClock(), budget.whole, 1), "/small", sharing, measures_itself=True)
 
 
 class Listed(Slow):
