@@ -15,7 +15,7 @@ quickstart: $(VENV)/.installed ## Set everything up, then lose a bookie and repa
 	$(BIN)/bkheal quickstart
 
 .PHONY: demo
-demo: $(VENV)/.installed ## A cluster with the auditor service, Spark UI tab and replicators, to click and to hurt
+demo: $(VENV)/.installed ## A cluster with the auditor service, Spark UI tab and replicators, to try and to damage
 	$(BIN)/bkheal demo
 
 .PHONY: test

@@ -66,7 +66,7 @@ _NOW = Row(
         ),
         stat(
             "Brake held",
-            "So many bookies are missing that nothing is marked until a person has looked.",
+            "So many bookies are missing that nothing is marked until they return or an operator raises the limit.",
             "max(bkheal_brake_held{<>})",
             steps=ALARM,
             words=YES_NO,

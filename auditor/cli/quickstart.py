@@ -24,7 +24,7 @@ def quickstart(
     serve: Annotated[bool, typer.Option("--serve", help="Keep the cluster running afterwards, until Ctrl-C.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the ledgers' shapes and contents.")] = 1,
 ) -> None:
-    """See it heal: a real ZooKeeper and seven bookies lose one, are audited by Spark, repaired, and proved whole.
+    """See a repair: start a ZooKeeper and seven bookies, kill a bookie, audit with Spark, repair, verify every copy.
 
     Nothing has to be installed. No process and no directory remains.
     """

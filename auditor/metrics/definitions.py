@@ -211,7 +211,7 @@ STATE: Final = (
         "Whether auto-recovery is enabled for the cluster (1) or switched off by an operator (0)",
         watch="it is 0 for longer than a maintenance takes",
     ),
-    _state(LOST_BOOKIE_DELAY, "How long a bookie may be away before its ledgers are audited and marked"),
+    _state(LOST_BOOKIE_DELAY, "How long a bookie may be missing before its ledgers are audited and marked"),
     _state(
         BOOKIES,
         "Bookies by state; lost ones are known to the cluster and not registered",
@@ -220,7 +220,8 @@ STATE: Final = (
     ),
     _state(
         BRAKE_HELD,
-        "Whether so many bookies are missing that nothing is marked until a person has looked (1)",
+        "Whether so many bookies are missing that nothing is marked until they return or an operator raises the limit "
+        "(1)",
         watch="it is 1",
     ),
     _state(

@@ -1,4 +1,4 @@
-"""The ledgers that would be lost, critical or short of copies if some bookies failed now. Changes nothing."""
+"""The ledgers that would be lost, become critical or lack copies if some bookies failed now. Changes nothing."""
 
 from __future__ import annotations
 

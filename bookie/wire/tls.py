@@ -162,7 +162,7 @@ def check_key_pair(cert: Path, key: Path) -> None:
 def _check_authorities(ca: Path) -> None:
     """Refuse a file without certificates, or with a damaged one.
 
-    gRPC would report nothing, and trust nobody or only a part of the authorities.
+    gRPC would report nothing, and trust none or only some of the authorities.
     """
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cafile=str(ca))

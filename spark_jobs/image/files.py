@@ -3,10 +3,10 @@
 The layout in a directory:
 
 <image_dir>/<instance id>/<run id>/manifest.json, ledgers-*.parquet, index-*.parquet
-<image_dir>/<instance id>/.writing-<run id>/          until it is whole; complete parts are readable
+<image_dir>/<instance id>/.writing-<run id>/          until it is complete; complete parts are readable
 <image_dir>/<instance id>/.writing-<kind>-<run id>/   the same, of a kind other than ``bookies``
 
-A store has no rename. A generation is whole there if its folder has a manifest, which is written last:
+A store has no rename. A generation is complete there if its folder has a manifest, which is written last:
 
 <address>/<instance id>/<run id>/
 <address>/<instance id>/<run id>.<kind>/              of a kind other than ``bookies``
@@ -40,7 +40,7 @@ MANIFEST: Final = "manifest.json"
 GENERATIONS_KEPT: Final = 2
 """Number of generations that are kept, so that a process can still read the previous one."""
 UNFINISHED_GENERATIONS_KEPT: Final = 3
-"""Number of generations of runs that ended early which are kept until one becomes whole."""
+"""Number of generations of runs that ended early which are kept until one becomes complete."""
 BEGINNING_FILE: Final = "beginning.json"
 _UNFINISHED_PREFIX: Final = ".writing-"
 _GENERATION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")

@@ -30,7 +30,8 @@ FileOption = Annotated[
     Path | None,
     typer.Option(
         "--file",
-        help="Where to keep it. Default: $BKHEAL_SPARK_CLASSES, then a file in ~/.cache/bkheal. Audits look there.",
+        help="Where to keep it. Default: $BKHEAL_SPARK_CLASSES, then a file in ~/.cache/bkheal. Audits use the same "
+        "default.",
     ),
 ]
 

@@ -20,7 +20,7 @@ _EXIT_CODES: Final = (
     "`end` of a target without an open window is refused."
 )
 
-app = typer.Typer(help="Maintenance windows: bookies that are down on purpose.", no_args_is_help=True)
+app = typer.Typer(help="Maintenance windows: bookies that are missing on purpose.", no_args_is_help=True)
 
 TargetArgument = Annotated[
     str,

@@ -1,4 +1,4 @@
-"""``bkheal what-if``: the ledgers that would be lost or short of copies if some bookies or a rack failed now."""
+"""``bkheal what-if``: the ledgers that would be lost or would lack copies if some bookies or a rack failed now."""
 
 from __future__ import annotations
 

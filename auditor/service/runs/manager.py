@@ -335,7 +335,7 @@ class RunManager:
         try:
             run.gate.check()
             return await self._runner.run(request, run.gate, run.note)
-        except Exception as error:  # noqa: BLE001  # the boundary of a run: it ends, the service goes on
+        except Exception as error:  # noqa: BLE001  # the boundary of a run: it ends, the service continues
             outcome = outcome_of_error(error, run.gate.stopped)
             if outcome.state is RunState.FAILED:
                 unforeseen = None if isinstance(error, BkhealError) else error

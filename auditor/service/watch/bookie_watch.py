@@ -163,12 +163,12 @@ class BookieWatch:
         does not answer."""
 
     def request_observation(self) -> None:
-        """Look again, because of a change that the watch does not notice by itself."""
+        """Observe again, because of a change that the watch does not notice by itself."""
         self._look_requests += 1
         self._look_requested.fire()
 
     async def run(self) -> None:
-        """Look and wait, until cancelled."""
+        """Observe the bookies after each change, until cancelled."""
         watching = guarded("auditor connection", self._watch_connection())
         try:
             await self._look_and_wait()

@@ -1,8 +1,8 @@
 """New ledger ids, from counters shared by all clients of the cluster (docs/formats.md#ledger-ids).
 
-An id is the number of an ephemeral sequential node, deleted right away. Ids below 2147483647 come from one counter.
-Then, permanently, the high 32 bits come from a ``HOB-`` node, and the low ones from its counter. No number is assigned
-twice, because ZooKeeper counts creates. A lost answer costs only a number, and its node ends with the session.
+An id is the number of an ephemeral sequential node, which is deleted immediately. Ids below 2147483647 come from one
+counter. Then, permanently, the high 32 bits come from a ``HOB-`` node, and the low ones from its counter. No number is
+assigned twice, because ZooKeeper counts creates. A lost answer costs only a number, and its node ends with the session.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ async def observable(
         ready: checks of readiness; the caller may still add some to the mapping before the first request.
         clock: the clock of the heartbeat.
         on_beat: called on the event loop about once a second.
-        is_optional: whether to go on without the server, with a warning, if it cannot listen on its address.
+        is_optional: whether to continue without the server, with a warning, if it cannot listen on its address.
 
     Raises:
         StatusServerError: the settings are inconsistent, or a TLS file cannot be used.
@@ -51,7 +51,7 @@ async def observable(
         except AddressInUseError as error:
             if not is_optional:
                 raise
-            _log.warning("this process goes on without metrics and probes", extra={"reason": str(error)})
+            _log.warning("this process continues without metrics and probes", extra={"reason": str(error)})
     beating = guarded("heartbeat", heartbeat.run())
     try:
         if server is not None:

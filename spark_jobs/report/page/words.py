@@ -49,7 +49,7 @@ _NO_FINDING_TEXTS: Final[Mapping[RunKind, str]] = {
     RunKind.PLACEMENT: "Every ensemble keeps to the placement policy.",
     RunKind.REPLICAS: "Every bookie holds the entries it should hold.",
     RunKind.REFERENCES: "Every ledger that Pulsar refers to exists, and Pulsar refers to every ledger that was judged.",
-    RunKind.EVERYTHING: "Every ledger has all of its copies, each ensemble keeps to the policy, and metadata is sound.",
+    RunKind.EVERYTHING: "Every ledger has all copies, every ensemble keeps to the policy, all metadata is valid.",
 }
 
 

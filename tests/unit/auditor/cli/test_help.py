@@ -94,7 +94,7 @@ except SystemExit:
 
 def test_the_list_of_commands_is_not_truncated(shown: Shown) -> None:
     text = shown(80, "--help")
-    assert "proved whole." in text
+    assert "verify every copy." in text
     assert "…" not in text
 
 
