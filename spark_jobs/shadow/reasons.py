@@ -65,7 +65,7 @@ class Reason(enum.Enum):
         True,
         "an operator accepted the loss: bkheal does not mark the ledger, and Apache's auditor does not know it",
     )
-    HEALED = "healed", True, "the metadata names none of these bookies any more; a worker will drop the task"
+    HEALED = "healed", True, "the metadata names none of these bookies any more; a worker will delete the task"
     OVERLOOKED = (
         "overlooked",
         False,
