@@ -254,8 +254,8 @@ class ThreadedUpkeep(Upkeep):
     async def _asked(self, work: Work[T]) -> T:
         """Do work in the present session.
 
-        The session is closed if it has failed, or if it may have a lock that no work uses, because the answer to its
-        release was lost or the work was cancelled. Such a lock would keep all workers from its ledger.
+        The session is closed if it has failed. It is also closed if it may still have a lock that no work uses: the
+        answer to the release was lost, or the work was cancelled. Such a lock would keep all workers from its ledger.
         """
         client = await self._open_client()
         has_failed = False

@@ -241,8 +241,9 @@ async def _start(settings: BookieSettings, stack: AsyncExitStack) -> _Running:
 
     The wait for ZooKeeper is first (R147): until then, the ports refuse connections, so clients try other bookies at
     once. Ports are bound before the disks, so a second process with the same settings ends before it touches one. The
-    bookie joins before it serves, because its answers count as evidence, and knows whether it is read-only, because
-    writers of the process before it continue at once. It registers last, so every bookie that a writer finds answers.
+    bookie joins before it serves, because its answers count as evidence. It also determines before that whether it is
+    read-only, because writers of the previous process continue at once. It registers last, so every bookie that a
+    writer finds answers.
     """
     context, readiness = _Context(settings, stack, bookie_metrics(installed_version())), _Readiness()
     begun_s = context.clock.monotonic_s()

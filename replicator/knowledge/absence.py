@@ -13,9 +13,9 @@ the auditor marks the ledger again after the delay. In an open ledger, the task 
 entries that a registered member lacks (``frontier``). If an auditor names a bookie before the delay has passed, because
 the ledger has one copy left (R70), the worker replaces it.
 
-Absences are ignored while more bookies are missing than a cluster loses at once (S12), and for some time after this
-process was disconnected from the store, because bookies register again only after they have noticed the end of their
-sessions.
+Absences are ignored while more bookies are missing than a cluster loses at once (S12). They are also ignored for some
+time after this process was disconnected from the store: the bookies may have lost their sessions as well, and register
+again only after they have noticed it.
 
 These facts are read once for all turns and kept for a short time, at most until a bookie registers or disappears. If
 a bookie's cookie seems to be missing, the cookies are always read again.

@@ -34,8 +34,8 @@ RECHECK_S: Final = 1800.0
 SOON_S: Final = 300.0
 """The same for causes that often end without a trace in the store: a bookie does not answer, or accepts no copies."""
 ATTEMPTS_MAX: Final = 5
-"""The failures in a row after which a task is parked if there is a reason to park, and after which a run with ``once``
-no longer waits for it."""
+"""The number of failures in a row after which a task is parked, if there is a reason to park it. A run with ``once``
+then no longer waits for it."""
 _BACKOFF_S: Final = 5.0
 _BACKOFF_S_MAX: Final = 300.0
 _DOUBLINGS_MAX: Final = 10

@@ -1,8 +1,8 @@
 """Verify a whole snapshot, and find where its ledgers are.
 
-This is one pass before anything of the snapshot is used. Nothing is used of a file that is damaged anywhere or is of
-another cluster (R99). Later readers read the parts listed in the index, and compare each part with its checksum, so
-nothing is used of a file that was replaced during or after this pass either.
+This is one pass before anything of the snapshot is used. A file that is damaged anywhere, or is of another cluster, is
+not used at all (R99). Later readers read the parts listed in the index, and compare each part with its checksum. So
+they do not use a file either that was replaced during or after this pass.
 """
 
 from __future__ import annotations

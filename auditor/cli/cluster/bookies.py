@@ -255,8 +255,8 @@ async def _init_after_wait(uri: str) -> bool:
 async def _init(uri: str, *, is_if_absent: bool) -> bool:
     """Create the root and return True. With ``is_if_absent``, return False if there is a cluster already.
 
-    In that case it checks before the creation whether there is a cluster, because a process that may open a cluster may
-    have no permission to create one.
+    With ``is_if_absent``, it searches for a cluster before it creates one: a process may be permitted to open a cluster
+    and not to create one.
     """
     import random
 

@@ -285,9 +285,9 @@ class BookieWatch:
     ) -> AbstractSet[BookieId]:
         """Return the lost bookies whose cookie was deleted; see ``lost_without_cookie``.
 
-        Only a leader's audits end such a loss, so an observer does not count it. If the registrations have not changed
-        since the last observation, a record that has disappeared was removed by `bkheal decommission`, which has proved
-        that no ledger names the bookie.
+        Only a leader's audits end such a loss, so an observer does not count it. A record may have disappeared although
+        the registrations are the same as at the last observation. Then `bkheal decommission` removed it, which has
+        proved that no ledger names the bookie.
         """
         if self._observer is not None:
             return frozenset()

@@ -3,14 +3,20 @@
 The invariant: a process serves under a bookie id only on the disks that ZooKeeper and all its directories record for
 this id, and answers "unknown" for everything that earlier disks of the id may have held (S6, S17).
 
-A start on known disks writes nothing. New disks are recorded in this order: the incarnation in each directory, then in
-the history in ZooKeeper, then the cookie in ZooKeeper, then ``VERSION`` in each directory. If the id had other disks
-before, ``limbo-pending`` is written to each directory first and removed last, and every ledger that names the bookie is
-put in limbo between the history and the cookie (``limbo``). The bookie serves after the last step.
+A start on known disks writes nothing, except a longer list of ledger directories. New disks are recorded in these
+steps, and the bookie serves after the last one:
 
-The history is written before the search for ledgers: a repair or recovery that names the bookie because of its earlier
-disks checks the history in the same transaction, so the search finds its write, or the write is refused (R30). The
-cookie and ``VERSION`` are last, because they declare the start complete.
+1. the file ``limbo-pending`` in each directory, if the id had other disks before;
+2. the incarnation in each directory;
+3. the incarnation in the history in ZooKeeper;
+4. limbo for every ledger that names the bookie, if the id had other disks before (``limbo``);
+5. the cookie in ZooKeeper;
+6. the file ``VERSION`` in each directory;
+7. the removal of ``limbo-pending``.
+
+The history is written before the search for ledgers. A repair or recovery that names the bookie because of its earlier
+disks checks the history in the same transaction. So the search finds its write, or the write is refused (R30). The
+cookie and ``VERSION`` are late, because they declare the start complete.
 
 Of two concurrent first starts under one id, only one proceeds. A start is recorded only if the history still has the
 version on which its admission was based, and the transaction with the cookie changes this version. The refused start

@@ -6,7 +6,7 @@ metadata only selects suspects. Each suspect is then checked separately, and the
 
 * deleted ledger: mark, ``sync`` and read that there is no metadata, wait longer than a session timeout, ``sync`` and
   read again under the same mark, delete;
-* surplus ledger: mark, wait as long, take the ledger's lock (Apache's, because of its workers), ``sync`` and read,
+* surplus ledger: mark, wait as long, take the ledger's lock (the one that Apache's workers take), ``sync`` and read,
   prove the verdict by one transaction, delete, release the lock. The transaction checks the lock, the version of the
   metadata, and the absence of a reserved copy to this bookie (S16). A reservation of this bookie that exists under the
   lock belongs to a worker that died or lost the lock. It is deleted in the same transaction, so that worker can no

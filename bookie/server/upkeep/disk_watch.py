@@ -4,11 +4,12 @@ There are three steps (docs/failure-model.md#disk-space). Below the threshold, p
 it, adds of recovery and repair are refused as well, which leaves the rest to checkpoints and collection. A disk that
 reports that it is full makes the bookie read-only at any threshold.
 
-A disk may also hang without an error. A change (a write, a sync, a removal) on a journal's disk, or on the disk of the
-first ledger directory, which has the index, makes the bookie read-only if it lasts for ``STALL_READ_ONLY_S``. After
-``STALL_FATAL_S`` the process ends, so that its ledgers are repaired from other copies. Data of a hanging write to a
-journal was not acknowledged, and data for a ledger directory is still in a journal. Removals and writes of marks count
-as well: a checkpoint waits for them, and one of several journals may have no other writes (docs/failure-model.md#R133).
+A disk may also hang without an error. The watch measures changes (writes, syncs and removals) on the disk of each
+journal, and on that of the first ledger directory, which has the index. If a change lasts for ``STALL_READ_ONLY_S``,
+the bookie becomes read-only. After ``STALL_FATAL_S`` the process ends, so that its ledgers are repaired from other
+copies. Data of a hanging write to a journal was not acknowledged, and data for a ledger directory is still in a
+journal. Removals and writes of marks count as well: a checkpoint waits for them, and one of several journals may have
+no other writes (docs/failure-model.md#R133).
 
 The bookie registers as read-only before it refuses plain adds, and accepts adds before it registers as writable. So it
 does not refuse a writer that chose it because of its registration.

@@ -1,8 +1,9 @@
 """The reading of a damaged journal, as far as possible (rule R107).
 
-A batch is used if its checksum matches, if it is in the file and at the offset that it names, and if its sequence is
-greater than those of all batches before it. Bytes between such batches are a finding. It cannot be determined whether
-anything after the last batch was lost, so the caller must treat the journal as incomplete even without a finding.
+A batch is used under three conditions: its checksum matches, it is in the file and at the offset that it names, and its
+sequence is greater than those of all batches before it. Bytes between such batches are a finding. It cannot be
+determined whether anything after the last batch was lost. So the caller must treat the journal as incomplete even
+without a finding.
 
 The code here only reads.
 """
