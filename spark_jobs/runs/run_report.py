@@ -160,22 +160,23 @@ class RunReport:
     def finish(self, summary: RunSummary, topology: Topology | None, kept: Kept) -> Path:
         """Write all of the report except the findings, unless it has already failed; return the path of the summary.
 
-        Old reports are removed from the directory, and the same ones from the store. If the store cannot be written, a
-        later run removes them there.
+        Old reports are removed from the directory, even if this report fails, as it does on a full disk. A run whose
+        report is complete removes the same ones from the store; if the store cannot be written, a later run does.
         """
         path = self.directory / writing.SUMMARY
         if self.problem is None:
             with self._marks_problem_on_error():
                 self._marks.finish()
+        if self.problem is None:
+            try:
+                path, pruned = writing.finish(self._report_dir, summary, topology=topology, kept=kept)
+            except ReportDirError as error:
+                self._set_problem(error)
         if self.problem is not None:
-            return path
-        try:
-            path, pruned = writing.finish(self._report_dir, summary, topology=topology, kept=kept)
-        except ReportDirError as error:
-            self._set_problem(error)
-            return path
+            pruned = writing.keep(self._report_dir, summary.finished_ms, kept)
         if self._store is not None:
             note_removed(self._report_dir, pruned)
+        if self._store is not None and self.problem is None:
             try:
                 send_run(self._store, self._report_dir, summary.run_id)
             except ReportDirError as error:
