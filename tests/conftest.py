@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata import access
+from bookie.metadata.bookies import topology
 from bookie.runtime.grpc_environment import prepare_grpc
 from tests.class_archive import spark_environment
 from tests.required import missing, why_missing
@@ -85,6 +86,12 @@ def access_undone() -> Iterator[None]:
     before = list(access._process_access)
     yield
     access._process_access[:] = before
+
+
+@pytest.fixture(autouse=True)
+def logged_again() -> None:
+    """Log a problem of a topology also if an earlier test of this process logged the same one."""
+    topology._logged.clear()
 
 
 @pytest.fixture(scope="session")

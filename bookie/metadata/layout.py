@@ -32,7 +32,7 @@ _SHORT_TOP_PATTERN: Final = re.compile(r"[0-9]{2}")
 _LONG_TOP_PATTERN: Final = re.compile(r"[0-9]{3}")
 _INNER_PATTERN: Final = re.compile(r"[0-9]{4}")
 _LEAF: Final = re.compile(r"L[0-9]{4}")
-_FLAT_LEAF_PATTERN: Final = re.compile(r"L[0-9]{10,19}")
+_FLAT_LEAF_PATTERN: Final = re.compile(r"L(?:[0-9]{10}|[1-9][0-9]{10,18})")
 _TASK_LEVEL: Final = re.compile(r"[0-9a-f]{4}")
 _TASK: Final = re.compile(r"urL([0-9]{10,19})")
 

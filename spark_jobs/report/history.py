@@ -1,7 +1,8 @@
-"""Read the runs in a report directory, find a run, and remove the oldest runs.
+"""Read the runs in a report directory, find a run, and remove the oldest runs and what killed runs left.
 
-A run is a directory with a summary of an audit; its name is the run's id. Nothing else in the report directory is
-touched, not even a directory without a summary, because its run may still be active.
+A run is a directory with a summary of an audit; its name is the run's id. A directory without a summary belongs to a
+run that is still active, or that ended before its report was complete; it is removed only after ``LEFT_MS`` without a
+change. Nothing else in the report directory is touched.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bookie.model.errors import PermanentError
-from bookie.model.run import RunKind, is_misdated
+from bookie.model.run import PAUSE_S_MAX, RunKind, is_misdated, started_ms
 from spark_jobs.report.decoding import DamagedReportError, decode_summary, is_report
 from spark_jobs.report.files import SUMMARY, is_run_id
 from spark_jobs.report.summary import RunSummary
@@ -30,6 +31,10 @@ BRIEF: Final = (
 """The fields of a summary's document that lists contain."""
 _PRUNED_PREFIX: Final = ".bkheal-pruned-"
 """Prefix of a directory that is being removed. After a crash, the next run continues."""
+
+LEFT_MS: Final = (PAUSE_S_MAX + 86_400) * 1000
+"""Time without a change after which the directory of a run without a summary is removed. It is longer than any pause of
+a run, so an active run keeps its directory."""
 
 
 class NoSuchReportError(PermanentError):
@@ -158,23 +163,60 @@ def prune(report_dir: Path, kept_max: int) -> list[str]:
     Returns:
         Ids of the removed runs.
     """
-    pruned = []
-    for run_id in run_ids_to_prune(reports(report_dir), kept_max):
-        directory = report_dir / run_id
-        if directory.is_symlink():
-            continue
+    pruned = [run_id for run_id in run_ids_to_prune(reports(report_dir), kept_max) if _set_aside(report_dir, run_id)]
+    _remove_set_aside(report_dir)
+    return pruned
+
+
+def remove_left(report_dir: Path, now_ms: int) -> None:
+    """Remove the directories of runs that ended without a report, after ``LEFT_MS`` without a change (R153).
+
+    Failures are logged, and the next call tries again.
+
+    Args:
+        report_dir: the report directory of all runs.
+        now_ms: the current time, epoch milliseconds.
+    """
+    for directory in _paths(report_dir, "*"):
         try:
-            directory.rename(report_dir / f"{_PRUNED_PREFIX}{run_id}")
-        except FileNotFoundError:
-            continue  # another process removed it first
+            is_left = _is_left(directory, now_ms)
         except OSError as error:
-            _log.warning("an old report cannot be removed", extra={"path": str(directory), "reason": str(error)})
+            _log.warning("reports are unreadable", extra={"path": str(directory), "reason": str(error)})
             continue
-        pruned.append(run_id)
+        if is_left and _set_aside(report_dir, directory.name):
+            _log.info("the directory of a run that ended without a report was removed", extra={"path": str(directory)})
+    _remove_set_aside(report_dir)
+
+
+def _is_left(directory: Path, now_ms: int) -> bool:
+    started = started_ms(directory.name) if is_run_id(directory.name) else None
+    if started is None or now_ms - started < LEFT_MS or directory.is_symlink() or not directory.is_dir():
+        return False
+    if (directory / SUMMARY).exists():
+        return False
+    paths = [directory, *directory.rglob("*")]
+    return max(path.lstat().st_mtime for path in paths) * 1000 <= now_ms - LEFT_MS
+
+
+def _set_aside(report_dir: Path, run_id: str) -> bool:
+    """Rename the directory of a run, so that it disappears in one step; return whether this call did it."""
+    directory = report_dir / run_id
+    if directory.is_symlink():
+        return False
+    try:
+        directory.rename(report_dir / f"{_PRUNED_PREFIX}{run_id}")
+    except FileNotFoundError:
+        return False  # another process removed it first
+    except OSError as error:
+        _log.warning("an old report cannot be removed", extra={"path": str(directory), "reason": str(error)})
+        return False
+    return True
+
+
+def _remove_set_aside(report_dir: Path) -> None:
     for leftover in _paths(report_dir, f"{_PRUNED_PREFIX}*"):
         if not leftover.is_symlink() and is_run_id(leftover.name.removeprefix(_PRUNED_PREFIX)):
             shutil.rmtree(leftover, ignore_errors=True)
-    return pruned
 
 
 def _paths(report_dir: Path, pattern: str) -> list[Path]:

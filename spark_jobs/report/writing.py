@@ -36,7 +36,7 @@ from spark_jobs.report.files import (
     ReportDirError,
     write_file,
 )
-from spark_jobs.report.history import earlier_run_to_compare, is_whole, prune, reports, summaries
+from spark_jobs.report.history import earlier_run_to_compare, is_whole, prune, remove_left, reports, summaries
 from spark_jobs.report.page.render import render_index, render_report
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.tables.run_tables import bookies_table, runs_table, trend
@@ -138,7 +138,7 @@ def finish(
 
 
 def keep(report_dir: Path, now_ms: int, kept: Kept) -> list[str]:
-    """Remove data beyond the limits of ``kept``, and compact the tables. Failures are logged.
+    """Remove data beyond the limits of ``kept`` and what killed runs left, and compact the tables. Failures are logged.
 
     Args:
         report_dir: the report directory of all runs.
@@ -149,6 +149,7 @@ def keep(report_dir: Path, now_ms: int, kept: Kept) -> list[str]:
         Ids of the runs whose reports were removed.
     """
     pruned = [] if kept.reports_max is None else prune(report_dir, kept.reports_max)
+    remove_left(report_dir, now_ms)
     compact_and_prune(report_dir, now_ms, kept)
     return pruned
 

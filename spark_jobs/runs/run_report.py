@@ -11,6 +11,7 @@ without its report it is not a success.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -44,6 +45,8 @@ _PROBE: Final = ".bkheal-probe"
 """Name of a file that is written and removed before the findings."""
 _PROBE_BYTES: Final = 128 << 10
 """Its size. The page of a report needs about as much."""
+_FULL: Final = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+_REMEDY: Final = "; free space there, or lower --reports-kept and --history-mib"
 _CAUSES_MAX: Final = 8
 """Largest number of causes of a Java error that are read to find its first cause."""
 
@@ -160,30 +163,35 @@ class RunReport:
     def finish(self, summary: RunSummary, topology: Topology | None, kept: Kept) -> Path:
         """Write all of the report except the findings, unless it has already failed; return the path of the summary.
 
-        Old reports are removed from the directory, and the same ones from the store. If the store cannot be written, a
-        later run removes them there.
+        Old reports are removed from the directory, and the same ones from the store, even if this report fails, as it
+        does on a full disk. If the store cannot be written, a later run removes them there.
         """
         path = self.directory / writing.SUMMARY
         if self.problem is None:
             with self._marks_problem_on_error():
                 self._marks.finish()
+        if self.problem is None:
+            try:
+                path, pruned = writing.finish(self._report_dir, summary, topology=topology, kept=kept)
+            except ReportDirError as error:
+                self._set_problem(error)
         if self.problem is not None:
-            return path
-        try:
-            path, pruned = writing.finish(self._report_dir, summary, topology=topology, kept=kept)
-        except ReportDirError as error:
-            self._set_problem(error)
-            return path
+            pruned = writing.keep(self._report_dir, summary.finished_ms, kept)
         if self._store is not None:
             note_removed(self._report_dir, pruned)
-            try:
-                send_run(self._store, self._report_dir, summary.run_id)
-            except ReportDirError as error:
-                self.problem = error
-                _log.error("the report is not in the store", extra={"run_id": summary.run_id, "reason": str(error)})
-            else:
+            if self.problem is not None or self._send(self._store):
                 remove_runs(self._store, self._report_dir)
         return path
+
+    def _send(self, store: ReportStore) -> bool:
+        """Send the complete report to the store; return whether that succeeded."""
+        run_id = self.directory.name
+        try:
+            send_run(store, self._report_dir, run_id)
+        except ReportDirError as error:
+            self.problem = error
+            _log.error("the report is not in the store", extra={"run_id": run_id, "reason": str(error)})
+        return self.problem is None
 
     def abandon(self) -> None:
         """Remove the directory of a failed run if nothing was written to it, and the findings that were not moved."""
@@ -209,11 +217,13 @@ class RunReport:
 
     def _set_problem(self, error: ReportDirError) -> None:
         self._discard_marks()
-        writing.abandon(self.directory)  # otherwise each run on a full disk would leave an empty directory
         left = self.directory / FINDINGS
-        is_left = os.path.isdir(left)
-        kept = f"; the findings of this run that were written are in {left}" if is_left else ""
-        self.problem = ReportDirError(f"{error}{kept}")
+        with contextlib.suppress(OSError):
+            left.rmdir()  # empty if Spark could not write a row
+        writing.abandon(self.directory)  # otherwise each run on a full disk would leave an empty directory
+        kept = f"; the findings of this run that were written are in {left}" if os.path.isdir(left) else ""
+        remedy = _REMEDY if any(reason in str(error) for reason in _FULL) else ""
+        self.problem = ReportDirError(f"{error}{kept}{remedy}")
         _log.error("the report of the run is missing", extra={"run_id": self.directory.name, "reason": str(error)})
 
 

@@ -81,6 +81,34 @@ def test_spark_logs_an_unreachable_master_in_one_line_with_the_first_cause(
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize(
+    ("text", "cause", "is_shown"),
+    [
+        ("[TASK_WRITE_FAILED] Task failed", "No space left on device", False),
+        ("[TASK_WRITE_FAILED] Task failed", "a bug", True),
+        ("shuffle", "No space left on device", True),
+    ],
+)
+def test_spark_logs_no_trace_of_a_full_disk_that_the_run_reports(
+    spark: SparkSession, text: str, cause: str, is_shown: bool
+) -> None:
+    jvm: Any = spark.sparkContext._jvm
+    log4j, java = jvm.org.apache.logging.log4j, jvm.java
+    event = log4j.core.impl.Log4jLogEvent.newBuilder().setLoggerName("org.apache.spark.executor.Executor")
+    event.setLevel(log4j.Level.ERROR).setMessage(log4j.message.SimpleMessage("Exception in task 0.0"))
+    event.setThrown(java.lang.RuntimeException(text, java.io.IOException(cause)))
+    appender = log4j.LogManager.getContext(False).getConfiguration().getAppender("console")
+    lines = appender.getLayout().toSerializable(event.build()).splitlines()
+    assert bool(lines) == is_shown
+    if is_shown:
+        assert lines[0].endswith(" ERROR spark Executor Exception in task 0.0")
+        assert [line for line in lines if not line.startswith("\t")][1:] == [
+            f"java.lang.RuntimeException: {text}",
+            f"Caused by: java.io.IOException: {cause}",
+        ]
+
+
+@pytest.mark.spark
 def test_workers_import_compiled_modules(spark: SparkSession) -> None:
     """The path that Spark sets has an archive of sources, which each process would have to compile."""
 

@@ -68,9 +68,9 @@ def list_runs(
 
 
 def _cause_and_owner(run: Mapping[str, Any]) -> tuple[str, str]:
-    """Return cause and owner as text. The reaction to a loss has no owner: the field names the lost bookies."""
+    """Return cause and owner as text. After a loss, the field names the lost bookies; the owner is the auditor."""
     cause, owner = run.get("cause", ""), run.get("owner", "")
-    return (f"loss of {owner}", "") if cause == RunCause.BOOKIE_LOSS.value else (cause, owner)
+    return (f"loss of {owner}", run.get("process", "")) if cause == RunCause.BOOKIE_LOSS.value else (cause, owner)
 
 
 def _kind(run: Mapping[str, Any]) -> str:

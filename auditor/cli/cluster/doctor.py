@@ -55,8 +55,8 @@ def doctor(
     Nothing in the cluster is changed: permissions are tested by transactions that always fail. Only `doctor` below the
     state root (`/bkheal`) is written, to compare the clock.
 
-    Exit codes: 0 nothing would fail (there may be warnings), 1 something would, 3 ZooKeeper did not answer, 78 the
-    configuration or the cluster at this address cannot be used.
+    Exit codes: 0 nothing would fail (there may be warnings), 1 something would, 2 wrong usage, 3 ZooKeeper did not
+    answer, 78 the configuration or the cluster at this address cannot be used.
 
     Example: `bkheal doctor --listen 127.0.0.1:8080 --output json`
     """

@@ -46,7 +46,8 @@ def decommission(
     later bookie of the same name is recognized as another one.
 
     Exit codes: 0 done, or nothing was left to do (with --dry-run: would be), 1 refused, or the cluster has no record of
-    such a bookie, 3 the store did not answer, 5 refused because some metadata cannot be read and may name one of them.
+    such a bookie, 2 wrong usage, 3 the store did not answer, 5 refused because some metadata cannot be read and may
+    name one of them.
 
     Example: `bkheal drain status bookie-2:3181 --wait`, stop the process, `bkheal decommission bookie-2:3181`
     """

@@ -25,9 +25,9 @@ def auditor(context: typer.Context, uri: MetadataUriOption = None, config: Confi
     Open http://127.0.0.1:8080/status, start a run with `curl -X POST`, or use the tab Auditor in Spark's UI. Liveness
     is /livez, readiness /readyz, metrics /metrics.
 
-    Exit codes: 0 stopped on request, 70 Spark is dead or does not start (restart the process), 78 wrong configuration,
-    an address in use, or no BookKeeper cluster there. An outage of ZooKeeper does not end the auditor: it waits and
-    continues by itself.
+    Exit codes: 0 stopped on request, 2 wrong usage, 70 Spark is dead or does not start (restart the process), 78 wrong
+    configuration, an address in use, or no BookKeeper cluster there. An outage of ZooKeeper does not end the auditor:
+    it waits and continues by itself.
     """
     from auditor.service.main import run_auditor
 

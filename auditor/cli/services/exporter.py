@@ -30,8 +30,8 @@ def exporter(
     Open http://127.0.0.1:8002/metrics. Liveness is /livez, readiness /readyz (a session with ZooKeeper, and the cluster
     was read within a minute). While it is not ready, figures are absent instead of stale.
 
-    Exit codes: 0 stopped on request, 78 wrong configuration, an address in use, or no BookKeeper cluster there. An
-    outage of ZooKeeper does not end the exporter: it waits and continues by itself.
+    Exit codes: 0 stopped on request, 2 wrong usage, 78 wrong configuration, an address in use, or no BookKeeper cluster
+    there. An outage of ZooKeeper does not end the exporter: it waits and continues by itself.
     """
     from auditor.exporter.main import run_exporter
 

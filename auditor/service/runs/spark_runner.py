@@ -51,18 +51,9 @@ class SparkRunner(CheckRunner):
         gate.check()
 
         def check() -> AuditResult:
-            from spark_jobs.report.store_runs import note_removed, opened_store, remove_runs
-            from spark_jobs.report.writing import keep
             from spark_jobs.runs.run import run_check
 
-            result = run_check(spark, request.kind, settings, progress, gate=gate, run_id=request.run_id)
-            if result.report_problem:  # then the run has removed no old reports, which may be why the disk is full
-                pruned = keep(settings.report_dir, result.summary.finished_ms, settings.kept)
-                store = opened_store(settings.report_store)
-                if store is not None:
-                    note_removed(settings.report_dir, pruned)
-                    remove_runs(store, settings.report_dir)
-            return result
+            return run_check(spark, request.kind, settings, progress, gate=gate, run_id=request.run_id)
 
         result = await run_in_daemon_thread(f"run {request.run_id}", check)
         limit = settings.namespaces_in_metrics

@@ -47,14 +47,17 @@ async def load_placement(
     """
     if file_text is not None:
         return Placement(policy, parse_topology(file_text))
+    topologies = TopologyStore(store, cluster)
     try:
-        return Placement(policy, (await TopologyStore(store, cluster).read()).topology)
+        return Placement(policy, (await topologies.read()).topology)
     except InvalidTopologyError as error:
         if policy.is_strict:
             raise
-        _log.warning(
-            "topology cannot be read, so new ledgers are placed without regard to racks", extra={"error": str(error)}
-        )
+        if topologies.is_news(str(error)):
+            _log.warning(
+                "topology cannot be read, so copies are placed without regard to racks until it is corrected",
+                extra={"error": str(error)},
+            )
         return Placement(policy)
 
 
@@ -125,7 +128,8 @@ class PlacementFeed:
                 else:
                     seen = await topologies.wait_changed(seen)
             except InvalidTopologyError as error:
-                _log.warning("topology cannot be read, the last one stays in use", extra={"error": str(error)})
+                if topologies.is_news(str(error)):
+                    _log.warning("topology cannot be read, the last one stays in use", extra={"error": str(error)})
             except (TransientError, PermanentError) as error:
                 _log.info("topology cannot be watched, trying again", extra={"error": str(error)})
             else:

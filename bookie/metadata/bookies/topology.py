@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -36,6 +35,10 @@ PULSAR_NODE: Final = "bookies"
 """Name of Pulsar's node, which has the same parent as the ledgers root: the top of Pulsar's ZooKeeper path."""
 _SHOWN_MAX: Final = 200
 _LOGGED_MAX: Final = 3
+_CLUSTERS_MAX: Final = 100
+_logged: Final[dict[str, object]] = {}
+"""The problem of the topology of each cluster that this process logged last, by instance id; None: there is none. A
+process has several stores of one topology, and logs each problem once. Emptied at ``_CLUSTERS_MAX`` clusters."""
 
 
 class InvalidTopologyError(PermanentError):
@@ -58,15 +61,14 @@ class TopologyStore:
 
     def __init__(self, store: MetadataStore, cluster: Cluster) -> None:
         self._store = store
+        self._cluster = cluster
         self.own_path = own_path("topology", cluster.root)
         self.pulsar_path = f"{parent_of(cluster.root).rstrip('/')}/{PULSAR_NODE}"
-        self._logged: tuple[int, Sequence[str]] = (0, ())
-        """The number of entries of Pulsar's node that were refused at the last read, and the first of them."""
 
     async def read(self) -> StoredTopology:
         """Return the topology, no older than this call.
 
-        A location that only Pulsar accepts counts as unknown, and is logged once.
+        A location that only Pulsar accepts counts as unknown, and is logged once for each process.
 
         Raises:
             InvalidTopologyError: the content of the used node is invalid.
@@ -97,10 +99,22 @@ class TopologyStore:
         try:
             return StoredTopology(self._decoded(path, data), path, stats)
         except InvalidTopologyError as error:
-            _log.warning(
-                "topology cannot be read, the last one stays in use", extra={"path": path, "error": str(error)}
-            )
+            if self.is_news(str(error)):
+                extra = {"path": path, "error": str(error)}
+                _log.warning("topology cannot be read, the last one stays in use", extra=extra)
             return StoredTopology(seen.topology, seen.path, stats)
+
+    def is_news(self, problem: object) -> bool:
+        """Record a problem of the topology that is about to be logged; return False if it was the last one recorded.
+
+        All stores of this process for the same cluster share the record. A topology without a problem clears it.
+        """
+        if len(_logged) >= _CLUSTERS_MAX:
+            _logged.clear()
+        key = self._cluster.instance_id
+        is_news = _logged.get(key) != problem
+        _logged[key] = problem
+        return is_news
 
     async def write(self, text: str) -> None:
         """Store a topology in bkheal's own node, without any change to the text. The last write wins.
@@ -127,11 +141,10 @@ class TopologyStore:
             return Topology()
         refused: list[str] = []
         found = _decode(path, data, refused if path == self.pulsar_path else None)
-        news = len(refused), refused[:_LOGGED_MAX]
-        if refused and news != self._logged:
-            extra = {"path": path, "entries": news[0], "first": news[1]}
+        count, first = len(refused), refused[:_LOGGED_MAX]
+        if self.is_news((count, first) if refused else None) and refused:
+            extra = {"path": path, "entries": count, "first": first}
             _log.warning("locations that cannot be used count as unknown", extra=extra)
-        self._logged = news
         return found
 
 

@@ -34,10 +34,10 @@ def test_the_figures_of_a_run() -> None:
     assert all(text in shown["image"] for text in ("1 ledger ", "192 ledgers", "2.0 KiB", "T", "Z"))
 
 
-def test_a_run_after_a_loss_has_the_bookie_in_its_cause_and_no_owner() -> None:
-    shown = values(run_lines(replace(RUN, cause=RunCause.BOOKIE_LOSS, owner="bk1:3181").to_json()))
-    assert shown["cause"] == "loss of bk1:3181"
-    assert "owner" not in shown
+def test_a_run_after_a_loss_has_the_bookie_in_its_cause_and_its_auditor_as_owner() -> None:
+    run = replace(RUN, cause=RunCause.BOOKIE_LOSS, owner="bk1:3181", process="auditor-0:12")
+    shown = values(run_lines(run.to_json()))
+    assert (shown["cause"], shown["owner"]) == ("loss of bk1:3181", "auditor-0:12")
     shown = values(run_lines(RUN.to_json()))
     assert (shown["cause"], shown["owner"]) == ("command", "me")
 

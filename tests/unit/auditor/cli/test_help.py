@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -143,3 +145,19 @@ def test_one_error_summarizes_the_attempts_of_a_short_command_to_reach_zookeeper
     monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
     CliRunner().invoke(app, command)
     assert log.level == logging.ERROR
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+    """Return every command below a command, with its help."""
+    below = [each for name, one in getattr(command, "commands", {}).items() for each in commands(one, (*path, name))]
+    return [(" ".join(path), command.help or ""), *below]
+
+
+def test_the_exit_codes_in_help_include_wrong_usage_and_are_documented() -> None:
+    lists = {path: text.partition("Exit codes:")[2].partition("\n\n")[0] for path, text in commands(get_command(app))}
+    page = (Path(__file__).parents[4] / "docs" / "commands.md").read_text()
+    documented = set(re.findall(r"\d+", " ".join(re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE))))
+    lists = {path: text for path, text in lists.items() if text}
+    assert len(lists) > 20
+    assert [path for path, text in lists.items() if " 2 " not in text.replace("\n", " ")] == []
+    assert {code for text in lists.values() for code in re.findall(r"(?:^|[,;.]|and)\s+(\d+)\s", text)} <= documented

@@ -85,7 +85,8 @@ def test_ids_under_a_parent_are_sorted_and_other_names_skipped() -> None:
     names = ["L0002", "L0001", "x", "L1", "ID-0000000007", "L00010"]
     assert ledger_ids_under(HIERARCHICAL, ROOT, f"{ROOT}/01/0002", names) == [1_0002_0001, 1_0002_0002]
     assert ledger_ids_under(LONG, ROOT, f"{ROOT}/01/0002", names) == []
-    assert ledger_ids_under(FLAT, ROOT, ROOT, ["L0000000002", "L0000000001", "L1", "ID-0000000003"]) == [1, 2]
+    flat = ["L0000000002", "L0000000001", "L1", "ID-0000000003", "L00000000003", "L10000000000"]
+    assert ledger_ids_under(FLAT, ROOT, ROOT, flat) == [1, 2, 10**10]
 
 
 def test_tree_tops_by_kind() -> None:

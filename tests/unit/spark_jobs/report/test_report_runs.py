@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,15 @@ import pytest
 
 from bookie.model.run import RunKind
 from spark_jobs.report import writing as report
-from spark_jobs.report.history import NoSuchReportError, earlier_run_to_compare, find, prune, reports, run_ids_to_prune
+from spark_jobs.report.history import (
+    LEFT_MS,
+    NoSuchReportError,
+    earlier_run_to_compare,
+    find,
+    prune,
+    reports,
+    run_ids_to_prune,
+)
 from spark_jobs.report.summary import ClusterName
 from spark_jobs.report.tables.run_tables import trend
 from tests.worlds import report as world
@@ -127,6 +136,32 @@ def test_after_a_crash_while_pruning_the_next_run_finishes_it(tmp_path: Path) ->
     assert prune(tmp_path, 5) == []
     assert not going.exists()
     assert find(tmp_path, "latest") == world.at(world.CLEAN, 2)
+
+
+def left_by_a_killed_run(reports_dir: Path, day: int, changed_ms: int) -> Path:
+    """Make the directory of a run that was killed, and that wrote its last findings at this time."""
+    directory = report.prepare(reports_dir, world.at(world.CLEAN, day).run_id)
+    findings = directory / "findings.parquet" / "_temporary" / "part-0.parquet"
+    findings.parent.mkdir(parents=True)
+    findings.write_bytes(b"PAR1")
+    began_ms = world.at(world.CLEAN, day).started_ms
+    for path in (findings, *findings.relative_to(reports_dir).parents):
+        os.utime(reports_dir / path, ns=(0, (changed_ms if path == findings else began_ms) * 10**6))
+    return directory
+
+
+def test_what_a_killed_run_left_is_removed_after_no_run_can_still_be_paused(tmp_path: Path) -> None:
+    now_ms = world.at(world.CLEAN, 20).finished_ms
+    left = left_by_a_killed_run(tmp_path, 1, now_ms - LEFT_MS)
+    active = left_by_a_killed_run(tmp_path, 2, now_ms - LEFT_MS + 1)
+    notes = tmp_path / "20260101"
+    notes.mkdir()
+    os.utime(notes, ns=(0, 0))
+    world.write(tmp_path, world.at(world.CLEAN, 20))
+    assert not left.exists()
+    assert (active / "findings.parquet").is_dir(), "its run may still be active"
+    assert notes.is_dir(), "its name is not that of a run"
+    assert not list(tmp_path.glob(".bkheal-pruned-*"))
 
 
 def test_the_trend_outlives_the_reports_and_is_separate_by_check_and_cluster(tmp_path: Path) -> None:

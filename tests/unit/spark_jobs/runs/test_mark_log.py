@@ -8,12 +8,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import SparkRuntimeException
 
 from bookie.model.ids import BookieId, LedgerId
+from spark_jobs.kept import Kept
 from spark_jobs.report import writing
+from spark_jobs.report.history import reports
 from spark_jobs.runs import mark_log, run_report
 from spark_jobs.runs.mark_log import MarkLog
 from spark_jobs.runs.run_report import RunReport
+from tests.worlds import report as world
 
 A = BookieId("a:3181")
 
@@ -74,5 +78,32 @@ def test_spark_is_not_asked_to_write_findings_to_a_full_disk(tmp_path: Path, mon
     report.write_findings(rows, rows)
     assert len(asked) == 1
     assert "cannot write the findings" in str(report.problem)
-    assert "No space left on device" in str(report.problem)
+    assert "No space left on device; free space there, or lower --reports-kept" in str(report.problem)
     assert list(tmp_path.iterdir()) == [], "a run without a report leaves nothing"
+
+
+def test_a_disk_that_fills_while_spark_writes_leaves_nothing_and_names_the_remedy(tmp_path: Path) -> None:
+    report = RunReport(tmp_path, "run", is_needed=True)
+
+    def write_on_a_full_disk() -> None:
+        (report.directory / "findings.parquet").mkdir()
+        reason = "java.io.IOException: No space left on device"
+        raise SparkRuntimeException(f"[TASK_WRITE_FAILED] Task failed\n\tat org.apache.spark\nCaused by: {reason}")
+
+    with report.tolerated():
+        write_on_a_full_disk()
+    assert str(report.problem) == (
+        f"cannot write the findings to {report.directory}: java.io.IOException: No space left on device; free space "
+        "there, or lower --reports-kept and --history-mib"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_whose_report_fails_removes_old_reports(tmp_path: Path) -> None:
+    world.write(tmp_path, *(world.at(world.CLEAN, day) for day in range(3)))
+    summary = world.at(world.CLEAN, 3)
+    report = RunReport(tmp_path, summary.run_id, is_needed=True)
+    (report.directory / "summary.json").mkdir()  # the report fails at its last step, as with a full disk
+    report.finish(summary, None, Kept(reports_max=1))
+    assert report.problem is not None
+    assert [each.run_id for each in reports(tmp_path)] == [world.at(world.CLEAN, 2).run_id]

@@ -17,6 +17,7 @@ from bookie.client.placement.free_space import FreeSpace, FreeSpaceSettings
 from bookie.client.placement.placement import Placement, PlacementPolicy
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore
+from bookie.metadata.nodes import put
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.store.memory import MemoryStore
 from bookie.model.ids import BookieId
@@ -134,6 +135,27 @@ async def test_the_feed_survives_an_expired_session_and_invalid_data_at_its_star
         await other.write('{"bk1:3181": "/r2"}')
         w.store.resume()
         await until_located(placement, "/r2")
+
+
+@in_virtual_time
+async def test_a_problem_of_the_topology_is_logged_once_for_all_stores_of_a_process(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    w = await world()
+    for content, message in (
+        (b"nonsense", "topology cannot be read, so copies are placed without regard to racks until it is corrected"),
+        (b'{"bk1:3181": "rack 1"}', "locations that cannot be used count as unknown"),
+    ):
+        await put(w.store, w.topologies.pulsar_path, content)
+        caplog.clear()
+        async with w.fed(await load_placement(w.store, w.cluster)):
+            await asyncio.sleep(60)
+        assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [message]
+    await put(w.store, w.topologies.pulsar_path, b"{}")
+    await load_placement(w.store, w.cluster)
+    await put(w.store, w.topologies.pulsar_path, content)
+    await load_placement(w.store, w.cluster)
+    assert [record.message for record in caplog.records] == [message, message], "it was corrected in between"
 
 
 @in_virtual_time
