@@ -92,7 +92,8 @@ async def open_parts(
                     else _next_full_disk_attempt_bytes(caches.active.size, settings)
                 )
     journals = _journals(replays, slots, settings, clock)
-    is_full = not await _checkpoint(checkpointer, lambda: journals.durable_sequences)
+    has_room = await _checkpoint(checkpointer, lambda: journals.durable_sequences)
+    is_full = not has_room or index.needs_reopen  # a checkpoint without anything to write does not show that
     if is_full:
         for replay, journal in zip(replays, journals.each, strict=True):
             await _make_durable(replay, journal)

@@ -241,17 +241,22 @@ class EntryIndex(Protocol):
         """Apply all changes or none; they are durable on return.
 
         Raises:
-            DiskFullError: no space; every later write fails as well, until ``reopen``.
+            DiskFullError: no space; every later write fails as well, until ``reopen`` (``needs_reopen``).
             DiskError: the changes could not be made durable.
         """
         ...
 
+    @property
+    def needs_reopen(self) -> bool:
+        """True if every write fails with ``DiskFullError`` until ``reopen``."""
+        return False
+
     async def reopen(self) -> None:
-        """Make writes possible again after ``DiskFullError``. Nothing happens if no write failed in this way.
+        """Make writes possible again after ``DiskFullError``. Nothing happens if ``needs_reopen`` is false.
 
         Raises:
-            DiskFullError: there is not enough space yet. If the space ended while the index was being opened, every
-                operation fails with this error until a later call succeeds.
+            DiskFullError: there is not enough space yet. If the space ended while the index was being opened, reads
+                may fail with this error, too, until a later call succeeds.
             DiskError: the index cannot be opened.
         """
         ...

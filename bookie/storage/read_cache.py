@@ -152,6 +152,7 @@ class WatchedIndex:
     def __init__(self, index: EntryIndex, cache: ReadCache) -> None:
         self.changes = Changes()
         """The running writes."""
+        self._index = index
         self._write = index.write
         self._cache = cache
         self.get_many = index.get_many
@@ -161,6 +162,11 @@ class WatchedIndex:
         self.last = index.last
         self.reopen = index.reopen
         self.close = index.close
+
+    @property
+    def needs_reopen(self) -> bool:
+        """Whether every write fails until ``reopen``, as ``EntryIndex.needs_reopen``."""
+        return self._index.needs_reopen
 
     async def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
         """Apply changes as ``EntryIndex.write`` does. Their ledgers leave the cache, even if the write fails."""

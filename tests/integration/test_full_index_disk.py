@@ -1,4 +1,4 @@
-"""The index of a bookie on a file system that is full while the index is opened again.
+"""The index of a bookie on a file system that is full while the index is opened.
 
 The file system is a small tmpfs, which root may mount. The tests are skipped if it cannot be mounted.
 """
@@ -95,9 +95,9 @@ async def test_an_index_whose_reopening_finds_no_space_is_reopened_later(
         patched.setattr(RocksIndex, "_has_room", lambda _: True)  # the disk fills up only after this check
         with pytest.raises(DiskFullError, match="cannot open the index"):
             await index.reopen()
-    for attempt in (index.get_many([written[0][0]]), index.write(written[:1])):
-        with pytest.raises(DiskFullError):
-            await attempt
+    assert await index.get_many([written[0][0]]) == [written[0][1]], "the index cannot be read"
+    with pytest.raises(DiskFullError, match="Free space"):
+        await index.write(written[:1])
     with pytest.raises(DiskFullError):
         await index.reopen()
     disk.leave(DISK_MIB << 20)
@@ -119,7 +119,7 @@ async def test_an_index_is_reopened_only_with_enough_space_for_its_tables(disk: 
     await index.close()
 
 
-async def test_a_start_on_a_full_disk_asks_for_space_and_not_for_a_rebuild(disk: SmallDisk) -> None:
+async def test_an_index_on_a_full_disk_is_opened_for_reading(disk: SmallDisk) -> None:
     first = await RocksIndex.open(disk.index)
     for number in range(PAGES):
         await first.write(page(number))
@@ -127,11 +127,22 @@ async def test_a_start_on_a_full_disk_asks_for_space_and_not_for_a_rebuild(disk:
     shutil.copytree(disk.index, killed)  # the state after a kill: the entries are only in the log
     await first.close()
     shutil.rmtree(disk.index)
-    disk.leave(SLACK_BYTES)
-    with pytest.raises(DiskFullError, match=r"No space left on device.*Free space") as refused:
-        await RocksIndex.open(killed)
-    assert "rebuild-index" not in str(refused.value)
-    disk.leave(DISK_MIB << 20)
+    disk.leave(0)
     index = await RocksIndex.open(killed)
     assert (await index.range(b"", b"\xff", 1 << 30))[:PAGE] == page(0)
+    for attempt in (index.write(page(0)), index.reopen()):
+        with pytest.raises(DiskFullError) as refused:
+            await attempt
+        assert "rebuild-index" not in str(refused.value)
+    disk.leave(DISK_MIB << 20)
+    await index.reopen()
+    await index.write([(b"\xffagain", b"x")])
+    assert await index.get_many([b"\xffagain", page(PAGES - 1)[-1][0]]) == [b"x", page(PAGES - 1)[-1][1]]
     await index.close()
+
+
+async def test_an_index_for_whose_creation_there_is_no_space_asks_for_space(disk: SmallDisk) -> None:
+    disk.leave(0)
+    with pytest.raises(DiskFullError, match=r"No space left on device.*Free space") as refused:
+        await RocksIndex.open(disk.index)
+    assert "rebuild-index" not in str(refused.value)

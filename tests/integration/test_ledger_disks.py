@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from bookie.wire.resolver import BookieAddress
 from bookie.wire.security import PLAINTEXT
 from tests.deadlines import PROGRAM_S, STATE_S
 from tests.integration.test_bookie_process import LEDGER, READY, Machine, entry, machine
+from tests.sessions import kill9
 
 __all__ = ["machine"]
 
@@ -176,3 +177,25 @@ async def test_a_full_failed_or_missing_ledger_directory_does_not_stop_the_other
     assert await bookie.statuses() == [Status.OK] * 5 * PART
     assert await bookie.listed() == (Status.OK, 5 * PART)
     assert [disk["problem"] for disk in await bookie.shown()] == [None] * 3
+
+
+async def test_a_bookie_starts_read_only_on_a_disk_without_a_free_byte(machine: Machine, disks: list[Path]) -> None:
+    """The journal and the index are both on it, and an end of the journal that no checkpoint covers."""
+    disk = disks[0]
+    bookie = DiskBookie(machine, [disk], disk / "journal")
+    await bookie.start()
+    assert await machine.add(bookie.bookie, *(bookie.entry(number) for number in range(PART))) is Status.OK
+    bookie.added = PART
+    await kill9(machine.zookeeper, bookie.process)
+    with suppress(OSError), (disk / "of-another-program").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(4096))
+    await bookie.start()
+    assert await bookie.statuses() == [Status.OK] * PART
+    assert bookie.bookie in (await machine.registrations.list()).read_only
+    assert await machine.add(bookie.bookie, bookie.entry(PART)) is Status.READ_ONLY
+    assert await bookie.process.stop(STATE_S) == 0
+    (disk / "of-another-program").unlink()
+    await bookie.start()
+    assert await bookie.statuses() == [Status.OK] * PART
+    assert await machine.add(bookie.bookie, bookie.entry(PART)) is Status.OK

@@ -13,7 +13,8 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from bookie.server.apache.answering import RequestAnswerer
@@ -71,6 +72,11 @@ class ApacheConnection(asyncio.Protocol):
         self._too_late: asyncio.TimerHandle | None = None
         self._first_request_s = limits.silent_s if tls is None else limits.first_request_s
         self._incoming = IncomingRequests(limits.frame_bytes_max, may_serve=tls is None)
+        self._arrived: deque[bytes] = deque()
+        """Pieces of the stream that have not been decoded: usually none."""
+        self._decoding: Iterator[Fresh | StartTls] | None = None
+        """The piece that is decoded in part."""
+        self._is_decoding = False
         self._out = OutgoingAnswers(room.answers, limits, self._disconnect)
         self._pending = PendingRequests(answering, limits, room, self._out, self._advance, self._disconnect)
         self._large_frames = LargeFrames(
@@ -98,17 +104,10 @@ class ApacheConnection(asyncio.Protocol):
         if self._upgrade.is_under_way:
             self._upgrade.keep(data)
             return
-        try:
-            for asked in self._incoming.feed(data):
-                if isinstance(asked, StartTls):
-                    assert self._transport is not None
-                    self._upgrade.start(asked, self._transport, self)
-                elif asked.is_empty:
-                    self._advance()
-                else:
-                    self._take(asked)
-        except MalformedFrameError as error:
-            self._disconnect(str(error))
+        self._arrived.append(data)
+        self._decode()
+        if self._arrived or self._decoding is not None:  # as when the requests of other clients are too many
+            self._read_on()
 
     def pause_writing(self) -> None:
         """Record that the client receives answers too slowly. Beyond a bound, no more requests begin for it."""
@@ -153,6 +152,34 @@ class ApacheConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _decode(self) -> None:
+        """Decode what has arrived, until too many requests wait."""
+        if self._is_decoding:
+            return
+        self._is_decoding = True
+        try:
+            while not self._pending.are_too_many_waiting and (asked := self._next_decoded()) is not None:
+                if isinstance(asked, StartTls):
+                    assert self._transport is not None
+                    self._upgrade.start(asked, self._transport, self)
+                elif asked.is_empty:
+                    self._advance()
+                else:
+                    self._take(asked)
+        except MalformedFrameError as error:
+            self._disconnect(str(error))
+        finally:
+            self._is_decoding = False
+
+    def _next_decoded(self) -> Fresh | StartTls | None:
+        while self._decoding is not None or self._arrived:
+            if self._decoding is None:
+                self._decoding = self._incoming.feed(self._arrived.popleft())
+            if (asked := next(self._decoding, None)) is not None:
+                return asked
+            self._decoding = None
+        return None
+
     def _take(self, fresh: Fresh) -> None:
         if self._incoming.may_serve:  # otherwise only the end of the TLS handshake ends the wait
             self._stop_awaiting()
@@ -163,6 +190,7 @@ class ApacheConnection(asyncio.Protocol):
         """After requests arrived, began or ended: release the room of begun frames, then resume reading or end."""
         if self._transport is None:
             return
+        self._decode()
         pending = self._pending
         self._large_frames.update(self._incoming.frames, is_begun=not pending.hold_frames, is_read=not pending.is_full)
         self._read_on()
@@ -212,6 +240,8 @@ class ApacheConnection(asyncio.Protocol):
         self.connection_lost(None)
 
     def _drop_waiting(self) -> None:
+        self._arrived.clear()
+        self._decoding = None
         self._pending.drop()
         self._large_frames.drop()
 

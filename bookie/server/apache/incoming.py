@@ -7,6 +7,7 @@ connection permanently uses version 2.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from bookie.server.apache.dialect_v2 import DialectV2
 from bookie.server.apache.dialect_v3 import DialectV3
@@ -16,9 +17,12 @@ from bookie.server.apache.grouping import AddGroups
 from bookie.server.apache.requests import Add, ImmediateAnswer, Other, Request, StartTls
 from bookie.wire.apache.framing import LENGTH_SIZE, MalformedFrameError, framed
 
+_REQUESTS_MAX: Final = 256
+"""The most requests other than adds that are decoded at once. A piece of the stream may have ten thousand."""
+
 
 class Fresh:
-    """The requests from one piece of the stream.
+    """Requests from one piece of the stream.
 
     Attributes:
         adds: the adds, in groups.
@@ -69,6 +73,9 @@ class IncomingRequests:
     def feed(self, data: bytes) -> Iterator[Fresh | StartTls]:
         """Yield the requests in the frames that ``data`` completes, START_TLS separately after earlier ones.
 
+        The rest of ``data`` is decoded only when the next value is requested. The caller must request all of them
+        before it calls this again.
+
         Raises:
             MalformedFrameError: a frame is malformed, or cleartext followed START_TLS.
         """
@@ -84,6 +91,9 @@ class IncomingRequests:
                     yield request
                 else:
                     fresh.put(request)
+                    if len(fresh.others) >= _REQUESTS_MAX:
+                        yield fresh
+                        fresh = Fresh()
                 start = self._take_adds(block, end, fresh.adds)
             self.frames.keep(block, start)
         if self.frames.rest_bytes:

@@ -42,6 +42,8 @@ class ListenerLimits:
     waiting_bytes_max: int = 1 << 20
     """Memory of one connection's waiting requests other than adds, above which it is not read. This is five thousand
     reads: the adds and fences of a client that reads much must not wait until most of its reads are answered."""
+    all_waiting_bytes_max: int = 64 << 20
+    """The same for all connections together. Above it, a connection with any such request is not read."""
     all_answer_bytes_max: int = 192 << 20
     """Bytes of the answers of all connections: unsent entries, and ``READ_BYTES_MAX`` for each group of reads, batch
     read or list in the storage. A connection that would exceed it waits for its turn."""

@@ -43,7 +43,7 @@ class PendingRequests:
         self._out, self._begun = out, begun
         self._running = RunningRequests(limits, out, self.begin, disconnect)
         self._adds = PendingAdds(answering, limits, room.adds, self._running, out, self.begin)
-        self._others = PendingOthers(answering, limits, room.answers, self._running, out, self.begin)
+        self._others = PendingOthers(answering, limits, room, self._running, out, self.begin)
 
     @property
     def has_running_requests(self) -> bool:
@@ -56,9 +56,14 @@ class PendingRequests:
         return self._adds.are_waiting or self._others.are_large_waiting
 
     @property
+    def are_too_many_waiting(self) -> bool:
+        """Whether the waiting requests other than adds take so much memory that no more may be decoded."""
+        return self._others.are_too_many_waiting
+
+    @property
     def is_full(self) -> bool:
         """Whether so many requests should begin now that the client must not send more."""
-        return self._adds.are_due or self._others.are_too_many_waiting
+        return self._adds.are_due or self.are_too_many_waiting
 
     def has_held_back_requests(self) -> bool:
         """Whether requests wait for anything other than that the client receives its answers."""

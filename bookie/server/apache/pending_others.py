@@ -13,7 +13,7 @@ from bookie.server.apache.grouping import group_requests
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.outgoing import OutgoingAnswers
 from bookie.server.apache.requests import BatchRead, Info, LongPoll, Other, Read, WriteLac
-from bookie.server.apache.room import Room
+from bookie.server.apache.room import SharedRoom
 from bookie.server.apache.running import RunningRequests
 from bookie.server.read_places import URGENT_IN_A_ROW_MAX
 from bookie.wire.apache.framing import FRAME_BYTES_MAX, framed
@@ -40,7 +40,7 @@ class PendingOthers:
         self,
         answering: RequestAnswerer,
         limits: ListenerLimits,
-        room: Room,
+        room: SharedRoom,
         running: RunningRequests,
         out: OutgoingAnswers,
         begin: Callable[[], None],
@@ -50,12 +50,12 @@ class PendingOthers:
         Args:
             answering: executes the requests.
             limits: bounds.
-            room: room for answers, shared with all connections.
+            room: shared with all connections.
             running: counts the requests in the storage.
             out: receives the answers.
             begin: called when a waiting request may begin; it must call ``begin`` of this object.
         """
-        self._answering, self._limits, self._room = answering, limits, room
+        self._answering, self._limits, self._room, self._all_waiting = answering, limits, room.answers, room.waiting
         self._running, self._out, self._begin = running, out, begin
         self._urgent: deque[_Group] = deque()
         self._plain: deque[_Group] = deque()
@@ -73,7 +73,8 @@ class PendingOthers:
     @property
     def are_too_many_waiting(self) -> bool:
         """Whether the waiting requests take so much memory that the client must not send more."""
-        return self._waiting_bytes > self._limits.waiting_bytes_max
+        own = self._waiting_bytes
+        return own > self._limits.waiting_bytes_max or (own > 0 and self._all_waiting.is_full)
 
     @property
     def are_large_waiting(self) -> bool:
@@ -107,6 +108,7 @@ class PendingOthers:
         """Drop the waiting requests."""
         self._urgent.clear()
         self._plain.clear()
+        self._all_waiting.held -= self._waiting_bytes
         self._waiting_bytes = self._large_waiting = 0
         self._room.leave(self._begin)
 
@@ -126,7 +128,9 @@ class PendingOthers:
     def _count_waiting(self, group: _Group, sign: int) -> None:
         size = sum(map(_held_bytes, group)) if isinstance(group, list) else _held_bytes(group)
         count = len(group) if isinstance(group, list) else 1
-        self._waiting_bytes += sign * (size + count * _REQUEST_BYTES)
+        change = sign * (size + count * _REQUEST_BYTES)
+        self._waiting_bytes += change
+        self._all_waiting.held += change
         self._large_waiting += sign * (size > self._limits.small_frame_bytes)
 
     def _begin_reads(self, group: list[Read], taken: int) -> None:

@@ -71,6 +71,20 @@ class Room:
             self._is_serving = False
 
 
+class Waiting:
+    """The memory of the waiting requests of all connections. Nothing waits for it: each connection checks it."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.held = 0
+        """Bytes in use."""
+        self._bytes_max = bytes_max
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the connections that have waiting requests must not be read."""
+        return self.held > self._bytes_max
+
+
 @dataclass(frozen=True, slots=True)
 class SharedRoom:
     """The room shared by the connections of one listener."""
@@ -81,8 +95,15 @@ class SharedRoom:
     """For entries that were read but not sent, and the largest results of running reads."""
     frames: Room
     """For large frames that are incomplete or have requests that have not begun."""
+    waiting: Waiting
+    """Requests other than adds that have not begun."""
 
     @classmethod
     def within(cls, limits: ListenerLimits) -> SharedRoom:
         """Create the rooms with the bounds of ``limits``."""
-        return cls(Room(limits.all_add_bytes_max), Room(limits.all_answer_bytes_max), Room(limits.all_frame_bytes_max))
+        return cls(
+            Room(limits.all_add_bytes_max),
+            Room(limits.all_answer_bytes_max),
+            Room(limits.all_frame_bytes_max),
+            Waiting(limits.all_waiting_bytes_max),
+        )

@@ -452,6 +452,11 @@ class MemoryIndex(EntryIndex):
             raise
         self._apply(*self._under_way.pop(number))
 
+    @property
+    @override
+    def needs_reopen(self) -> bool:
+        return self._needs_reopen
+
     @override
     async def reopen(self) -> None:
         await asyncio.sleep(0)

@@ -1,7 +1,8 @@
 """The adapter of the ``EntryIndex`` port for RocksDB.
 
 After a write fails for lack of space, RocksDB keeps the error, and every later write fails with the same text. The
-database accepts writes only after it was opened again (``reopen``).
+database accepts writes only after it was opened again (``reopen``). Without space to open it, it is opened for reading
+only, which writes nothing.
 
 Two properties of the ``rocksdict`` binding (0.3) shape this file. First, ``write`` holds the interpreter lock until
 RocksDB returns, even while RocksDB waits for a sync or for compaction. Batches are therefore written without sync and
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     Cache,
     DBCompressionType,
@@ -79,13 +81,21 @@ _REBUILD_OR_REPLACE_HINT: Final = (
     ". Rebuild it with `bkheal bookie rebuild-index`, or replace this bookie's disks as a new incarnation"
 )
 _FULL: Final = ("No space left on device", "Disk quota exceeded", "Too many open files")
-_MAKE_SPACE_HINT: Final = "Free space on its disk, or allow more open files, then start again"
+_MAKE_SPACE_HINT: Final = ". Free space on its disk, or allow more open files"
 _LOCKED: Final = ("lock hold by current process", "While lock file")
 _MANIFESTS: Final = "MANIFEST-*"
 
 T = TypeVar("T")
 OpenDatabase = Callable[[Path, int], Any]
 """A function that opens the database at a path with this many bytes of cache, as ``open_database`` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """An open database. ``full``: the reason why it is open for reading only; None if it accepts writes."""
+
+    database: Any
+    full: DiskFullError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +130,18 @@ class RocksIndex(EntryIndex):
     """One RocksDB database. Create it with ``open``."""
 
     def __init__(
-        self, path: Path, database: Any, threads: _Threads, cache_bytes: int, open_again: OpenDatabase
+        self, path: Path, opened: _Opened, threads: _Threads, cache_bytes: int, open_again: OpenDatabase
     ) -> None:
         self._path = path
-        self._database = database
+        self._database = opened.database
+        self._full = opened.full
+        """The reason why the database is open for reading only; None if it accepts writes."""
         self._threads = threads
         self._cache_bytes = cache_bytes
         self._open_again = open_again
-        self._needs_reopen = False
-        """True after a write found the disk full, or too many files open; every later write then fails."""
+        self._needs_reopen = opened.full is not None
+        """True if the database is open for reading only, and after a write found the disk full, or too many files open.
+        Every later write then fails."""
         self._running = 0
         """The number of operations in threads, including those of cancelled callers."""
         self._is_idle = asyncio.Event()
@@ -148,9 +161,12 @@ class RocksIndex(EntryIndex):
     ) -> RocksIndex:
         """Open the database at ``path``, or create it. ``opening`` replaces ``open_database``.
 
+        Opening writes the log to tables. Without space for them, the database can be read, and ``needs_reopen`` is
+        true.
+
         Raises:
             DirectoryInUseError: another process uses the database.
-            DiskFullError: there is no space to write the log to tables, which opening does.
+            DiskFullError: there is no space to create the database, or too many files are open.
             DiskError: the database cannot be opened.
         """
         opening = opening or open_database
@@ -159,13 +175,13 @@ class RocksIndex(EntryIndex):
         except OSError as error:
             raise DiskError(f"cannot open the index {path}: {error}") from error
         try:
-            database = await asyncio.get_running_loop().run_in_executor(threads.writes, opening, path, cache_bytes)
-        except BaseException as error:
+            opened = await asyncio.get_running_loop().run_in_executor(
+                threads.writes, _open_or_read, opening, path, cache_bytes
+            )
+        except BaseException:
             threads.shutdown(wait=False)
-            if isinstance(error, DiskFullError):
-                raise DiskFullError(f"{error}. {_MAKE_SPACE_HINT}") from error
             raise
-        return cls(path, database, threads, cache_bytes, opening)
+        return cls(path, opened, threads, cache_bytes, opening)
 
     @override
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -208,6 +224,11 @@ class RocksIndex(EntryIndex):
             self._needs_reopen = True
             raise
 
+    @property
+    @override
+    def needs_reopen(self) -> bool:
+        return self._needs_reopen
+
     @override
     async def reopen(self) -> None:
         if not self._is_reopen_due():
@@ -236,9 +257,10 @@ class RocksIndex(EntryIndex):
             database, self._database = self._database, None
             if database is not None:
                 await run(self._threads.writes, _close, database)
-            self._database = await run(self._threads.writes, self._open_again, self._path, self._cache_bytes)
-            self._needs_reopen, self._not_open = False, None
-            return None
+            opened = await run(self._threads.writes, _open_or_read, self._open_again, self._path, self._cache_bytes)
+            self._database, self._full, self._not_open = opened.database, opened.full, None
+            self._needs_reopen = opened.full is not None
+            return opened.full
         except DiskError as error:
             self._not_open = error
             return error
@@ -341,6 +363,8 @@ class RocksIndex(EntryIndex):
         return cursor.key(), cursor.value()
 
     def _write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
+        if self._full is not None:
+            raise DiskFullError(f"the index is open for reading only: {self._full}")
         batch = WriteBatch(raw_mode=True)
         for key, value in puts:
             batch.put(key, value)
@@ -372,18 +396,37 @@ def _close(database: Any) -> None:
         _log.warning("index closed without a flush, its log keeps the writes", extra={"error": str(error)})
 
 
+def _open_or_read(opening: OpenDatabase, path: Path, cache_bytes: int) -> _Opened:
+    """Open a database; without the space for that, open it for reading only.
+
+    Raises:
+        DirectoryInUseError, DiskFullError, DiskError: see ``RocksIndex.open``.
+    """
+    try:
+        return _Opened(opening(path, cache_bytes), None)
+    except DiskFullError as full:
+        try:
+            return _Opened(_open(path, cache_bytes, AccessType.read_only()), full)
+        except DiskError:
+            raise full from None
+
+
 def open_database(path: Path, cache_bytes: int) -> Any:
     """Open a database, or create it.
 
     Raises:
         DirectoryInUseError, DiskFullError, DiskError: see ``RocksIndex.open``.
     """
-    options = _options(cache_bytes)
     make_durable_directory(path)
+    return _open(path, cache_bytes, AccessType.read_write())
+
+
+def _open(path: Path, cache_bytes: int, access: AccessType) -> Any:
+    options = _options(cache_bytes)
     _check_logs(path)
     try:
-        # Without the last argument, a re-opened database would use the options of its creation, and its own cache.
-        return Rdict(str(path), options, {"default": options})
+        # Without the third argument, a re-opened database would use the options of its creation, and its own cache.
+        return Rdict(str(path), options, {"default": options}, access)
     except Exception as error:
         if any(text in str(error) for text in _LOCKED):
             raise DirectoryInUseError(f"the index {path} is in use by another process: stop it") from error
@@ -410,7 +453,7 @@ def _check_logs(path: Path) -> None:
 
 def _open_failure(path: Path, why: str) -> DiskError:
     if any(text in why for text in _FULL):
-        return DiskFullError(f"cannot open the index {path}: {why}")
+        return DiskFullError(f"cannot open the index {path}: {why}{_MAKE_SPACE_HINT}")
     is_damaged = _IO_ERROR not in why or any(text in why for text in (_DAMAGED, _MISSING))
     return DiskError(f"cannot open the index {path}: {why}{_REBUILD_OR_REPLACE_HINT if is_damaged else ''}")
 

@@ -178,6 +178,53 @@ async def test_the_database_is_not_closed_while_the_read_of_a_cancelled_caller_r
     await index.close()
 
 
+async def test_an_index_without_the_space_to_open_it_can_be_read(tmp_path: Path) -> None:
+    first = await RocksIndex.open(tmp_path / "index")
+    await first.write([(b"a", b"1")])
+    await first.close()
+    is_full = True
+
+    def opening(path: Path, cache_bytes: int) -> Any:
+        if is_full:
+            raise DiskFullError("no space left")
+        return open_database(path, cache_bytes)
+
+    index = await RocksIndex.open(tmp_path / "index", opening=opening)
+    for attempt in (index.write([(b"b", b"2")]), index.reopen()):
+        assert index.needs_reopen
+        with pytest.raises(DiskFullError, match="no space left"):
+            await attempt
+        assert await index.get_many([b"a", b"b"]) == [b"1", None]
+        assert index.get_cached([b"a"]) == [b"1"]
+    is_full = False
+    await index.reopen()
+    await index.write([(b"b", b"2")])
+    assert await index.get_many([b"a", b"b"]) == [b"1", b"2"]
+    await index.close()
+
+
+async def test_a_store_opens_as_full_if_its_index_cannot_be_written() -> None:
+    """The first checkpoint has nothing to write, so it does not show that. Adds would fill the journal."""
+    is_full = False
+    index, clock = MemoryIndex(is_full=lambda: is_full), ManualClock(turns=3)
+    journal, ledgers = MemoryDisk(), MemoryDisk()
+    store = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), clock)
+    assert (await store.add(batch(0))).status is Status.OK
+    await store.close()
+    index, is_full = index.restarted(), True
+    index.is_full = lambda: is_full
+    with pytest.raises(DiskFullError):
+        await index.write([(b"a", b"1")])
+    store = await LedgerStorage.open(journal, ledgers, index, StorageSettings(), clock)
+    assert (await store.add(batch(1))).status is Status.READ_ONLY
+    assert (await store.read(LEDGER, [EntryId(0)])).results[0].status is Status.OK
+    is_full = False
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert (await store.add(batch(1))).status is Status.OK
+    await store.close()
+
+
 def test_an_index_that_could_open_no_file_is_opened_again(tmp_path: Path) -> None:
     script = (
         "import asyncio, os, resource, sys\n"

@@ -50,9 +50,9 @@ class Answerer(RequestAnswerer):
 class Client(SocketlessTransport):
     """One connection."""
 
-    def __init__(self, limits: ListenerLimits = LIMITS) -> None:
+    def __init__(self, limits: ListenerLimits = LIMITS, room: SharedRoom | None = None) -> None:
         super().__init__()
-        self.storage, self.room = Answerer(), SharedRoom.within(limits)
+        self.storage, self.room = Answerer(), room or SharedRoom.within(limits)
         self.protocol = ApacheConnection(self.storage, limits, self.room, None, lambda _: True, lambda _: None)
         self.protocol.connection_made(self)
 
@@ -123,6 +123,43 @@ async def test_a_client_with_too_many_waiting_requests_is_not_read() -> None:
     client.storage.may_read.set()
     await asyncio.sleep(1)
     assert [*were_paused, client.is_paused] == [True, False]
+    await client.end()
+
+
+@in_virtual_time
+async def test_waiting_requests_of_all_clients_together_have_a_bound() -> None:
+    limits = ListenerLimits(reads_max=2, all_waiting_bytes_max=30_000)
+    room = SharedRoom.within(limits)
+    clients = [Client(limits, room) for _ in range(3)]
+    for client in clients[:2]:
+        await client.send(*plain(1000))
+    await clients[2].send(*plain(1000, 2))
+    assert [client.is_paused for client in clients] == [False, True, False]
+    await clients[0].send(add(entry(0)))
+    assert (clients[0].is_paused, clients[0].storage.added) == (True, 0)
+    await clients[2].send(add(entry(0)))
+    assert clients[2].storage.added == 1, "a client without waiting requests is not read"
+    clients[1].protocol.connection_lost(None)
+    assert 0 < room.waiting.held < 30_000
+    clients[0].storage.may_read.set()
+    await asyncio.sleep(1)
+    assert (clients[0].is_paused, clients[0].storage.added) == (False, 1)
+    for client in clients:
+        await client.end()
+    assert room.waiting.held == 0
+
+
+@in_virtual_time
+async def test_a_piece_with_many_requests_is_decoded_in_parts() -> None:
+    client = Client(ListenerLimits(reads_max=2, waiting_bytes_max=10_000))
+    await client.send(*plain(1000, 5000), add(entry(0)))
+    assert client.room.waiting.held < 100_000
+    assert client.storage.added == 0
+    client.storage.may_read.set()
+    await asyncio.sleep(1)
+    assert client.storage.begun == list(range(1000, 6000))
+    assert client.storage.added == 1
+    assert not client.is_paused
     await client.end()
 
 
