@@ -22,6 +22,10 @@ need() {
     fi
 }
 
+# Two cores install Python's packages and the programs below at the same time.
+make --no-print-directory "$VENV/.installed-dev" &
+packages=$!
+
 # Tests open pages in a real browser and check alerts in a real Prometheus. Without CI they are skipped if it is missing.
 need chromium chromedriver prometheus promtool -- chromium chromium-driver prometheus
 # Tests use Apache's bookies and its client, with and without TLS; they make the certificates.
@@ -40,3 +44,5 @@ if [ -z "${BKHEAL_PULSAR_LIB:-}" ]; then
             -DoutputDirectory="$BKHEAL_PULSAR_LIB"
     fi
 fi
+
+wait "$packages"
