@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from auditor.cli.output import StreamFormat, print_json_line, print_line
+from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
 
 Document: TypeAlias = dict[str, Any]
 Show: TypeAlias = Callable[[Document], None]
@@ -25,6 +25,16 @@ def check_timeout(timeout_s: float | None, *, is_waiting: bool) -> None:
     """Refuse a time limit without a wait."""
     if timeout_s is not None and not is_waiting:
         raise typer.BadParameter("it is the longest time to wait: give --wait as well", param_hint="'--timeout'")
+
+
+def print_once(output: StreamFormat, lines: Callable[[Document], Sequence[str]], kind: str, document: Document) -> None:
+    """Print a document without a watch."""
+    if output is StreamFormat.JSON:
+        print_json(kind, **document)
+    elif output is StreamFormat.JSONL:
+        print_json_line(kind, **document)
+    else:
+        print_line("\n".join(lines(document)))
 
 
 @contextmanager

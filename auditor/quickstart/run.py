@@ -24,10 +24,10 @@ STEPS: Final = 6
 
 
 async def quickstart(settings: QuickstartSettings, display: Display) -> None:
-    """Run the tour. No process remains in any case, and no directory unless it is kept.
+    """Run the tour. No process remains in any case. No directory remains, unless it is kept or a step fails.
 
     Raises:
-        BkhealError: a step failed; the message has the cause, and the logs are kept in ``failed_directory``.
+        BkhealError: a step failed. The message has the cause. The tour's directory stays, because it has the logs.
     """
     with _directory(settings) as directory:
         with display.step(f"start ZooKeeper and {BOOKIES} bookies") as step:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Any, Final
 
 from auditor.cli.at import Service, reachable
 from auditor.cli.changing import connected
-from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
+from auditor.cli.output import StreamFormat
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
-from auditor.cli.watching import shown, watched
+from auditor.cli.watching import IntervalOption, WatchOption, print_once, shown, watched
 from auditor.operating.copied_bytes import copied_bytes
 from bookie.runtime.human import counted, duration, printable, size
 
@@ -29,10 +27,8 @@ def progress(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
     output: StreamOutputOption = StreamFormat.TABLE,
-    is_watching: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C.")] = False,
-    interval_s: Annotated[
-        float, typer.Option("--interval", min=0.5, help="Seconds between two updates; longer if an update takes long.")
-    ] = 5.0,
+    is_watching: WatchOption = False,
+    interval_s: IntervalOption = 5.0,
     *,
     service: Service | None = None,
 ) -> None:
@@ -53,7 +49,7 @@ def progress(
     elif is_watching:
         watched(output, one_line, lines, KIND, lambda: service.ask("GET", "/progress"), interval_s)
     else:
-        _print(output, service.ask("GET", "/progress"))
+        print_once(output, lines, KIND, service.ask("GET", "/progress"))
 
 
 async def _progress(uri: str, output: StreamFormat, interval_s: float, *, is_watching: bool) -> None:
@@ -63,7 +59,7 @@ async def _progress(uri: str, output: StreamFormat, interval_s: float, *, is_wat
         watch, clock = make_repair_watch(client), client.ports.clock
         if not is_watching:
             document = await anext(progress_documents(watch, clock, interval_s))
-            _print(output, document)
+            print_once(output, lines, KIND, document)
             return
         with shown(output, one_line, lines, KIND) as show:
             async for document in progress_documents(watch, clock, interval_s):
@@ -119,15 +115,6 @@ def one_line(document: dict[str, Any]) -> str:
         f"progress, {sum(document['parked'].values())} parked, rate {_rate_text(document)}, remaining "
         f"{_eta_text(document)}{'' if document['recovery_enabled'] else ', recovery DISABLED'}"
     )
-
-
-def _print(output: StreamFormat, document: dict[str, Any]) -> None:
-    if output is StreamFormat.JSON:
-        print_json(KIND, **document)
-    elif output is StreamFormat.JSONL:
-        print_json_line(KIND, **document)
-    else:
-        print_line("\n".join(lines(document)))
 
 
 def _flight_line(each: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import typer
 from auditor.api.operations_port import TaskState
 from auditor.cli.at import Service, reachable
 from auditor.cli.changing import connected
-from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
+from auditor.cli.output import StreamFormat
 from auditor.cli.paging import (
     LIMIT_DEFAULT,
     PAGE_ROWS_MAX,
@@ -20,7 +20,7 @@ from auditor.cli.paging import (
     print_page,
 )
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
-from auditor.cli.watching import IntervalOption, WatchOption, shown, watched
+from auditor.cli.watching import IntervalOption, WatchOption, print_once, shown, watched
 from auditor.operating.copied_bytes import copied_bytes
 from auditor.operating.owners import owner_text
 from bookie.model.ids import LedgerId
@@ -57,7 +57,7 @@ def status(
     elif is_watching:
         watched(output, one_line, lines, KIND, lambda: service.ask("GET", "/cluster"), interval_s)
     else:
-        _print(output, service.ask("GET", "/cluster"))
+        print_once(output, lines, KIND, service.ask("GET", "/cluster"))
 
 
 async def _status(uri: str, output: StreamFormat, interval_s: float, *, is_watching: bool) -> None:
@@ -67,16 +67,7 @@ async def _status(uri: str, output: StreamFormat, interval_s: float, *, is_watch
                 async for document in status_documents(client, interval_s):
                     show(document)
             return
-        _print(output, await anext(status_documents(client, interval_s)))
-
-
-def _print(output: StreamFormat, document: dict[str, Any]) -> None:
-    if output is StreamFormat.JSON:
-        print_json(KIND, **document)
-    elif output is StreamFormat.JSONL:
-        print_json_line(KIND, **document)
-    else:
-        print_line("\n".join(lines(document)))
+        print_once(output, lines, KIND, await anext(status_documents(client, interval_s)))
 
 
 async def status_documents(client: ConnectedBookKeeper, interval_s: float) -> AsyncIterator[dict[str, Any]]:

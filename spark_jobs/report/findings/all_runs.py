@@ -32,7 +32,7 @@ def findings_since(
         after: ``next_after`` of the previous page; None: from the beginning.
 
     Returns:
-        ``items`` as in ``finding_rows.read_findings``, with the run; ``next_after``, which is None at the end; and
+        ``items`` as in ``one_run.read_findings``, with the run; ``next_after``, which is None at the end; and
         ``left_out``, the unreadable files.
 
     Raises:

@@ -1,9 +1,9 @@
 """One pass over all ledgers that reads new, open and endangered ledgers, and carries over the others from the image.
 
-The image is a cache (R100): if it is missing, damaged, old, or of another cluster, the run reads all ledgers. It does
-the same after a loss that no audit has handled, because a copy may have been moved to the lost bookie since the image
-was written. Metadata that a run read before it ended early is carried over as well, if it was read after the loss: it
-is the first part of the same pass (R108).
+The image decides nothing (R100): if it is missing, damaged, old, or of another cluster, the run reads all ledgers. It
+does the same after a loss that no audit has handled, because a copy may have been moved to the lost bookie since the
+image was written. Metadata that a run read before it ended early is carried over as well, if it was read after the
+loss: it is the first part of the same pass (R108).
 """
 
 from __future__ import annotations
