@@ -52,6 +52,12 @@ def published_text(published: PublishResult) -> str:
     )
 
 
+def repaired_early_text(count: int) -> str:
+    """Return one line about the ledgers of the first marks that had no finding when all ledgers were read."""
+    were = agreeing(count, "was", "were")
+    return f"{counted(count, 'ledger')} {were} marked first, and repaired or deleted before all ledgers were read"
+
+
 def damage_marked_text(count: int) -> str:
     """Return one line about the ledgers that were marked because of recorded damage."""
     were = agreeing(count, "was", "were")
@@ -102,6 +108,8 @@ def _sources(summary: RunSummary) -> Iterator[str]:
 def _marks(summary: RunSummary) -> Iterator[str]:
     """Yield the marks, and the reasons for missing ones."""
     yield f"published   {published_text(summary.published)}"
+    if summary.published.repaired_early:
+        yield f"repaired    {repaired_early_text(summary.published.repaired_early)}"
     if summary.published.damage_marked:
         yield f"damage      {damage_marked_text(summary.published.damage_marked)}"
     if summary.held_because is not None:

@@ -49,6 +49,9 @@ class PublishResult:
     damage_marked: int = 0
     """Closed ledgers that the run marked because of damage that workers had recorded (R140). They are not counted in
     ``ledgers``."""
+    repaired_early: int = 0
+    """Ledgers that the run marked before it read all ledgers, and that had no finding then: they were repaired or
+    deleted. They are counted in ``tasks_changed``, and not in ``ledgers``."""
 
     @property
     def is_limited(self) -> bool:

@@ -225,4 +225,5 @@ def combine_published(one: PublishResult, other: PublishResult) -> PublishResult
     withdrawn = dict(Counter(one.withdrawn) + Counter(other.withdrawn))
     ledgers, tasks_changed = one.ledgers + other.ledgers, one.tasks_changed + other.tasks_changed
     damage_marked = one.damage_marked + other.damage_marked
-    return PublishResult(outcome, ledgers, tasks_changed, held_back, withdrawn, damage_marked)
+    repaired_early = one.repaired_early + other.repaired_early
+    return PublishResult(outcome, ledgers, tasks_changed, held_back, withdrawn, damage_marked, repaired_early)

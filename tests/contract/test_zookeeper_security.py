@@ -34,7 +34,7 @@ from bookie.runtime.signal import waiting_for
 from tests.certificates import make_ca, make_certificate, openssl
 from tests.contract.conftest import ZooKeeperBackend
 from tests.deadlines import PROGRAM_S, STATE_S
-from tests.worlds.secured import PASSWORD, USER, Secured
+from tests.worlds.secured import PASSWORD, USER, Secured, start_secured
 
 pytestmark = pytest.mark.needs("openssl")
 
@@ -114,6 +114,17 @@ async def test_a_wrong_password_is_refused(secured: Secured, tmp_path: Path) -> 
     reported = await refusal(secured.server.connect_string, access)
     assert "refused the login" in reported
     assert "wrong-secret" not in reported
+
+
+async def test_a_wrong_password_is_refused_by_a_server_that_demands_logins(tmp_path: Path) -> None:
+    """Such a server answers a failed login with the error of a request without a login."""
+    secured = await start_secured(tmp_path, is_login_required=True)
+    async with secured.server:
+        (tmp_path / "password").write_text("wrong-secret")
+        access = replace(secured.sasl, sasl_password_file=tmp_path / "password")
+        assert "refused the login" in await refusal(secured.server.connect_string, access)
+        async with session(secured.server.connect_string, secured.sasl) as store:
+            await store.get("/zookeeper")
 
 
 @pytest.mark.parametrize("turn_ms", range(1, 9))

@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import AuthFailedError, ConnectionDropped, ConnectionLoss
+from kazoo.exceptions import AuthFailedError, ConnectionDropped, ConnectionLoss, SessionClosedRequireSaslError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Connect, Create, Delete, Exists, GetChildren2, GetData, SetData, Sync
 from kazoo.protocol.states import KazooState, KeeperState
@@ -459,7 +459,8 @@ class KazooConnection:
         """Report the end of each login: kazoo reports the session before the login, which may fail.
 
         If a connection ends during a login, kazoo treats this as a refusal, and drops the session. After an earlier
-        successful login, it is an ordinary outage. A server that refuses a login answers with an error.
+        successful login, it is an ordinary outage. A server that refuses a login answers with an error: a server that
+        demands logins (``enforce.auth.enabled``) with another one than the others, which kazoo does not expect here.
         """
         connection = self._client._connection
         connect, log_in = connection._connect, connection._authenticate_with_sasl
@@ -476,6 +477,8 @@ class KazooConnection:
                 if self._is_logged_in and isinstance(error.__cause__, ConnectionDropped):
                     raise ConnectionDropped(str(error)) from error
                 raise
+            except SessionClosedRequireSaslError as error:
+                raise AuthFailedError(str(error)) from error
 
         connection._connect = connect_and_log_in
         connection._authenticate_with_sasl = log_in_again

@@ -11,7 +11,7 @@ from bookie.model.run import RunKind
 from bookie.model.times import utc_text
 from bookie.model.topology import Topology
 from bookie.runtime.human import agreeing, duration, size
-from spark_jobs.report.console import damage_marked_text, published_text
+from spark_jobs.report.console import damage_marked_text, published_text, repaired_early_text
 from spark_jobs.report.counts import (
     LISTED,
     InventoryBookie,
@@ -196,7 +196,9 @@ def _tiles(run: RunSummary, rows: Sequence[BookieRow]) -> Iterator[Tile]:
 
 def _marked(run: RunSummary) -> str:
     if run.published.outcome is PublishOutcome.PUBLISHED:
-        return f"{number(run.published.tasks_changed)} new or changed"
+        gone = run.published.repaired_early
+        repaired = f", with {number(gone)} repaired since" if gone else ""
+        return f"{number(run.published.tasks_changed)} new or changed{repaired}"
     return published_text(run.published)
 
 
@@ -239,6 +241,8 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, str]]:
     yield "Saw every ledger", "yes" if run.is_complete else "no"
     yield "Dry run", "yes: nothing was marked" if run.is_dry_run else "no"
     yield "Published", published_text(run.published)
+    if run.published.repaired_early:
+        yield "Repaired during the run", repaired_early_text(run.published.repaired_early)
     if run.published.damage_marked:
         yield "Recorded damage", damage_marked_text(run.published.damage_marked)
     if run.image.marked:

@@ -281,8 +281,7 @@ class BookieRun:
             held = replace(self.lost.held, limit_from=limiter.first_held)
             if not self._settings.is_dry_run and published.outcome.is_all:
                 published = replace(published, damage_marked=self._mark_noted_damage())
-            early = self._image_marks.marking.tasks_changed + self._driver_marks.marking.tasks_changed
-            published = replace(published, tasks_changed=published.tasks_changed + early)
+            published = self._with_early_changes(published, found)
             if not (scanned.problems or self._settings.is_dry_run) and published.outcome.is_all:
                 withdrawn = withdraw_ended(self._cluster, self._context.gate, found=found)
                 published = replace(published, withdrawn=withdrawn)
@@ -385,6 +384,18 @@ class BookieRun:
         if published.outcome is PublishOutcome.PUBLISHED and not published.is_limited:
             self._withdraw(losses.returned)
         return published
+
+    def _with_early_changes(self, published: PublishResult, found: LedgerIdSet) -> PublishResult:
+        """Add the changes of the early marks to the result of the marks after the pass over all ledgers.
+
+        Args:
+            published: that result.
+            found: the ledgers with findings; complete if all of them were marked.
+        """
+        marks = (self._image_marks.marking, self._driver_marks.marking)
+        changed = published.tasks_changed + sum(each.tasks_changed for each in marks)
+        gone = sum(each.ledgers.count_outside(found) for each in marks) if published.outcome.is_all else 0
+        return replace(published, tasks_changed=changed, repaired_early=gone)
 
     def _mark_noted_damage(self) -> int:
         """Mark ledgers with recorded damage, and return their number."""

@@ -10,7 +10,7 @@ R rules are defined in docs/failure-model.md.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -80,7 +80,7 @@ class EarlyMarking:
         self.last_mark_ms = 0
 
     @property
-    def ledgers(self) -> Container[LedgerId]:
+    def ledgers(self) -> LedgerIdSet:
         """The marked ledgers. Use it only after the last mark."""
         return self._ids
 

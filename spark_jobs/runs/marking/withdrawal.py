@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable, Versioned
@@ -236,14 +237,22 @@ class LedgerIdSet:
             self._ids.append(ledger.ledger_id)
             yield ledger
 
+    def count_outside(self, others: LedgerIdSet) -> int:
+        """Return the number of ids that are not in ``others``."""
+        is_inside = pc.is_in(self._array(), value_set=others._array())
+        return int(len(is_inside) - is_inside.true_count)
+
     def __contains__(self, ledger_id: object) -> bool:
         if not isinstance(ledger_id, int):
             return False
         if (ids := self._sorted) is None:
-            unsorted = pa.Array.from_buffers(pa.int64(), len(self._ids), [None, pa.py_buffer(self._ids)])
-            ids = self._sorted = memoryview(unsorted.sort().buffers()[1]).cast("q")[: len(self._ids)]
+            ids = self._sorted = memoryview(self._array().sort().buffers()[1]).cast("q")[: len(self._ids)]
         index = bisect_left(ids, ledger_id)
         return index < len(ids) and ids[index] == ledger_id
+
+    def _array(self) -> pa.Array:
+        """Return the ids as an array on the same memory. No id can be added while it exists."""
+        return pa.Array.from_buffers(pa.int64(), len(self._ids), [None, pa.py_buffer(self._ids)])
 
 
 def withdraw_ended(

@@ -112,6 +112,7 @@ def test_the_summary_file_is_a_versioned_document(tmp_path: Path) -> None:
         "held_back": {},
         "withdrawn": {},
         "damage_marked": 0,
+        "repaired_early": 0,
         "ledgers_waiting": 0,
     }
     assert (document["run_kind"], document["dry_run"], document["replicas"]) == ("bookies", False, None)
@@ -193,6 +194,16 @@ def test_the_text_report_counts_ledgers_marked_for_recorded_damage(count: int) -
     summary = replace(FOUND, published=published)
     for text in (table(summary), render_report(summary, None, [], None).decode()):
         assert ("5 ledgers were marked because of damage" in text) is bool(count)
+
+
+@pytest.mark.parametrize("count", [0, 43])
+def test_the_reports_explain_more_marks_than_marked_ledgers(count: int) -> None:
+    published = PublishResult(PublishOutcome.PUBLISHED, 45, 88, repaired_early=count)
+    summary = replace(FOUND, published=published)
+    page = render_report(summary, None, [], None).decode()
+    for text in (table(summary), page):
+        assert ("43 ledgers were marked first, and repaired or deleted" in text) is bool(count)
+    assert ("88 new or changed, with 43 repaired since" in page) is bool(count)
 
 
 def test_a_summary_is_assembled_from_the_results_of_its_phases() -> None:

@@ -40,7 +40,7 @@ def test_a_file_from_before_there_were_several_checks_is_of_the_bookie_check() -
     old = document()
     for name in ("run_kind", "dry_run", "waiting", "placement", "replicas", "references"):
         del old[name]
-    for name in ("ledgers_waiting", "held_back", "withdrawn", "damage_marked"):
+    for name in ("ledgers_waiting", "held_back", "withdrawn", "damage_marked", "repaired_early"):
         del old["published"][name]
     summary = decode_summary(old)
     assert (summary.kind, summary.is_dry_run) == (RunKind.BOOKIES, False)

@@ -50,7 +50,7 @@ SUMMARIES = [ones(each) for each in (world.UNDER_REPLICATED, world.WAITING, worl
 @pytest.mark.parametrize("outcome", list(PublishOutcome))
 def test_texts_of_a_run_with_counts_of_one_are_in_the_singular(summary: RunSummary, outcome: PublishOutcome) -> None:
     """Headings and table cells have no noun next to the number."""
-    published = dataclasses.replace(summary.published, outcome=outcome, damage_marked=1)
+    published = dataclasses.replace(summary.published, outcome=outcome, damage_marked=1, repaired_early=1)
     shown = dataclasses.replace(summary, published=published, snapshot=SnapshotCounts("snapshot", 1, 1, 1, 1))
     texts = [table(shown), *(render(dataclasses.replace(shown, kind=kind)) for kind in RunKind)]
     assert [found.group() for text in texts for found in PLURAL.finditer(text)] == []

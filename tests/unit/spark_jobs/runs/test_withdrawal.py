@@ -84,3 +84,10 @@ def test_the_ids_of_ledgers_with_findings_are_collected_in_passing() -> None:
     passed = [each.ledger_id for each in found.added(LedgerWithFindings(ledger_id, ()) for ledger_id in ids)]
     assert passed == ids
     assert [each for each in (0, 1, 2, 3, 4, 5, 6, 1 << 62, (1 << 63) - 1) if each in found] == [1, 3, 5, 1 << 62]
+    early = LedgerIdSet()
+    early.add(map(LedgerId, (1, 2, 4)))
+    assert (early.count_outside(found), early.count_outside(LedgerIdSet()), LedgerIdSet().count_outside(found)) == (
+        2,
+        3,
+        0,
+    )
