@@ -85,7 +85,7 @@ class ApacheServer:
 
     @property
     def address(self) -> str:
-        """The address of a bookie, and its default id: ``127.0.0.1:port``."""
+        """The address of a bookie, and its id without other settings: ``127.0.0.1:port``."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -113,7 +113,7 @@ class ApacheBookie(ApacheServer):
     @property
     def bookie_id(self) -> BookieId:
         """The id of its registration, known before the first start."""
-        return BookieId(self.settings.get("bookieId") or self.address)
+        return BookieId(self.settings.get("bookieId") or f"{self.settings['advertisedAddress']}:{self.port}")
 
 
 @dataclass(slots=True)

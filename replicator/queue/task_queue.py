@@ -220,6 +220,7 @@ class TaskQueue:
         """The records that cannot be deleted and have been logged, by kind and ledger; at most ``_LOGGED_MAX``."""
         self._changes_noted = 0
         self._renew_after_change_s = -1.0
+        self._last_listing_s = 0.0
         self._renew_anyway_s = -1.0
         self._empty_top: Children | None = None
         self._reserved_due_s = ports.clock.monotonic_s() + _RESERVATION_SEARCH_INTERVAL_S
@@ -538,12 +539,17 @@ class TaskQueue:
             _log.info("placement marks are left to Apache's workers", extra=extra)
 
     def _plan_renewal(self, started_s: float, judged: _ListingVerdicts) -> None:
-        """List again after the poll interval or when a waiting task is due, but use only a small share of the time."""
+        """List again after the poll interval or when a waiting task is due, but use only a small share of the time.
+
+        The shorter of the last two listings counts: the other one may have waited for the store (R149).
+        """
         now_s = self._ports.clock.monotonic_s()
         due_in_s = min(self._due_in_s(judged), default=self._poll_interval_s)
         if fault_point("queue.renew_early"):
             due_in_s = _NAP_S
-        self._renew_after_change_s = now_s + (now_s - started_s) / REFRESH_SHARE
+        took_s = now_s - started_s
+        self._renew_after_change_s = now_s + min(took_s, self._last_listing_s) / REFRESH_SHARE
+        self._last_listing_s = took_s
         self._renew_anyway_s = max(self._renew_after_change_s, now_s + min(self._poll_interval_s, due_in_s))
 
     def _due_in_s(self, judged: _ListingVerdicts) -> Iterator[float]:

@@ -151,6 +151,8 @@ async def under_faults(
     *,
     apache_bookies: int,
     is_apache_recovery: bool,
+    zookeeper_servers: int,
+    directories: int,
 ) -> None:
     """Run one cluster under faults in ``directory``.
 
@@ -161,6 +163,8 @@ async def under_faults(
         say: prints a line.
         apache_bookies: how many of the bookies are Apache's.
         is_apache_recovery: whether Apache's auditor and replication worker run beside ours.
+        zookeeper_servers: the number of ZooKeeper servers.
+        directories: the number of journals, and of ledger directories, of each of our bookies.
 
     Raises:
         FaultsError: see ``Run.run``.
@@ -173,8 +177,12 @@ async def under_faults(
         say(f"{clock.monotonic_s() - began_s:7.1f} s  {line}")
 
     async with (
-        await FaultyCluster.start(
-            directory, bookies=BOOKIES - apache_bookies, speaks_apache=bool(apache_bookies)
+        await FaultyCluster.started(
+            directory,
+            bookies=BOOKIES - apache_bookies,
+            zookeeper_servers=zookeeper_servers,
+            directories=directories,
+            speaks_apache=bool(apache_bookies),
         ) as cluster,
         _apache(cluster, apache_bookies) as apache,
         await connect(cluster.metadata_uri) as client,
@@ -218,6 +226,16 @@ def main() -> int:
     parser.add_argument(
         "--apache-recovery", action="store_true", help="run Apache's auto-recovery too; needs Apache's bookies"
     )
+    parser.add_argument(
+        "--zookeeper-servers", type=int, default=1, help="3 for an ensemble with a leader (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--directories",
+        type=int,
+        default=1,
+        help="how many journals and how many ledger directories each bookie of bkheal has (default: %(default)s)",
+    )
+    parser.add_argument("--keep", action="store_true", help="keep all files, also if nothing was found")
     parser.add_argument("--directory", type=Path, help="an empty folder on the disk to use; default: a temporary one")
     options = parser.parse_args()
     if options.apache_recovery and not options.apache_bookies:
@@ -239,6 +257,8 @@ def main() -> int:
             say,
             apache_bookies=options.apache_bookies,
             is_apache_recovery=options.apache_recovery,
+            zookeeper_servers=options.zookeeper_servers,
+            directories=options.directories,
         )
         asyncio.run(running)
     except (FaultsError, WrongBytesError, DeniedEntryError, BkhealError) as error:
@@ -247,5 +267,6 @@ def main() -> int:
     except KeyboardInterrupt:
         shutil.rmtree(directory)
         return ExitCode.INTERRUPTED
-    shutil.rmtree(directory)
+    if not options.keep:
+        shutil.rmtree(directory)
     return 0

@@ -18,6 +18,7 @@ from bookie.storage.disks.files import FileDisk
 from bookie.storage.journal.format import BatchHeader, find_batch_header
 from bookie.storage.journal.mark import MarkSlots
 from bookie.storage.journal.replay import DIRECTORY
+from tests.faults.disks import Directories
 
 FLIPS: Final = (1, 1, 10, 100)
 _CUT_BYTES_MAX: Final = 100_000
@@ -73,20 +74,22 @@ def apache_entry_logs(directory: Path) -> Sequence[Place]:
     return _whole((directory / "ledgers" / CURRENT).glob("*.log"))
 
 
-async def places(files: Files, directory: Path, *, is_cut: bool) -> Sequence[Place]:
+async def places(files: Files, directories: Directories, *, is_cut: bool) -> Sequence[Place]:
     """Return what may be damaged in the directories of one of our bookies.
 
     Args:
         files: the kind of files.
-        directory: the directory of the bookie.
+        directories: the directories of the bookie.
         is_cut: whether the end of a file is to be cut.
     """
-    ledgers = directory / "ledgers" / CURRENT
     if files is Files.ENTRY_LOGS:
-        return _whole((ledgers / "entries").glob("*.log"))
+        return _whole(path for each in directories.ledgers for path in (each / CURRENT / "entries").glob("*.log"))
     if files is Files.INDEX:
-        return _whole(path for path in (ledgers / "index").iterdir() if path.name != "LOCK")
-    return await _journal_places(directory / "journal" / CURRENT, is_cut=is_cut)
+        index = directories.ledgers[0] / CURRENT / "index"
+        return _whole(path for path in index.iterdir() if path.name != "LOCK")
+    return [
+        place for journal in directories.journals for place in await _journal_places(journal / CURRENT, is_cut=is_cut)
+    ]
 
 
 async def _journal_places(disk: Path, *, is_cut: bool) -> Sequence[Place]:

@@ -1,4 +1,7 @@
-"""Small disks of bookies, which can be filled. Each is a tmpfs, which root may mount."""
+"""The directories of bookies, and small disks below them, which can be filled.
+
+Each small disk is a tmpfs, which root may mount. A directory is unmounted by hiding its files, so that it is empty.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,49 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bookie.server.joining.directories import CURRENT
+
 SIZES_MIB: Final = {"journal": 256, "ledgers": 768}
-"""The sizes of the disks by directory: a run uses less than half of them."""
+"""The sizes of all disks for journals and for ledgers of a bookie: a run uses less than half of them."""
+_HIDDEN: Final = "hidden"
+"""The name of the files of a directory that is unmounted. It is next to ``current``, where a bookie ignores it."""
 _FILLER: Final = "filler"
 """The name of the file that fills a disk. It is next to ``current``, where a bookie ignores it."""
 _STEP_BYTES: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Directories:
+    """The directories of one of our bookies."""
+
+    journals: Sequence[Path]
+    ledgers: Sequence[Path]
+
+    @classmethod
+    def below(cls, directory: Path, count: int) -> Directories:
+        """Return the directories with ``count`` journals and ``count`` ledger directories."""
+        journals, ledgers = (
+            [directory / (f"{part}-{number}" if number > 1 else part) for number in range(1, count + 1)]
+            for part in SIZES_MIB
+        )
+        return cls(journals, ledgers)
+
+    @property
+    def options(self) -> Sequence[str]:
+        """The options for a bookie, or a command, that uses them."""
+        return [f"--{part}-dir={','.join(map(str, paths))}" for part, paths in self._parts()]
+
+    def sizes_mib(self) -> Sequence[tuple[Path, int]]:
+        """Return each directory with the size of its disk."""
+        sizes = zip(self._parts(), SIZES_MIB.values(), strict=True)
+        return [(path, size // len(paths)) for (_, paths), size in sizes for path in paths]
+
+    def _parts(self) -> Sequence[tuple[str, Sequence[Path]]]:
+        return ("journal", self.journals), ("ledger", self.ledgers)
 
 
 class Disks:
@@ -25,10 +63,9 @@ class Disks:
         """The reason why no disk can be mounted."""
         self._mounted: dict[str, list[Path]] = {}
 
-    def mount(self, name: str, directory: Path) -> None:
-        """Mount the disks of a bookie in its empty directory, if possible."""
-        for part, size_mib in SIZES_MIB.items():
-            disk = directory / part
+    def mount(self, name: str, directories: Directories) -> None:
+        """Mount a disk at each of the new directories of a bookie, if possible."""
+        for disk, size_mib in directories.sizes_mib():
             disk.mkdir(parents=True)
             command = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(disk)]
             mounted = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -82,6 +119,27 @@ def fill(disk: Path, free_bytes: int) -> None:
 def empty(disk: Path) -> None:
     """Remove the file that fills a disk."""
     (disk / _FILLER).unlink(missing_ok=True)
+
+
+def hide(directory: Path) -> None:
+    """Make a directory of a bookie empty, as if its disk were not mounted."""
+    (directory / CURRENT).rename(directory / _HIDDEN)
+
+
+def show(directory: Path) -> None:
+    """Undo ``hide``. A start without the directory may have left a lock file in it."""
+    shutil.rmtree(directory / CURRENT, ignore_errors=True)
+    (directory / _HIDDEN).rename(directory / CURRENT)
+
+
+def is_mounted(directory: Path) -> bool:
+    """Return whether a directory of a bookie has its files."""
+    return (directory / CURRENT / "VERSION").exists()
+
+
+def destroy_hidden(directory: Path) -> None:
+    """Make it impossible to undo ``hide``."""
+    shutil.rmtree(directory / _HIDDEN)
 
 
 def _free(disk: Path) -> int:

@@ -1,134 +1,96 @@
-"""Links that can be cut or slowed down: one from each process to ZooKeeper, and one to each of our bookies.
-
-A link forwards bytes. While it is cut, connections stay open, as if every packet were lost; what was held back arrives
-afterwards.
-"""
+"""The links of a cluster: from each process to ZooKeeper, between the ZooKeeper servers, and to each bookie."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import enum
+import socket
+import struct
+from collections.abc import Sequence
 from typing import Final
 
-BOOKIE_HOST: Final = "127.0.0.1"
-LINK_HOST: Final = "127.0.0.2"
-"""The address that a bookie advertises. Its links listen there, on the ports of the bookie."""
-_READ_BYTES: Final = 1 << 16
-_DELAY_S: Final = 0.05
-"""The delay before each 64 KiB, in each direction, of a slow link."""
+from tests.links import LINK_HOST, LOOPBACK, Link
+
+APACHE_HOST: Final = "localhost"
+"""The name that Apache's bookies advertise. In their own Java virtual machines it means another address.
+
+Apache's bookies listen at the address that they advertise, so a link needs another one for the same name.
+"""
+_WORD: Final = struct.Struct(">q")
+_SIZE: Final = struct.Struct(">i")
+_ADDRESS_MAX: Final = 1000
+_LEADER_ATTEMPTS: Final = 50
+"""An elected leader listens a moment later. If the connection of a follower ends before that, the election is void."""
 
 
-class Trouble(enum.Enum):
-    """A fault of a link. The value is the verb of the sentence that reports it."""
-
-    CUT = "cut"
-    NO_ANSWERS = "cut the answers of"
-    CLOSE = "close"
-    """Connections end at once, and new ones as well."""
-    SLOW = "slow down"
-
-
-class Link:
-    """Forwards connections to a port of this machine."""
-
-    def __init__(self, target_port: int) -> None:
-        """Store the port to which it forwards."""
-        self._target_port = target_port
-        self._trouble: Trouble | None = None
-        self._has_changed = asyncio.Event()
-        self._connections: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
-
-    async def listen(self, host: str, port: int = 0) -> int:
-        """Begin to forward, and return the port."""
-        self._server = await asyncio.start_server(self._accept, host, port)
-        return int(self._server.sockets[0].getsockname()[1])
-
-    def set(self, trouble: Trouble | None) -> None:
-        """Begin a fault, or end it."""
-        self._trouble = trouble
-        self._has_changed.set()
-        self._has_changed = asyncio.Event()
-        if trouble is Trouble.CLOSE:
-            for connection in self._connections:
-                connection.cancel()
-
-    async def close(self) -> None:
-        """End all connections."""
-        if self._server is not None:
-            self._server.close()
-        for connection in self._connections:
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._trouble is Trouble.CLOSE:
-            writer.transport.abort()
-            return
-        connection = asyncio.create_task(self._forward(reader, writer))
-        self._connections.add(connection)
-        connection.add_done_callback(self._connections.discard)
-
-    async def _forward(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        try:
-            with contextlib.suppress(OSError):  # the target does not run, or one end was closed
-                from_target, to_target = await asyncio.open_connection(BOOKIE_HOST, self._target_port)
-                try:
-                    async with asyncio.TaskGroup() as pumps:
-                        pumps.create_task(self._pump(from_client, to_target, is_answer=False))
-                        pumps.create_task(self._pump(from_target, to_client, is_answer=True))
-                finally:
-                    to_target.transport.abort()
-        finally:
-            to_client.transport.abort()
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool) -> None:
-        try:
-            while data := await reader.read(_READ_BYTES):
-                await self._passage(is_answer)
-                writer.write(data)
-                await writer.drain()
-            await self._passage(is_answer)
-            writer.write_eof()
-        except OSError:  # one of the ends was aborted
-            writer.transport.abort()
-
-    async def _passage(self, is_answer: bool) -> None:
-        """Wait until bytes may pass."""
-        if self._trouble is Trouble.SLOW:
-            await asyncio.sleep(_DELAY_S)
-        while self._trouble is Trouble.CUT or (is_answer and self._trouble is Trouble.NO_ANSWERS):
-            await self._has_changed.wait()
+def hosts_file() -> str:
+    """Return the addresses of all host names for the Java virtual machines of Apache's bookies."""
+    return f"{LINK_HOST} {APACHE_HOST}\n{LOOPBACK} {socket.gethostname()}\n"
 
 
 class Network:
     """All links of a cluster."""
 
-    def __init__(self, zookeeper_port: int) -> None:
-        """Store the port of ZooKeeper."""
-        self._zookeeper_port = zookeeper_port
-        self._to_zookeeper: dict[str, Link] = {}
+    def __init__(self) -> None:
+        """Start without a link."""
+        self._zookeeper_ports: Sequence[int] = ()
+        self._to_zookeeper: dict[str, list[Link]] = {}
         self._to_bookie: dict[str, list[Link]] = {}
+        self._between_servers: dict[tuple[int, int], list[Link]] = {}
 
     async def close(self) -> None:
         """Close all links."""
-        links = [*self._to_zookeeper.values(), *(link for links in self._to_bookie.values() for link in links)]
-        await asyncio.gather(*(link.close() for link in links))
+        groups = [*self._to_zookeeper.values(), *self._to_bookie.values(), *self._between_servers.values()]
+        await asyncio.gather(*(link.close() for links in groups for link in links))
+
+    def set_zookeeper(self, ports: Sequence[int]) -> None:
+        """Store the ports of the ZooKeeper servers."""
+        self._zookeeper_ports = ports
 
     async def to_zookeeper(self, name: str) -> str:
-        """Make the link of a process to ZooKeeper, and return its connect string."""
-        link = self._to_zookeeper[name] = Link(self._zookeeper_port)
-        return f"{BOOKIE_HOST}:{await link.listen(BOOKIE_HOST)}"
+        """Make the links of a process to each ZooKeeper server, and return their addresses as in a metadata URI."""
+        links = self._to_zookeeper[name] = [Link(port) for port in self._zookeeper_ports]
+        return ";".join([f"{LOOPBACK}:{await link.listen(LOOPBACK)}" for link in links])
+
+    async def between_servers(self, number: int, other: int, quorum: int, election: int) -> tuple[int, int]:
+        """Make the links from a ZooKeeper server to the ports of another one, and return their own ports."""
+        links = self._between_servers[number, other] = [
+            Link(quorum, attempts=_LEADER_ATTEMPTS),
+            Link(election, first=_without_address),
+        ]
+        return await links[0].listen(LOOPBACK), await links[1].listen(LOOPBACK)
 
     async def to_bookie(self, name: str, *ports: int) -> None:
-        """Make the links to a bookie, unless they exist: they stay over its restarts."""
-        if name in self._to_bookie:
-            return
-        links = self._to_bookie[name] = [Link(port) for port in ports]
-        for link, port in zip(links, ports, strict=True):
-            await link.listen(LINK_HOST, port)
+        """Make the links to one of our bookies, unless they exist: they stay over its restarts."""
+        if name not in self._to_bookie:
+            links = self._to_bookie[name] = [Link(port) for port in ports]
+            for link, port in zip(links, ports, strict=True):
+                await link.listen(LINK_HOST, port)
+
+    async def to_apache_bookie(self, name: str, port: int) -> None:
+        """Make the link to one of Apache's bookies."""
+        [link] = self._to_bookie[name] = [Link(port, LINK_HOST)]
+        await link.listen(LOOPBACK, port)
 
     def links(self, name: str, *, to_zookeeper: bool) -> list[Link]:
-        """Return the links of a process: the one to ZooKeeper, or those to a bookie, if there are any."""
-        return [self._to_zookeeper[name]] if to_zookeeper else self._to_bookie.get(name, [])
+        """Return the links of a process: those to ZooKeeper, or those to a bookie."""
+        return self._to_zookeeper[name] if to_zookeeper else self._to_bookie[name]
+
+    def links_of_server(self, number: int) -> list[Link]:
+        """Return the links between a ZooKeeper server and the others, in both directions."""
+        return [link for pair, links in self._between_servers.items() if number in pair for link in links]
+
+
+async def _without_address(reader: asyncio.StreamReader) -> bytes:
+    """Return the first message to the election port of a ZooKeeper server, without the address of its sender.
+
+    The server would connect to this address, which is no link. Without it, the server uses its own settings.
+    """
+    [word] = _WORD.unpack(await reader.readexactly(_WORD.size))
+    if word >= 0:  # the number of the sender, and no address
+        return _WORD.pack(word)
+    number = await reader.readexactly(_WORD.size)
+    [size] = _SIZE.unpack(await reader.readexactly(_SIZE.size))
+    if not 0 <= size <= _ADDRESS_MAX:
+        raise EOFError(f"an address of {size} bytes")
+    await reader.readexactly(size)
+    return number

@@ -23,11 +23,12 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.human import counted
 from tests.deadlines import PROGRAM_S, STATE_S
+from tests.ensemble import Server
 from tests.faults.cluster import FaultyCluster, add_apache_bookies
 from tests.faults.damage import Files, apache_entry_logs, cut_end, flip_bits, places
-from tests.faults.disks import empty, fill
+from tests.faults.disks import destroy_hidden, empty, fill, hide, is_mounted, show
 from tests.faults.healing import Healing
-from tests.faults.network import Link, Trouble
+from tests.links import Link, Trouble
 
 LOST_BOOKIE_DELAY_S: Final = 5
 _AUDITORS: Final = 2
@@ -37,9 +38,20 @@ _AWAY_S: Final = (0.0, 2.0, 8.0, 30.0)
 _PAUSES_S: Final = (1.0, 4.0, 15.0, 40.0)
 """How long a process is paused: less and more than a request may take, and more than a session lasts."""
 _ZOOKEEPER_AWAY_S: Final = (0.0, 3.0, 15.0)
+_LEADER_SHARE: Final = 0.6
+"""How often it is the leader of the ZooKeeper servers that fails."""
+_SERVER_TROUBLES: Final = (Trouble.CUT, Trouble.CLOSE, Trouble.SLOW)
+"""The faults of the links between ZooKeeper servers. To them, no direction is the one of answers."""
+_UNMOUNTED_S: Final = (0.0, 15.0, 150.0)
+"""How long a bookie runs without one of its ledger directories: less and more than all repairs of its copies take."""
+_UNMOUNTED_RUNNING_SHARE: Final = 0.5
+_LOST_DIRECTORY_SHARE: Final = 0.4
+"""How often an unmounted directory never returns."""
 _BOOKIES_AWAY_MAX: Final = 2
 """The most bookies that are away at a time. With more, most ledgers could not be written."""
 _START_AGAIN_S: Final = 1.0
+_ZOOKEEPER: Final = "ZooKeeper"
+_REFUSED: Final = (ExitCode.CONFIGURATION, ExitCode.STORAGE_FAILED)
 _FREE_BYTES: Final = (0, 1 << 20, 16 << 20)
 """What is left free of a full disk."""
 _NO_SPACE: Final = ("No space left on device", "no space left")
@@ -158,10 +170,13 @@ class Service:
             faults += [self._kill_recovery, self._pause_recovery, self._disturb_session_of_recovery]
         if not self._cluster.disks.problem:
             faults += [self._fill_disk, self._fill_disk]
+        if len(self._cluster.ensemble.servers) > 1:
+            faults += [self._kill_zookeeper, self._pause_zookeeper, self._disturb_zookeeper, self._disturb_zookeeper]
+        damages = [self._damage_bookie, *([self._unmount_directory] if self._cluster.has_several_directories else [])]
         if self.healing is not None:
-            faults += [self._damage_bookie]
+            faults += damages
         elif is_repaired and not self._away:
-            faults = [*faults, *[self._damage_bookie] * len(faults), *[self._destroy_bookie] * len(faults)]
+            faults = [*faults, *[self._rng.choice(damages) for _ in faults], *[self._destroy_bookie] * len(faults)]
         self._do(self._rng.choice(faults)())
 
     async def check_damage(self) -> bool:
@@ -213,6 +228,10 @@ class Service:
             if not worker.is_running:
                 self._note(f"{worker.name} ended with {worker.exit_code}")
                 self._workers[index] = self._started(worker.name)
+        for zookeeper in self._cluster.ensemble.servers:
+            if _ZOOKEEPER not in self._away and not zookeeper.process.is_running:
+                self._note(f"{zookeeper.process.name} ended with {zookeeper.process.exit_code}")
+                zookeeper.start()
         for server in [*self._bookies, *([] if self._recovery is None else [self._recovery])]:
             if server.name not in self._away and not server.running.is_running:
                 self._note(f"{server.name} ended with {server.running.exit_code}")
@@ -296,10 +315,9 @@ class Service:
             self._away.discard(bookie.name)
 
     async def _disturb_bookie(self) -> None:
-        """Disturb the connections to one of our bookies, whose registration stays."""
+        """Disturb the connections to a bookie, whose registration stays."""
         trouble, seconds = self._rng.choice(tuple(Trouble)), self._rng.choice(_PAUSES_S)
-        ours = [bookie.name for bookie in self._bookies if isinstance(bookie, EmbeddedBookie)]
-        if (bookie := self._away_soon(f"{trouble.value} the connections to", seconds, among=ours)) is not None:
+        if (bookie := self._away_soon(f"{trouble.value} the connections to", seconds)) is not None:
             await self._disturb(self._cluster.network.links(bookie.name, to_zookeeper=False), trouble, seconds)
             self._away.discard(bookie.name)
 
@@ -382,32 +400,111 @@ class Service:
     async def _damage_bookie(self) -> None:
         """Damage files of the bookie that has damage, or of any bookie if all is repaired."""
         rng, away_s = random.Random(self._rng.random()), self._rng.choice(_AWAY_S)
-        bookie = self._rng.choice(self._bookies) if self.healing is None else self._damaged()
-        if bookie.name in self._away:
-            return
-        self._away.add(bookie.name)
-        self.healing = self.healing or Healing(bookie.bookie_id)  # from now on, no other bookie is destroyed or damaged
-        try:
-            await self.healing.begin(self._client, has_lists=isinstance(bookie, EmbeddedBookie))
-        except BkhealError:  # ZooKeeper is away
-            self._away.discard(bookie.name)
+        if (bookie := await self._damaged_soon(self._bookies, rng)) is None:
             return
         if isinstance(bookie, EmbeddedBookie) and rng.random() > _DAMAGED_RUNNING_SHARE:
             await self._damage_stopped(bookie, rng, away_s)
-        elif isinstance(bookie, EmbeddedBookie) and rng.random() < _RUNNING_INDEX_SHARE:
+        elif isinstance(bookie, EmbeddedBookie) and rng.random() < _RUNNING_INDEX_SHARE and self._is_complete(bookie):
             await self._damage_used_index(bookie, rng, away_s)
         else:
-            logs = apache_entry_logs(bookie.directory)
             if isinstance(bookie, EmbeddedBookie):
-                logs = await places(Files.ENTRY_LOGS, bookie.directory, is_cut=False)
+                logs = await places(Files.ENTRY_LOGS, self._cluster.directories_of(bookie), is_cut=False)
+            else:
+                logs = apache_entry_logs(bookie.directory)
             if bits := flip_bits(logs, rng):
                 self._note(f"damage the entry logs of {bookie.name} ({counted(bits, 'bit')})")
             self._away.discard(bookie.name)
 
+    async def _damaged_soon(self, bookies: Sequence[_Bookie], rng: random.Random) -> _Bookie | None:
+        """Choose the bookie with damage, or one of these if all is repaired; None if it is away.
+
+        From now on, no other bookie is destroyed or damaged.
+        """
+        bookie = rng.choice(bookies) if self.healing is None else self._damaged()
+        if bookie.name in self._away:
+            return None
+        self._away.add(bookie.name)
+        self.healing = self.healing or Healing(bookie.bookie_id)
+        try:
+            await self.healing.begin(self._client, has_lists=isinstance(bookie, EmbeddedBookie))
+        except BkhealError:  # ZooKeeper is away
+            self._away.discard(bookie.name)
+            return None
+        return bookie
+
+    async def _unmount_directory(self) -> None:
+        """Unmount a directory of one of our bookies, and start the bookie without it."""
+        rng, away_s = random.Random(self._rng.random()), self._rng.choice(_AWAY_S)
+        ours = [bookie for bookie in self._bookies if isinstance(bookie, EmbeddedBookie)]
+        if self.healing is not None and self._damaged() not in ours:
+            return
+        bookie = await self._damaged_soon(ours, rng)
+        if not isinstance(bookie, EmbeddedBookie):
+            return
+        if not self._is_complete(bookie):
+            self._away.discard(bookie.name)
+            return
+        directories = self._cluster.directories_of(bookie)
+        directory = rng.choice([*directories.journals, *directories.ledgers])
+        is_lost = directory != directories.ledgers[0] and rng.random() < _LOST_DIRECTORY_SHARE
+        if rng.random() < _UNMOUNTED_RUNNING_SHARE:
+            self._note(f"unmount a directory of {bookie.name}, which runs ({directory.name})", away_s)
+            await asyncio.to_thread(hide, directory)
+            await asyncio.sleep(away_s)
+            await bookie.kill9()
+        else:
+            await (bookie.kill9() if rng.random() < _KILLED_SHARE else bookie.running.stop(STATE_S))
+            self._note(f"unmount a directory of {bookie.name} ({directory.name})", away_s)
+            await asyncio.to_thread(hide, directory)
+            await asyncio.sleep(away_s)
+        if directory in directories.ledgers[1:]:
+            await self._start_without(bookie, directory, rng.choice(_UNMOUNTED_S), is_lost=is_lost)
+        else:
+            await self._refused_without(bookie, directory, is_lost=is_lost)
+
+    async def _start_without(self, bookie: EmbeddedBookie, directory: Path, seconds: float, *, is_lost: bool) -> None:
+        """Run a bookie without one of its ledger directories, permanently or for some time."""
+        await self._start(bookie)
+        if is_lost:
+            self._note(f"the directory of {bookie.name} never returns")
+            await asyncio.to_thread(destroy_hidden, directory)
+            return
+        await asyncio.sleep(seconds)
+        while bookie.name in self._away:  # noqa: ASYNC110 (another fault)
+            await asyncio.sleep(_START_AGAIN_S)
+        self._away.add(bookie.name)
+        self._note(f"mount the directory of {bookie.name} again")
+        await bookie.running.stop(STATE_S)
+        await asyncio.to_thread(show, directory)
+        await self._start(bookie)
+
+    async def _refused_without(self, bookie: EmbeddedBookie, directory: Path, *, is_lost: bool) -> None:
+        """Start a bookie without a journal, or without its first ledger directory, which must be refused.
+
+        Raises:
+            EmbeddedProcessError: the bookie started, or is not refused for this reason.
+        """
+        bookie.launch()
+        code = await bookie.running.wait(STATE_S)
+        if code not in _REFUSED or str(directory) not in bookie.running.log_tail(1):
+            raise EmbeddedProcessError(f"{bookie.name} ended with {code} without {directory}: see its log")
+        if is_lost:
+            await asyncio.to_thread(destroy_hidden, directory)
+            await self._restore(bookie, "salvage-journal", "--lost")
+        else:
+            await asyncio.to_thread(show, directory)
+        await self._start(bookie)
+
+    def _is_complete(self, bookie: EmbeddedBookie) -> bool:
+        """Return whether all directories of a bookie are mounted: without one, no index or journal can be rebuilt."""
+        directories = self._cluster.directories_of(bookie)
+        return all(is_mounted(path) for path in [*directories.journals, *directories.ledgers])
+
     async def _damage_used_index(self, bookie: EmbeddedBookie, rng: random.Random, seconds: float) -> None:
         """Damage the index of a running bookie, which may end because of this. It must deny nothing until it ends."""
         with contextlib.suppress(FileNotFoundError):  # it was removed by a compaction
-            bits = flip_bits(await places(Files.INDEX, bookie.directory, is_cut=False), rng)
+            directories = self._cluster.directories_of(bookie)
+            bits = flip_bits(await places(Files.INDEX, directories, is_cut=False), rng)
             self._note(f"damage the index of {bookie.name} while it is used ({counted(bits, 'bit')})", seconds)
         await asyncio.sleep(seconds)
         if (healing := self.healing) is not None and bookie.running.is_running:
@@ -426,8 +523,10 @@ class Service:
 
     async def _damage_stopped(self, bookie: EmbeddedBookie, rng: random.Random, away_s: float) -> None:
         files, is_cut = rng.choice(tuple(Files)), rng.random() < _CUT_SHARE
+        if not self._is_complete(bookie):
+            files = Files.ENTRY_LOGS
         await (bookie.kill9() if rng.random() < _KILLED_SHARE else bookie.running.stop(STATE_S))
-        found = await places(files, bookie.directory, is_cut=is_cut)
+        found = await places(files, self._cluster.directories_of(bookie), is_cut=is_cut)
         if is_cut and (size := cut_end(found, rng)):
             self._note(f"cut the {files.value} of {bookie.name} ({counted(size, 'byte')})", away_s)
         elif not is_cut and (bits := flip_bits(found, rng)):
@@ -445,8 +544,7 @@ class Service:
         Raises:
             EmbeddedProcessError: it failed although nothing interrupted it.
         """
-        words = [*_command("bookie", command, *options), "--journal-dir", str(bookie.directory / "journal")]
-        words += ["--ledger-dir", str(bookie.directory / "ledgers")]
+        words = [*_command("bookie", command, *options), *self._cluster.directories_of(bookie).options]
         trouble, killed_s = self._rng.random(), self._rng.uniform(*_COMMAND_KILLED_S)
         disks, free, is_killed = self._cluster.disks.of(bookie.name), self._rng.choice(_FREE_BYTES), False
         if trouble < _INTERRUPTED_SHARE:
@@ -529,23 +627,46 @@ class Service:
             await self._disturb(self._cluster.network.links(server.name, to_zookeeper=True), trouble, seconds)
 
     async def _kill_zookeeper(self) -> None:
-        if "ZooKeeper" not in self._away:
-            away_s = self._rng.choice(_ZOOKEEPER_AWAY_S)
-            self._away.add("ZooKeeper")
-            self._note("kill ZooKeeper", away_s)
-            self._cluster.zookeeper.kill()
-            await self._cluster.zookeeper.process.wait(STATE_S)
+        away_s = self._rng.choice(_ZOOKEEPER_AWAY_S)
+        if (server := await self._zookeeper_soon("kill", away_s)) is not None:
+            server.process.kill9()
+            await server.process.wait(STATE_S)
             await asyncio.sleep(away_s)
-            await self._cluster.zookeeper.restart()
-            self._away.discard("ZooKeeper")
+            server.start()
+            await self._zookeeper_returned()
 
     async def _pause_zookeeper(self) -> None:
-        if "ZooKeeper" not in self._away:
-            paused_s = self._rng.choice(_ZOOKEEPER_AWAY_S)
-            self._away.add("ZooKeeper")
-            self._note("pause ZooKeeper", paused_s)
-            await self._pause(self._cluster.zookeeper.process, paused_s)
-            self._away.discard("ZooKeeper")
+        paused_s = self._rng.choice(_ZOOKEEPER_AWAY_S)
+        if (server := await self._zookeeper_soon("pause", paused_s)) is not None:
+            await self._pause(server.process, paused_s)
+            await self._zookeeper_returned()
+
+    async def _disturb_zookeeper(self) -> None:
+        """Disturb the connections of a ZooKeeper server to the others, but not to its clients."""
+        trouble, seconds = self._rng.choice(_SERVER_TROUBLES), self._rng.choice(_PAUSES_S)
+        if server := await self._zookeeper_soon(f"{trouble.value} the connections between the others and", seconds):
+            number = self._cluster.ensemble.servers.index(server)
+            await self._disturb(self._cluster.network.links_of_server(number), trouble, seconds)
+            await self._zookeeper_returned()
+
+    async def _zookeeper_returned(self) -> None:
+        for server in self._cluster.ensemble.servers:
+            await server.wait()
+        self._away.discard(_ZOOKEEPER)
+
+    async def _zookeeper_soon(self, what: str, seconds: float) -> Server | None:
+        """Choose a ZooKeeper server for a fault, often the leader; None if one is away."""
+        servers = self._cluster.ensemble.servers
+        chosen, is_leader = self._rng.choice(servers), self._rng.random() < _LEADER_SHARE
+        if _ZOOKEEPER in self._away:
+            return None
+        self._away.add(_ZOOKEEPER)
+        leading = []
+        with contextlib.suppress(OSError):  # a server ended by itself, and starts again soon
+            leading = [server for server in servers if await server.leads()]
+        server = leading[0] if leading and is_leader else chosen
+        self._note(f"{what} ZooKeeper{' (leader)' if server in leading else ''}", seconds)
+        return server
 
     @staticmethod
     async def _pause(process: ManagedProcess, seconds: float) -> None:

@@ -33,6 +33,7 @@ async def unfinished(client: ConnectedBookKeeper, destroyed: AbstractSet[BookieI
     Raises:
         StoreUnavailableError: no answer from the metadata store.
     """
+    await client.store.sync(LEDGERS_ROOT)  # the server may lag behind what other processes did
     tasks = client.ports.tasks
     present = (await client.ports.registrations.list()).registered - destroyed
     scanned = [one async for one in client.scan_ledgers()]

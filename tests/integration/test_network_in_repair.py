@@ -14,6 +14,7 @@ from tests.integration.clusters import connected, start_cluster
 from tests.integration.link import LinkedBookie, linked_bookie
 from tests.integration.repair_world import Repair, RepairWorld
 from tests.integration.stopping_replicator_child import PAUSED_LINE, Step
+from tests.links import Trouble
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -60,13 +61,13 @@ async def begun(world: Linked) -> tuple[Repair, list[LinkedBookie], LinkedBookie
 
 async def test_a_source_that_is_cut_off_does_not_stop_a_repair(world: Linked) -> None:
     repair, [source, _], target = await begun(world)
-    source.link.cut()
+    source.link.set(Trouble.CUT)
     try:
         repair.resume()
         await world.settled()
         assert source.bookie_id in (await world.client.ports.registrations.list()).registered
     finally:
-        source.link.restore()
+        source.link.set(None)
     await world.assert_repaired(repair, gone=[repair.lost])
     assert target.bookie_id in (await world.metadata(repair.ledger_id)).members()
 
@@ -75,13 +76,13 @@ async def test_a_slow_network_slows_down_a_repair_and_causes_no_second_target(wo
     repair, sources, target = await begun(world)
     slow = [*sources, target]
     for bookie in slow:
-        bookie.link.delay_s = 0.01
+        bookie.link.set(Trouble.SLOW)
     try:
         repair.resume()
         await world.settled()
     finally:
         for bookie in slow:
-            bookie.link.delay_s = 0.0
+            bookie.link.set(None)
     await world.assert_repaired(repair, gone=[repair.lost])
     assert target.bookie_id in (await world.metadata(repair.ledger_id)).members()
 
@@ -89,7 +90,7 @@ async def test_a_slow_network_slows_down_a_repair_and_causes_no_second_target(wo
 async def test_a_target_that_is_disconnected_and_returns_gets_the_rest_of_the_copy(world: Linked) -> None:
     """The cut is shorter than the deadline of an add, so the same target gets the copy."""
     repair, _, target = await begun(world)
-    target.link.cut()
+    target.link.set(Trouble.CUT)
     before = target.link.received
     repair.resume()
 
@@ -97,5 +98,5 @@ async def test_a_target_that_is_disconnected_and_returns_gets_the_rest_of_the_co
         return target.link.received > before
 
     await when(is_sent_more, STATE_S)
-    target.link.restore()
+    target.link.set(None)
     await world.assert_repaired(repair, gone=[repair.lost])

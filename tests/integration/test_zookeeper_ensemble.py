@@ -10,7 +10,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
@@ -30,10 +30,12 @@ from bookie.model.ids import LedgerId
 from bookie.model.run import RunCause
 from bookie.runtime.clock import SystemClock
 from tests.deadlines import STATE_S
-from tests.ensemble import Ensemble, started_ensemble
+from tests.ensemble import Ensemble, prepared_ensemble
+from tests.faults.network import Network
 from tests.integration.auditors import AuditorProcess, when
 from tests.integration.repair_world import BOOKIES, ENTRIES, RepairWorld, payload
 from tests.integration.stopping_replicator_child import Step
+from tests.links import Trouble
 from tests.sessions import Killable
 
 pytestmark = [
@@ -78,10 +80,21 @@ class EnsembleWorld(RepairWorld):
         return stat.children_version
 
 
-@pytest.fixture(scope="module")
-def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
-    with started_ensemble(tmp_path_factory.mktemp("ensemble")) as made:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def network() -> AsyncIterator[Network]:
+    made = Network()
+    yield made
+    await made.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def ensemble(network: Network, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ensemble]:
+    made = await prepared_ensemble(tmp_path_factory.mktemp("ensemble"), link=network.between_servers)
+    try:
+        await made.start()
         yield made
+    finally:
+        await made.stop()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -160,4 +173,25 @@ async def test_a_repair_survives_a_killed_zookeeper_leader(
         else:
             await leader.process.wait(STATE_S)
             leader.start()
+        await leader.wait()
+
+
+async def test_a_repair_survives_a_zookeeper_leader_that_is_cut_off_from_the_others(
+    world: EnsembleWorld, ensemble: Ensemble, network: Network
+) -> None:
+    """The leader is still connected to its clients, and ends their connections after it has noticed."""
+    repair = await world.repair_at(Step.COPYING)
+    [target] = await world.targets(repair)
+    leader = await ensemble.leader()
+    links = network.links_of_server(ensemble.servers.index(leader))
+    for link in links:
+        link.set(Trouble.CUT)
+    try:
+        repair.resume()
+        await world.assert_repaired(repair, gone=[repair.lost])
+        assert target.bookie_id in (await world.metadata(repair.ledger_id)).members()
+        assert not await leader.leads()
+    finally:
+        for link in links:
+            link.set(None)
         await leader.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import struct
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,8 +24,10 @@ from bookie.storage.journal.format import (
 )
 from bookie.wire.port import Status
 from tests.faults.damage import Files, Place, cut_end, flip_bits, places
+from tests.faults.disks import Directories, hide, show
 from tests.faults.healing import DeniedEntryError, Healing
-from tests.faults.network import BOOKIE_HOST, Link, Trouble
+from tests.faults.network import Network
+from tests.links import LOOPBACK, Link, Trouble
 from tests.unit.rings.test_faults_verdict import METADATA, packet
 from tests.worlds.ledgers import LEDGER
 from tests.worlds.repair import RepairWorld, a_world, answers, flipped
@@ -66,10 +69,12 @@ async def test_the_last_batch_of_a_journal_is_spared(tmp_path: Path) -> None:
         data += b"".join(encode_batch(header, [record]))
     path = directory / f"{1:016x}.journal"
     path.write_bytes(data)
-    assert await places(Files.JOURNAL, tmp_path, is_cut=False) == [Place(path, offsets[-1])]
-    assert await places(Files.JOURNAL, tmp_path, is_cut=True) == [], "no mark records the last batch as durable"
+    assert await places(Files.JOURNAL, Directories.below(tmp_path, 1), is_cut=False) == [Place(path, offsets[-1])]
+    assert await places(Files.JOURNAL, Directories.below(tmp_path, 1), is_cut=True) == [], (
+        "no mark records the last batch as durable"
+    )
     path.write_bytes(data[: offsets[-1] + BATCH_HEADER_SIZE - 1])
-    assert await places(Files.JOURNAL, tmp_path, is_cut=False) == [Place(path, offsets[-2])]
+    assert await places(Files.JOURNAL, Directories.below(tmp_path, 1), is_cut=False) == [Place(path, offsets[-2])]
 
 
 async def begun(world: RepairWorld) -> tuple[BookKeeper, Healing]:
@@ -112,11 +117,11 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def test_a_link_holds_bytes_back_and_closes_connections() -> None:
-    server = await asyncio.start_server(echo, BOOKIE_HOST, 0)
+    server = await asyncio.start_server(echo, LOOPBACK, 0)
     link = Link(server.sockets[0].getsockname()[1])
-    port = await link.listen(BOOKIE_HOST)
+    port = await link.listen(LOOPBACK)
     try:
-        reader, writer = await asyncio.open_connection(BOOKIE_HOST, port)
+        reader, writer = await asyncio.open_connection(LOOPBACK, port)
         for trouble in (Trouble.CUT, Trouble.NO_ANSWERS, Trouble.SLOW):
             link.set(trouble)
             writer.write(trouble.name.encode())
@@ -133,3 +138,35 @@ async def test_a_link_holds_bytes_back_and_closes_connections() -> None:
     finally:
         server.close()
         await link.close()
+
+
+async def test_a_zookeeper_server_does_not_learn_the_address_of_another_one_behind_a_link() -> None:
+    server = await asyncio.start_server(echo, LOOPBACK, 0)
+    network = Network()
+    try:
+        _, election = await network.between_servers(0, 1, 1, server.sockets[0].getsockname()[1])
+        reader, writer = await asyncio.open_connection(LOOPBACK, election)
+        address = b"127.0.0.1:3888"
+        writer.write(struct.pack(">qqi", -65536, 3, len(address)) + address + b"vote")
+        assert await reader.readexactly(12) == struct.pack(">q", 3) + b"vote"
+        writer.close()
+    finally:
+        server.close()
+        await network.close()
+
+
+def test_each_journal_and_each_ledger_directory_has_a_disk_of_its_own() -> None:
+    directories = Directories.below(Path("/b"), 2)
+    assert directories.options == ["--journal-dir=/b/journal,/b/journal-2", "--ledger-dir=/b/ledgers,/b/ledgers-2"]
+    assert [str(path) for path, _ in directories.sizes_mib()] == [
+        *("/b/journal", "/b/journal-2", "/b/ledgers", "/b/ledgers-2")
+    ]
+
+
+def test_a_directory_that_is_mounted_again_has_its_files(tmp_path: Path) -> None:
+    (tmp_path / CURRENT).mkdir()
+    (tmp_path / CURRENT / "file").write_text("content")
+    hide(tmp_path)
+    assert not (tmp_path / CURRENT).exists()
+    show(tmp_path)
+    assert (tmp_path / CURRENT / "file").read_text() == "content"

@@ -54,6 +54,28 @@ async def test_a_task_marked_after_all_others_are_done_is_started_at_once() -> N
         assert running.recorder.endings() == [Ending.REPAIRED, *[Ending.NOTHING_MISSING] * 3]
 
 
+@in_virtual_time
+async def test_a_listing_that_waited_for_the_store_does_not_delay_the_next_one() -> None:
+    """Such as while ZooKeeper elects a leader: the time of a listing then says nothing about its cost (R149)."""
+    async with a_world("a b t") as world:
+        await a_loss(world)
+        running = await an_idle_worker(world)
+        waits_s = [20.0]
+
+        async def wait_once(operation: str, path: str) -> None:
+            if operation == "sync" and waits_s:
+                await asyncio.sleep(waits_s.pop())
+
+        running.store.fault_hook = wait_once
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        await until(world.is_clean, seconds=20 + SOON_S)
+        await asyncio.sleep(2 * SOON_S)
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        await until(world.is_clean, seconds=SOON_S)
+        assert not waits_s
+        await running.stop()
+
+
 @pytest.mark.parametrize("is_seen", [True, False], ids=["seen", "too short to be seen"])
 @in_virtual_time
 async def test_tasks_marked_while_repair_was_disabled_are_started_when_it_is_enabled(is_seen: bool) -> None:
