@@ -13,6 +13,7 @@ from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.tasks.damage_notes import DamageNotes
 from bookie.metadata.tasks.debts import PlacementDebts
+from bookie.metadata.tasks.decisions import Decisions
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.failures import FailedTasks
 from bookie.metadata.tasks.moves import MovedLedgers
@@ -51,11 +52,13 @@ class RepairPorts:
     moves: MovedLedgers = field(init=False)
     debts: PlacementDebts = field(init=False)
     damage_notes: DamageNotes = field(init=False)
+    decisions: Decisions = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recent", Recent(self.registrations, self.tasks.switches, self.clock))
         object.__setattr__(self, "moves", MovedLedgers(self.store, self.cluster.root))
         object.__setattr__(self, "damage_notes", DamageNotes(self.store, self.cluster.root))
+        object.__setattr__(self, "decisions", Decisions(self.store, self.cluster.root))
         object.__setattr__(self, "debts", PlacementDebts(self.store, self.cluster.root))
 
     def client(self) -> ClientPorts:

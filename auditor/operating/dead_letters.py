@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
@@ -20,6 +21,8 @@ from bookie.model.times import rfc3339, rfc3339_if_known
 
 EXAMINED_MAX: Final = 20_000
 """Records that are read for one page in a search for dead letters with a reason."""
+ENTRY_RANGES_SHOWN_MAX: Final = 100
+"""Ranges of lost entries in one fragment of a document; the record has all of them."""
 _READ_LEDGERS: Final = 1_000
 _ENDS: Final = frozenset({Outcome.UNKNOWN, Outcome.FAILED, Outcome.NOT_TRIED})
 ACCEPT: Final = "accept-loss"
@@ -243,7 +246,8 @@ def _accepted_row(decision: Decision) -> Document:
 
 
 def fragment_row(fragment: LostFragment) -> Document:
-    """Return a fragment with lost entries as a document."""
+    """Return a fragment with lost entries as a document. A record without entry ids has no ``entries``."""
+    lost = fragment.lost_entries
     return {
         "first_entry_id": fragment.first_entry_id,
         "last_entry_id": fragment.last_entry_id,
@@ -253,6 +257,9 @@ def fragment_row(fragment: LostFragment) -> Document:
             {"position": denial.position, "bookie_id": denial.bookie, "entries": denial.entries}
             for denial in fragment.denials
         ],
+        "entry_count": len(lost) if lost else None,
+        "entries": [list(run) for run in itertools.islice(lost.runs, ENTRY_RANGES_SHOWN_MAX)],
+        "shared_positions": list(fragment.shared),
     }
 
 

@@ -2,7 +2,10 @@
 
 The invariant: the task of a ledger is deleted only under the ledger's lock, at the version that was read under the
 lock, and in the transaction that records the decision (S1, S5). So a decision without its record does not exist, and a
-worker is never disturbed. No metadata of a ledger is changed, and no entry is deleted.
+worker is never disturbed. No metadata of a ledger is changed here, and no entry is deleted.
+
+The record names the ids of the lost entries. If their positions store other entries, the task stays: a worker copies
+these to other bookies, and replaces the lost ones (R148).
 
 An entry can be accepted as lost if each of its bookies is unregistered and named by the task, or registered and denies
 the entry. A bookie that no audit reported may be restarting, and only an explicit denial means absence (S6). Bookies
@@ -12,14 +15,14 @@ fragment that may grow is unknown. While too many bookies are missing, nothing i
 Every step may be repeated. A crash before the transaction changes nothing. A crash after it leaves a parked record
 without a task, which a worker removes when it next lists the tasks.
 
-S rules are defined in docs/invariants.md.
+R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bookie.client.held_entries import HeldEntriesReader
@@ -30,17 +33,19 @@ from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.metadata.port import Check, MetadataStore, MultiFailedError
 from bookie.metadata.tasks.decisions import (
     ACCEPTED_MAX,
+    LOST_GROUPS_MAX,
     Decision,
     Decisions,
     DecisionTooLargeError,
     Denial,
     LostFragment,
     Verdict,
+    shared_positions,
 )
 from bookie.metadata.tasks.format import UnreadableTaskError
 from bookie.metadata.tasks.locks import HeldTask, Task
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
-from bookie.model.availability import EntryRuns
+from bookie.model.availability import EntryRuns, finished
 from bookie.model.errors import PermanentError
 from bookie.model.holdings import fragment_entries
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -60,7 +65,7 @@ class Outcome(enum.StrEnum):
     ACCEPTED = "accepted"
     """The loss is recorded, and the task is closed."""
     ACCEPTED_TASK_STAYS = "accepted_task_stays"
-    """The loss is recorded. The task stays, because the ledger lacks other copies too."""
+    """The loss is recorded. The task stays, because other entries lack copies, which a worker makes."""
     ALREADY_ACCEPTED = "already_accepted"
     DROPPED = "dropped"
     """The task and the parked record are removed."""
@@ -99,7 +104,15 @@ class Losses:
     ledger: Versioned
     lost: tuple[LostFragment, ...]
     other: int
-    """Positions without their bookie for another reason; a worker has to repair them."""
+    """Positions that lack copies of other entries; a worker has to repair them."""
+    other_without_ids: int
+    """Positions that lack copies, except those that store a lost entry: for a record without room for entry ids, for
+    which nothing is copied there."""
+
+    def without_ids(self) -> Losses:
+        """Return the losses as whole positions."""
+        lost = tuple(replace(part, entries=(), shared=()) for part in self.lost)
+        return replace(self, lost=lost, other=self.other_without_ids)
 
 
 class CannotAcceptError(PermanentError):
@@ -128,9 +141,9 @@ class DeadLetters:
         """
         found = await self._dead_letter(ledger_id)
         if isinstance(found, DeadLetterResult):
-            return _as_accept_result(found)
+            return await self._as_accept_result(found)
         try:
-            losses = await self._losses(*found)
+            losses, _ = await self._acceptance(*found, "")
         except CannotAcceptError as error:
             return _refused(ledger_id, str(error))
         outcome = Outcome.ACCEPTED_TASK_STAYS if losses.other else Outcome.ACCEPTED
@@ -159,11 +172,10 @@ class DeadLetters:
 
         async def decide(held: HeldTask, parked: ParkedTask) -> DeadLetterResult:
             try:
-                losses = await self._losses(held.task, parked)
+                losses, decision = await self._acceptance(held.task, parked, reason)
                 await self._make_room(ledger_id)
             except CannotAcceptError as error:
                 return _refused(ledger_id, str(error))
-            decision = self._decision(ledger_id, Verdict.LOSS_ACCEPTED, reason, parked, losses.lost)
             try:
                 write = await self._decisions.writing(decision)
             except DecisionTooLargeError as error:
@@ -174,13 +186,14 @@ class DeadLetters:
                     await self._store.multi([self._ports.tasks.locks.check(ledger_id), check, write])
                 except MultiFailedError:
                     return _changed(ledger_id)
+                await self._parked.unpark(ledger_id)  # a worker makes the other copies now
                 return DeadLetterResult(ledger_id, Outcome.ACCEPTED_TASK_STAYS, _task_stays_text(losses), losses.lost)
             if not await self._ports.tasks.locks.complete(held, [check, write]):
                 return _changed(ledger_id)
             await self._parked.unpark(ledger_id)
             return DeadLetterResult(ledger_id, Outcome.ACCEPTED, lost=losses.lost)
 
-        return _as_accept_result(await self._under_lock(ledger_id, decide))
+        return await self._as_accept_result(await self._under_lock(ledger_id, decide))
 
     async def drop(self, ledger_id: LedgerId, reason: str) -> DeadLetterResult:
         """Remove the task and the parked record of a dead letter; an audit may mark the ledger again.
@@ -212,6 +225,19 @@ class DeadLetters:
             return await self._accept_without_task(ledger_id)
         parked = await self._parked.get(ledger_id)
         return _refused(ledger_id, _not_parked_text(ledger_id)) if parked is None else (task, parked)
+
+    async def _as_accept_result(self, result: DeadLetterResult) -> DeadLetterResult:
+        """Return a result in terms of ``accept``.
+
+        If the task was dropped earlier, there is nothing to accept. If the task is not parked because a worker makes
+        the other copies after an acceptance, the loss was accepted before.
+        """
+        if result.outcome is Outcome.ALREADY_DROPPED:
+            return _refused(result.ledger_id, _not_parked_text(result.ledger_id))
+        if result.outcome is Outcome.REFUSED and result.detail == _not_parked_text(result.ledger_id):
+            found = await self._accept_without_task(result.ledger_id)
+            return found if found.outcome is Outcome.ALREADY_ACCEPTED else result
+        return result
 
     async def _accept_without_task(self, ledger_id: LedgerId) -> DeadLetterResult:
         decision = await self._decisions.get(ledger_id)
@@ -254,6 +280,19 @@ class DeadLetters:
             await locks.release(held)
         return DeadLetterResult(ledger_id, Outcome.WITHDRAWN)
 
+    async def _acceptance(self, task: Task, parked: ParkedTask, reason: str) -> tuple[Losses, Decision]:
+        """Return the losses that can be accepted, and their record: without entry ids if it has no room for them.
+
+        Raises:
+            CannotAcceptError: nothing can be accepted.
+        """
+        losses = await self._losses(task, parked)
+        decision = self._decision(task.ledger_id, Verdict.LOSS_ACCEPTED, reason, parked, losses.lost)
+        if not decision.has_room_for_ids or not all(part.entries for part in losses.lost):
+            losses = losses.without_ids()
+            decision = replace(decision, lost=losses.lost)
+        return losses, decision
+
     async def _losses(self, task: Task, parked: ParkedTask) -> Losses:
         """Judge the ledger: first its metadata, then the bookies (R2).
 
@@ -282,23 +321,33 @@ class DeadLetters:
                 "see `bkheal bookies`"
             )
         gone = frozenset(task.missing) - bookies.registered
-        held = await self._held_entries(ledger, bookies) if parked.reason is ParkReason.UNREADABLE_ENTRIES else {}
+        is_asked = parked.reason is ParkReason.UNREADABLE_ENTRIES or await self._has_denials(ledger_id)
+        held = await self._held_entries(ledger, bookies) if is_asked else {}
         lost = lost_fragments(ledger.metadata, gone, held)
         if not lost:
             raise CannotAcceptError(_why_nothing_is_lost(ledger, task, bookies))
-        accepted = {
-            (part.first_entry_id, position)
-            for part in lost
-            for position in (*part.positions, *(denial.position for denial in part.denials))
-        }
-        complete = _complete_positions(ledger.metadata, held)
-        other = sum(
-            (fragment.first_entry_id, position) not in accepted | complete
-            for fragment in ledger.metadata.fragments
+        needing = [
+            (index, position)
+            for index, fragment in enumerate(ledger.metadata.fragments)
             for position, member in enumerate(fragment.members)
             if member in task.missing or member not in bookies.registered
-        )
-        return Losses(ledger, lost, other)
+        ]
+        by_first = {part.first_entry_id: part for part in lost}
+        complete = _complete_positions(ledger.metadata, held, by_first)
+        other = other_without_ids = 0
+        for index, position in needing:
+            first = ledger.metadata.fragments[index].first_entry_id
+            part = by_first.get(first)
+            is_lost = part is not None and part.bookie_at(position) is not None
+            is_whole = part is not None and position in part.positions and position not in part.shared
+            other += not is_whole and (first, position) not in complete
+            other_without_ids += not is_lost and (first, position) not in complete
+        return Losses(ledger, lost, other, other_without_ids)
+
+    async def _has_denials(self, ledger_id: LedgerId) -> bool:
+        """Whether an accepted loss includes answers of registered bookies, which are asked again."""
+        decision = await self._decisions.get(ledger_id)
+        return decision is not None and decision.is_accepted and any(part.denials for part in decision.lost)
 
     async def _held_entries(self, ledger: Versioned, bookies: Bookies) -> dict[BookieId, EntryRuns]:
         """Return the entries of final fragments that the registered members have.
@@ -357,7 +406,7 @@ def lost_fragments(
 ) -> tuple[LostFragment, ...]:
     """Return the fragments with entries without a copy, with the positions of these entries. Pure.
 
-    Fragments that may still grow are left out.
+    Fragments that may still grow are left out. A fragment with too many groups of lost entries has no entry ids.
 
     Args:
         metadata: the metadata of the ledger.
@@ -371,23 +420,27 @@ def lost_fragments(
     for index, last in _ends(metadata):
         fragment = metadata.fragments[index]
         first, members = fragment.first_entry_id, fragment.members
-        lost: set[int] = set()
+        lacking: set[int] = set()
         lists = [held[member] for member in dict.fromkeys(members) if member in held]
         for begin, end in stripe.uniform_ranges(lists, first, last):
             lacks = [member in gone or (member in held and begin not in held[member]) for member in members]
             for start in stripe.starts(begin, end):
                 write_set = stripe.write_set(start)
                 if all(lacks[position] for position in write_set):
-                    lost.update(write_set)
-        if lost:
-            positions = tuple(position for position in sorted(lost) if members[position] in gone)
+                    lacking.update(write_set)
+        if lacking:
+            everything = EntryRuns(((first, last),))
+            kept = [EntryRuns() if member in gone else held.get(member, everything) for member in members]
+            lost = stripe.entries_without_copy(kept, first, last, LOST_GROUPS_MAX) or EntryRuns()
+            positions = tuple(position for position in sorted(lacking) if members[position] in gone)
             denials = tuple(
                 Denial(position, members[position], _lacking(stripe, position, held[members[position]], first, last))
-                for position in sorted(lost)
+                for position in sorted(lacking)
                 if members[position] not in gone
             )
             bookies = tuple(members[position] for position in positions)
-            found.append(LostFragment(first, last, positions, bookies, denials))
+            shared = shared_positions(stripe, positions, lost, first, last) if lost else ()
+            found.append(LostFragment(first, last, positions, bookies, denials, lost.groups, shared))
     return tuple(found)
 
 
@@ -399,14 +452,25 @@ def _ends(metadata: LedgerMetadata) -> Iterator[tuple[int, EntryId]]:
             yield index, last
 
 
-def _complete_positions(metadata: LedgerMetadata, held: Mapping[BookieId, EntryRuns]) -> set[tuple[EntryId, int]]:
-    """Return the positions whose bookie has all their entries, each with the first entry of its fragment."""
+def _complete_positions(
+    metadata: LedgerMetadata, held: Mapping[BookieId, EntryRuns], lost: Mapping[EntryId, LostFragment]
+) -> set[tuple[EntryId, int]]:
+    """Return the positions whose bookie has all their entries that are not lost, with the first entry of the fragment.
+
+    Args:
+        metadata: the metadata of the ledger.
+        held: the entries of each bookie.
+        lost: the lost entries of each fragment, by its first entry.
+    """
     complete: set[tuple[EntryId, int]] = set()
     for index, last in _ends(metadata):
         first = metadata.fragments[index].first_entry_id
+        without_copy = lost[first].lost_entries if first in lost else EntryRuns()
         for position, member in enumerate(metadata.fragments[index].members):
-            if member in held and not _lacking(metadata.stripe, position, held[member], first, last):
-                complete.add((first, position))
+            if member in held:
+                entries = finished(EntryRuns.union_with_pauses(held[member].between(first, last), without_copy))
+                if not _lacking(metadata.stripe, position, entries, first, last):
+                    complete.add((first, position))
     return complete
 
 
@@ -442,19 +506,12 @@ def _some(bookies: Sequence[BookieId]) -> str:
 def _task_stays_text(losses: Losses) -> str:
     if not losses.other:
         return ""
-    other, lack = counted(losses.other, "other position"), agreeing(losses.other, "lacks", "lack")
-    return f"the task stays: {other} of the ledger {lack} a copy that can be made or may return"
+    other, lack = counted(losses.other, "position"), agreeing(losses.other, "lacks", "lack")
+    return f"the task stays: {other} of the ledger {lack} copies of other entries, which can be made or may return"
 
 
 def _decided(decision: Decision) -> str:
     return f"decided by {decision.by}: {decision.reason}" if decision.reason else f"decided by {decision.by}"
-
-
-def _as_accept_result(result: DeadLetterResult) -> DeadLetterResult:
-    """Return a result in terms of ``accept``: if the task was dropped earlier, there is nothing to accept."""
-    if result.outcome is Outcome.ALREADY_DROPPED:
-        return _refused(result.ledger_id, _not_parked_text(result.ledger_id))
-    return result
 
 
 def _refused(ledger_id: LedgerId, detail: str) -> DeadLetterResult:

@@ -12,10 +12,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import Final, cast
 
-from bookie.model.availability import EntryRuns, RunGroup, RunsBuilder
+from bookie.model.availability import EntryRuns, RunGroup, RunsBuilder, joined
 from bookie.model.ids import EntryId
+
+_PERIOD_MAX: Final = 1 << 20
+"""The longest period of several sets that is searched entry by entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,67 @@ class Stripe:
             end = min(end, begin + period - 1)
             runs = (run for group in groups for part in group.within(begin, end) for run in part.runs())
             yield from _cut(begin, end, runs)
+
+    def entries_without_copy(
+        self, held: Sequence[EntryRuns], first: int, last: int, groups_max: int
+    ) -> EntryRuns | None:
+        """Return the entries of ``first..last`` that no bookie of their write set holds.
+
+        Return None if they have more than ``groups_max`` groups, or if the sets have no common period of a useful size.
+        The time depends on the groups of ``held``, on their common periods, and on ``groups_max``.
+
+        Args:
+            held: for each position, the entries that its bookie holds; other entries than its own do not count.
+            first: the first entry.
+            last: the last entry.
+            groups_max: a bound on the result.
+        """
+        builder = RunsBuilder()
+        parts = [list(entries.groups_within(first, last)) for entries in held]
+        ends = ((group.first, group.last) for groups in parts for group in groups)
+        for begin, end in _cut(first, last, ends) if first <= last else ():
+            at = [_at(groups, begin) for groups in parts]
+            period = math.lcm(self.ensemble_size, *(group.period or 1 for groups in at for group in groups))
+            stop = min(end, begin + period - 1)
+            if stop - begin >= _PERIOD_MAX:
+                return None
+            lost = joined(entry_id for entry_id in range(begin, stop + 1) if not self._has_copy(at, entry_id))
+            for group in _repeated(list(lost), period, begin, end):
+                builder.add_group(group)
+                if len(builder) > groups_max:
+                    return None
+        return builder.built()
+
+    def _has_copy(self, groups: Sequence[Sequence[RunGroup]], entry_id: int) -> bool:
+        return any(
+            next(group.within(entry_id, entry_id), None) is not None
+            for position in self.write_set(entry_id)
+            for group in groups[position]
+        )
+
+
+def _repeated(runs: Sequence[tuple[int, int]], period: int, begin: int, end: int) -> Iterator[RunGroup]:
+    """Yield the groups of ``runs``, which lie in the first period from ``begin`` on, repeated up to ``end``."""
+    if not runs:
+        return
+    run_first, run_last = runs[-1]
+    is_joined = len(runs) == 2 and runs[0][0] == begin and run_last == begin + period - 1
+    if is_joined:  # the second run and the first one of the next period are one
+        run_first, run_last = run_first - period, runs[0][1]
+    if len(runs) == 1 or is_joined:
+        size = run_last - run_first + 1
+        if size >= period:
+            yield RunGroup(begin, begin, end - begin + 1, 0)
+            return
+        last_start = run_first + (end - run_first) // period * period
+        group = RunGroup(run_first, last_start, size, period if last_start > run_first else 0)
+        yield from group.within(begin, end)
+        return
+    for start in range(begin, end + 1, period):
+        for run_first, run_last in runs:
+            one = RunGroup(run_first, run_first, run_last - run_first + 1, 0)
+            moved = one._replace(first=run_first + start - begin, last_start=run_first + start - begin)
+            yield from moved.within(begin, end)
 
 
 def _cut(first: int, last: int, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

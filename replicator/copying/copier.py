@@ -1,10 +1,11 @@
 """Copy the entries of positions to their new bookies: exactly those entries, verified, byte for byte (S10).
 
 The invariant: if an outcome is complete, its target has acknowledged every entry of its position, except those that the
-target had listed before. Each entry was read with a correct digest and sent as stored, with the recovery flag (S3) and
-with the target's incarnation, if any, so that a bookie with other disks refuses it (R30). The target acknowledges an
-entry after it has synced it (R29). An acknowledged copy does not count yet: the metadata names the target only after
-the target has listed the copy (S11, ``repair.install``).
+target had listed before, and those that were left out. An entry is left out only if an operator accepted its loss, and
+every source denied it or had a damaged copy (``UnreadableEntry.proves_loss``, R148). Each entry was read with a correct
+digest and sent as stored, with the recovery flag (S3) and with the target's incarnation, if any, so that a bookie with
+other disks refuses it (R30). The target acknowledges an entry after it has synced it (R29). An acknowledged copy does
+not count yet: the metadata names the target only after the target has listed the copy (S11, ``repair.install``).
 
 One copy may have several positions of the same fragment, each with its own target. An entry of several positions is
 read and verified once, and sent to all their targets. Targets progress and end independently (``receiver``). If a
@@ -42,6 +43,7 @@ from typing import Final
 
 from bookie.client.access import stored_digest
 from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.model.availability import EntryRuns
 from bookie.model.errors import BkhealError, InvariantError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
@@ -53,6 +55,7 @@ from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MA
 from replicator.copying.pace import Pace, PacedReads
 from replicator.copying.pull import Pull, Pulls
 from replicator.copying.receiver import (
+    NOTHING_HELD,
     Needs,
     PositionCopy,
     Receiver,
@@ -98,10 +101,12 @@ class CopyOutcome:
     good copy. Empty if the digest type is only assumed."""
     target_failure: Answer | None = None
     is_interrupted: bool = False
+    left_out: EntryRuns = NOTHING_HELD
+    """The entries that were left out, because their loss was accepted and no source has them."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether every entry was stored on the target."""
+        """Whether every entry was stored on the target, except those that were left out."""
         return not self.unreadable_count and self.target_failure is None and not self.is_interrupted
 
     @property
@@ -183,6 +188,7 @@ class Copier:
         for copy, outcome in zip(copies, outcomes, strict=True):
             step = copy.step
             expected = step.entry_count - step.stripe.held_count(step.position, copy.held, step.first, step.last)
+            expected -= len(outcome.left_out)
             if outcome.is_complete and outcome.entries != expected:
                 raise InvariantError(f"copied {outcome.entries} entries of ledger {ledger.ledger_id}, not {expected}")
         return outcomes
@@ -225,7 +231,8 @@ class _CopyRun:
         digest = stored_digest(ledger)
         self._copier = copier
         self._may_continue = may_continue
-        self._is_digest_known = ledger.metadata.digest_type is not None
+        self._digest_type = ledger.metadata.digest_type
+        self._is_digest_known = self._digest_type is not None
         self._reads = PacedReads(copier.transport, copier.pace, copier.clock, rank)
         speculation = Speculation(copier.clock, copier.budget)
         length = ledger.metadata.length or None
@@ -287,6 +294,7 @@ class _CopyRun:
             corrupt=tuple(self._corrupt),
             target_failure=receiver.failure,
             is_interrupted=self._is_interrupted,
+            left_out=receiver.left_out,
         )
 
     def _is_over(self) -> bool:
@@ -341,16 +349,26 @@ class _CopyRun:
 
         Entries are requested again a few times if their holders do not answer.
         """
+        left_out: set[EntryId] = set()
+        try:
+            await self._copy_in_passes(chunk, chunk_number, left_out)
+        finally:
+            for receiver in receivers_of(chunk) if left_out else ():
+                receiver.leave_out(sorted(entry_id for entry_id in left_out if receiver in chunk[entry_id]))
+
+    async def _copy_in_passes(self, chunk: Needs, chunk_number: int, left_out: set[EntryId]) -> None:
+        """Copy a chunk, and add the entries without a copy whose loss was accepted to ``left_out``."""
         waiting, failures = chunk, 0
         while waiting := active_needs(waiting):
             if not (waiting := await self._pulled(waiting, chunk_number)):
                 return
             asked = self._within_budget(waiting)
-            fetched = await self._pass(asked, waiting, chunk_number)
+            fetched = await self._pass(asked, waiting, chunk_number, left_out)
             if fetched is None:
                 return
-            waiting = {entry_id: who for entry_id, who in waiting.items() if entry_id not in fetched.packets}
-            unanswered = fetched.unreadable
+            done = fetched.packets.keys() | left_out
+            waiting = {entry_id: who for entry_id, who in waiting.items() if entry_id not in done}
+            unanswered = [entry for entry in fetched.unreadable if entry.entry_id not in left_out]
             failures = failures + 1 if unanswered else 0
             if failures > len(_SOURCE_PAUSES_S):
                 self._end_unreadable(unanswered, unanswered, asked)
@@ -391,7 +409,9 @@ class _CopyRun:
         is_small_enough = self._source.answer_bytes_max(len(waiting)) <= self._copier.budget.limit_bytes
         return waiting if is_small_enough else dict(itertools.islice(waiting.items(), 1))
 
-    async def _pass(self, asked: Needs, waiting: Needs, chunk_number: int) -> FetchedEntries | None:
+    async def _pass(
+        self, asked: Needs, waiting: Needs, chunk_number: int, left_out: set[EntryId]
+    ) -> FetchedEntries | None:
         """Read as much of ``asked`` as fits into one pass, and send it; return None if the copy is over."""
         budget = self._copier.budget
         receivers = receivers_of(asked)
@@ -406,7 +426,9 @@ class _CopyRun:
             budget.reduce(share, fetched.size_bytes)
             self._suspects.update(fetched.unresponsive)
             self._note_corrupt(fetched.corrupt)
-            self._end_unreadable([entry for entry in fetched.unreadable if entry.is_final], fetched.unreadable, asked)
+            left_out.update(entry.entry_id for entry in fetched.unreadable if self._may_leave_out(entry, asked))
+            unreadable = [entry for entry in fetched.unreadable if entry.entry_id not in left_out]
+            self._end_unreadable([entry for entry in unreadable if entry.is_final], unreadable, asked)
             damaged = {copy.bookie for copy in fetched.corrupt if copy.entry_id in fetched.packets}
             if (fetched.lacking or damaged) and not await self._try_note_lacking(fetched.lacking | damaged):
                 return None
@@ -414,8 +436,13 @@ class _CopyRun:
                 return None
             stored = await self._send(fetched.packets, asked, receivers, slots)
         for receiver in stored:
-            await self._note_stored(receiver, fetched, waiting, chunk_number)
+            await self._note_stored(receiver, fetched.packets.keys() | left_out, waiting, chunk_number)
         return None if self._is_over() else fetched
+
+    def _may_leave_out(self, entry: UnreadableEntry, asked: Needs) -> bool:
+        """Whether the loss of an entry was accepted for all its receivers, and no source has it (R148)."""
+        is_accepted = all(entry.entry_id in receiver.may_leave_out for receiver in asked[entry.entry_id])
+        return is_accepted and entry.proves_loss(self._digest_type)
 
     def _end_unreadable(
         self, causes: Sequence[UnreadableEntry], unreadable: Sequence[UnreadableEntry], asked: Needs
@@ -433,10 +460,8 @@ class _CopyRun:
             return False
         return True
 
-    async def _note_stored(
-        self, receiver: Receiver, fetched: FetchedEntries, waiting: Needs, chunk_number: int
-    ) -> None:
-        left = (entry_id for entry_id, who in waiting.items() if receiver in who and entry_id not in fetched.packets)
+    async def _note_stored(self, receiver: Receiver, done: Set[EntryId], waiting: Needs, chunk_number: int) -> None:
+        left = (entry_id for entry_id, who in waiting.items() if receiver in who and entry_id not in done)
         await self._settle(receiver, chunk_number, next(left, None))
 
     async def _settle(self, receiver: Receiver, chunk_number: int, first_waiting: EntryId | None) -> None:

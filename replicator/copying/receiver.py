@@ -1,7 +1,10 @@
 """One target of a copy: the entries that it needs, those that it acknowledged, and why its copy ended.
 
 The invariant: the ``end`` that is reported as progress is never beyond an unacknowledged entry of the position,
-whatever happens to the other targets. An entry is read once and sent to all its receivers. Receivers end independently.
+whatever happens to the other targets, except for entries that are left out because their loss was accepted (R148). An
+entry is read once and sent to all its receivers. Receivers end independently.
+
+R rules are defined in docs/failure-model.md.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
@@ -47,6 +50,8 @@ class PositionCopy:
     """The entries that the target already has."""
     incarnation: str = ""
     note_progress: NoteProgress = note_nothing
+    may_leave_out: EntryRuns = NOTHING_HELD
+    """Entries whose loss an operator accepted. They are copied if any source has them (R148)."""
 
 
 class Receiver:
@@ -55,6 +60,9 @@ class Receiver:
     def __init__(self, copy: PositionCopy, target: Target) -> None:
         """Prepare a receiver without acknowledged entries."""
         self.step = copy.step
+        self.may_leave_out = copy.may_leave_out
+        self._left_out: list[EntryRuns] = []
+        """The entries that were left out, for each chunk."""
         self.bookie: BookieId = copy.step.target
         self.target = target
         self.unreadable: list[UnreadableEntry] = []
@@ -108,6 +116,16 @@ class Receiver:
         end = EntryId(min((*self._waiting.values(), self._taken_end)))
         size_bytes, self._noted_bytes = self.target.bytes - self._noted_bytes, self.target.bytes
         await self._note_progress(end, size_bytes)
+
+    def leave_out(self, entry_ids: Iterable[EntryId]) -> None:
+        """Record entries of one chunk, ascending, that no source has and that the copy leaves out."""
+        if runs := EntryRuns.of(entry_ids):
+            self._left_out.append(runs)
+
+    @property
+    def left_out(self) -> EntryRuns:
+        """The entries that the copy left out."""
+        return EntryRuns.of_parts(self._left_out)
 
     def end_unreadable(self, unreadable: Sequence[UnreadableEntry]) -> None:
         """End the receiver because these entries cannot be read, and keep the answers of their holders as evidence."""

@@ -1,4 +1,7 @@
-"""The answers of bookies about unreadable entries, which are the reasons to end or park a repair."""
+"""The answers of bookies about unreadable entries, which are the reasons to end or park a repair.
+
+R rules are defined in docs/failure-model.md.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import DigestType
 from bookie.wire.port import Status
 
 SHOWN_MAX: Final = 5
@@ -47,6 +51,16 @@ class UnreadableEntry:
     def is_final(self) -> bool:
         """Whether the answers of all holders are final."""
         return all(answer.is_final for answer in self.answers)
+
+    def proves_loss(self, digest_type: DigestType | None) -> bool:
+        """Whether every holder denied the entry or has a damaged copy, so that no bookie can serve it now (R148).
+
+        Without a digest, or with an assumed one, a copy that does not verify is no evidence of damage.
+        """
+        is_verified = digest_type is not None and digest_type is not DigestType.DUMMY
+        return all(
+            answer.status.is_absent or (is_verified and answer.status is Status.CORRUPT) for answer in self.answers
+        )
 
     def __str__(self) -> str:
         return f"entry {self.entry_id}: {', '.join(map(str, self.answers)) or 'no live holder'}"

@@ -41,7 +41,7 @@ from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.schedule import Stripe
 from bookie.runtime.clock import Clock
 from bookie.runtime.human import counted
-from bookie.runtime.waiting import paced
+from bookie.runtime.waiting import paced, run_cooperatively
 from bookie.wire.port import ListReply, Status, Transport
 from bookie.wire.requests import ReadLast
 from replicator.knowledge.evidence import Answer, CorruptCopy
@@ -54,6 +54,7 @@ LIST_TIMEOUT_S: Final = 15.0
 FRAGMENTS_COMPARED_PER_STEP: Final = 200
 """The number of short fragments that are compared between two turns of the event loop: some milliseconds of work."""
 _ATTEMPTS_MAX: Final = 4
+_NOTHING: Final = EntryRuns(())
 _HAS_ENTRIES: Final = frozenset({Status.OK, Status.LIMBO, Status.CORRUPT})
 """Answers that give no reason for doubt. A bookie in limbo denies no entries, and a bookie with a damaged copy still
 has its disks."""
@@ -154,7 +155,7 @@ class _Found:
             self.held.append((bookie, reply.entries))
             ends = {key: _last_to_hold(metadata, key) for key in incomplete} | dict(lagging)
             async for key, last in paced(ends.items(), FRAGMENTS_COMPARED_PER_STEP):
-                starts = await _lacking_write_sets(
+                starts = await lacking_write_sets(
                     metadata.stripe, key.position, reply.entries, key.first_entry_id, last
                 )
                 self.lacking.append((key, starts))
@@ -219,6 +220,11 @@ class Holdings:
         is_answer = reply.status in _LISTS or reply.status is Status.UNSUPPORTED
         return None if is_answer else Answer(target, reply.status, reply.detail)
 
+    def is_listing(self, target: BookieId) -> bool:
+        """Whether a pinned target supports lists."""
+        reply = self._pinned.get(target)
+        return reply is not None and reply.status is not Status.UNSUPPORTED
+
     def already_copied(self, target: BookieId, first: EntryId, end: EntryId) -> EntryRuns:
         """Return the entries from ``first`` (inclusive) to ``end`` (exclusive) that a pinned target still lists.
 
@@ -243,12 +249,21 @@ class Holdings:
         lists_all = step.stripe.held_count(position, listed, step.first, end - 1) == len(recorded)
         return recorded if lists_all else EntryRuns(())
 
-    async def missing_on_target(self, ledger: Versioned, step: CopyPosition) -> Answer | None:
-        """Return None if the target lists (or, without lists, serves) every entry of ``step``; else its answer."""
+    async def missing_on_target(
+        self, ledger: Versioned, step: CopyPosition, left_out: EntryRuns = _NOTHING
+    ) -> Answer | None:
+        """Return None if the target lists (or, without lists, serves) every entry of ``step``; else its answer.
+
+        The target may lack the entries in ``left_out``, of which no bookie has a copy (R148).
+        """
         digest = recorded_digest(ledger.metadata)
         reply = await self._held.held(step.target, ledger.ledger_id, step.entries(), digest)
         if reply.status in _LISTS:
-            held = await _held_count(step.stripe, step.position, reply.entries, step.first, step.last)
+            entries = reply.entries
+            if left_out:
+                own = entries.between(step.first, step.last)
+                entries = await run_cooperatively(EntryRuns.union_with_pauses(own, left_out))
+            held = await _held_count(step.stripe, step.position, entries, step.first, step.last)
             if held == step.entry_count:
                 return None
             return Answer(step.target, reply.status, f"lists {held} of {counted(step.entry_count, 'entry')}")
@@ -403,7 +418,7 @@ def _last_to_hold(metadata: LedgerMetadata, key: PositionKey) -> EntryId:
     return last
 
 
-async def _lacking_write_sets(
+async def lacking_write_sets(
     stripe: Stripe, position: int, listed: EntryRuns, first: EntryId, last: EntryId
 ) -> frozenset[int]:
     """Return the write sets of the position with an entry in ``first..last`` that is not listed."""

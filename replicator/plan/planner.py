@@ -10,6 +10,8 @@ one position a bookie that has the position's entries, and changes nothing else.
   another position of it. Positions are kept. Read-only bookies are sources, not targets, and not missing (S8).
 - While a position waits for a recovery, the plan fills no member in place. The missing entries are the evidence that
   this member lost acknowledged entries. Without this evidence, its denials could decide the end of the ledger (S6).
+- An entry whose loss an operator accepted may be missing on every bookie: the copy finds this out, and leaves it out. A
+  position of a lost bookie that stores only such entries keeps its bookie, which may return with them (R148).
 - For a position that cannot be repaired, the plan contains a ``Blocked`` with the reason, in addition to the steps for
   other positions.
 
@@ -39,6 +41,8 @@ from bookie.model.availability import finished
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.isolation import allowed_bookies, isolation_of
 from bookie.model.metadata import LedgerMetadata, LedgerState
+from bookie.model.schedule import Stripe
+from replicator.plan.acceptance import NOTHING_ACCEPTED, Acceptance
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 
 _FRAGMENTS_PER_STEP: Final = 500
@@ -108,6 +112,8 @@ class Knowledge:
     continued: Mapping[PositionKey, BookieId] = field(default_factory=dict)
     """The incomplete positions for which a copy was begun that has more entries than their own bookie, each with the
     target of that copy."""
+    acceptance: Acceptance = NOTHING_ACCEPTED
+    """The entries that copies may leave out, because an operator accepted their loss (R148)."""
     avoided: frozenset[BookieId] = frozenset()
     """Bookies that have been unreachable for some time. They are targets only if there is no other bookie (R42)."""
 
@@ -252,6 +258,8 @@ class _FragmentPlan:
         if member in self.bookies.awaited:
             return None
         if member not in self.bookies.registered:
+            if self.knowledge.acceptance.is_lost(self._key(position).first_entry_id, position):
+                return None
             return Cause.FLAPPING if member in self.knowledge.flapping else Cause.UNREGISTERED
         if member in self.bookies.draining:
             return Cause.DRAINING
@@ -343,10 +351,16 @@ class _FragmentPlan:
             holders = {p for p in write_set if sources[p] is not None}
             if start in not_in_own:
                 holders.discard(position)
-            if position in write_set and not holders:
+            if position in write_set and not holders and not self._may_be_left_out(start, first, last):
                 detail = f"no registered bookie holds entries of positions {write_set} in entries {first}..{last}"
                 return self._blocked(position, ParkReason.NO_LIVE_COPY, detail)
         return None
+
+    def _may_be_left_out(self, start: int, first: EntryId, last: EntryId) -> bool:
+        """Whether an operator accepted the loss of every entry with ``entry_id mod E == start``."""
+        one_each = Stripe(self.metadata.ensemble_size, 1)  # its position n stores the entries of the write set n
+        entries = self.knowledge.acceptance.entries(self.metadata.fragments[self.index].first_entry_id)
+        return bool(entries) and one_each.held_count(start, entries, first, last) == one_each.count(start, first, last)
 
     def _write_sets_not_in_own(self, position: int, starts: frozenset[int], is_in_place: bool) -> frozenset[int]:
         """Return those of ``starts`` whose entries the position's own bookie cannot be the only source of."""

@@ -38,6 +38,7 @@ from replicator.knowledge.damage import LEDGER_COPIES_MAX, KnownDamage, without
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry, describe
 from replicator.knowledge.holdings import Holdings, Shortfall
 from replicator.knowledge.stored_again import STORED_AGAIN_MAX
+from replicator.plan.acceptance import NOTHING_ACCEPTED, Acceptance
 from replicator.plan.planner import Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.queue.ordering import is_large
@@ -107,12 +108,20 @@ class Execution:
         self._marked: set[BookieId] = set()
         """The sources found to lack entries or to have damaged copies, after they were added to the task or
         recorded."""
+        self._acceptance = NOTHING_ACCEPTED
+        """The entries that copies of this round may leave out."""
         self._is_any_lacking = False
         """Whether a source served no good copy of some entry in this round."""
         self.is_completed = False
         """Whether the last installation also deleted the task, its lock and the reservation."""
 
-    async def run(self, plan: Plan, shortfall: Shortfall, completing: Conditions | None = None) -> bool:
+    async def run(
+        self,
+        plan: Plan,
+        shortfall: Shortfall,
+        completing: Conditions | None = None,
+        acceptance: Acceptance = NOTHING_ACCEPTED,
+    ) -> bool:
         """Copy and install up to ``STEPS_MAX`` steps; return False if the worker may not continue.
 
         Args:
@@ -120,6 +129,7 @@ class Execution:
             shortfall: the entries that incomplete members have.
             completing: the conditions for deleting the task with the last installation (``is_completed``), if nothing
                 is missing after the plan; None if another round must check.
+            acceptance: the entries that copies may leave out.
 
         Raises:
             MetadataConflictError, PreconditionFailedError, NoSuchLedgerError, LeaseLostError: see ``Installer``.
@@ -129,11 +139,14 @@ class Execution:
         keys = ((_key(ledger, step), step) for step in plan.steps[:STEPS_MAX] if isinstance(step, CopyPosition))
         targets = {(key.first_entry_id, key.position): step.target for key, step in keys}
         with self._use.copying(ledger.ledger_id, targets):
-            return await self._copy_and_install(plan, shortfall, completing)
+            return await self._copy_and_install(plan, shortfall, completing, acceptance)
 
-    async def _copy_and_install(self, plan: Plan, shortfall: Shortfall, completing: Conditions | None) -> bool:
+    async def _copy_and_install(
+        self, plan: Plan, shortfall: Shortfall, completing: Conditions | None, acceptance: Acceptance
+    ) -> bool:
         ledger, steps = plan.ledger, plan.steps[:STEPS_MAX]
         self._found.unreadable_for_now.clear()
+        self._acceptance = acceptance
         self._returned.clear()
         self._is_any_lacking = False
         fresh = [step.target for step in steps if step.target != step.old]
@@ -241,7 +254,8 @@ class Execution:
             key, incarnation = _key(ledger, step), incarnations[step.target]
             before = self._copied.get((key, step.target, step.last))
             overwritten = tuple(sorted(self._damaged_entries(ledger, key))) if step.is_in_place else ()
-            if before is not None and before.incarnation == incarnation and not overwritten:
+            is_usable = before is not None and before.incarnation == incarnation and not before.left_out
+            if before is not None and is_usable and not overwritten:
                 done.append(replace(before, step=step))  # an earlier round copied it, but its write was refused
             else:
                 wanted.append((step, overwritten))
@@ -253,6 +267,7 @@ class Execution:
                 await self._entries_already_held(ledger, step, shortfall, incarnations[step.target], overwritten),
                 incarnations[step.target],
                 partial(self._reservation.note_progress, ledger, step, incarnations[step.target]),
+                self._may_leave_out(step),
             )
             for step, overwritten in wanted
         ]
@@ -262,18 +277,28 @@ class Execution:
         self._note_damage(ledger, outcomes)
         for (step, overwritten), outcome in zip(wanted, outcomes, strict=True):
             if outcome.is_complete:
+                entries = self._acceptance.entries(step.first)
                 copied = CopiedStep(
                     step,
                     incarnation=incarnations[step.target],
                     entries=outcome.entries,
                     bytes=outcome.bytes,
-                    overwritten=overwritten,
+                    overwritten=tuple(entry for entry in overwritten if entry not in outcome.left_out),
+                    left_out=outcome.left_out,
+                    has_accepted=step.stripe.held_count(step.position, entries, step.first, step.last) > 0,
+                    absent=self._acceptance.absent(step.first),
                 )
                 self._copied[_key(ledger, step), step.target, step.last] = copied
                 done.append(copied)
             else:
                 self._note_failure(ledger, step, self._with_own_damage_evidence(step, outcome))
         return len(done) == len(steps), done
+
+    def _may_leave_out(self, step: CopyPosition) -> EntryRuns:
+        """Return the entries that a copy may leave out, except those that its own bookie could not read (R148)."""
+        entries = self._acceptance.entries(step.first)
+        unread = self._unread.get(step.old) if step.is_in_place else None
+        return entries.without(unread) if entries and unread else entries
 
     async def _test_damaged_bookies(
         self, ledger: Versioned, steps: Sequence[Step], incarnations: Mapping[BookieId, str]
@@ -417,6 +442,7 @@ class Execution:
         fresh = [copy for copy in met if (copy.bookie, copy.entry_id) not in known]
         self._report(ledger, fresh)
         without_good = {entry.entry_id for outcome in outcomes for entry in outcome.unreadable}
+        without_good.update(copy.entry_id for copy in fresh if any(copy.entry_id in each.left_out for each in outcomes))
         for bookie in self._damage.note(ledger, [copy for copy in fresh if copy.entry_id not in without_good]):
             self._found.failed_targets[bookie] = Answer(bookie, Status.CORRUPT, "too many damaged copies")
 
@@ -459,6 +485,8 @@ class Execution:
         """Return the entries that the target already has: its own, or those of an interrupted copy."""
         if step.is_in_place:
             return without(_held(step, shortfall), overwritten)
+        if self._may_leave_out(step) and not self._holdings.is_listing(step.target):
+            return EntryRuns(())  # the record of the progress includes entries that were left out
         end = self._reservation.end_entry_id(ledger, step, incarnation)
         own = self._holdings.already_copied(step.target, step.first, end)
         other = self._reservation.other_position(ledger, step, incarnation)
@@ -471,7 +499,9 @@ class Execution:
         self, ledger: Versioned, ready: Sequence[CopiedStep], completing: Conditions | None = None
     ) -> InstallResult:
         reserved = self._reservation.current
-        installed = await self._installer.install(ledger, ready, reserved, self._registered_at, completing)
+        accepted = self._found.accepted
+        installed = await self._installer.install(ledger, ready, reserved, self._registered_at, completing, accepted)
+        self._found.accepted = installed.accepted
         for bookie in installed.again:  # the next round asks it again for the same entries
             self._recent.note_another_registration(bookie)
         if installed.is_completed:
@@ -490,6 +520,8 @@ class Execution:
             self._found.bytes += copy.bytes
             self._found.moved_copies += copy.step.cause is Cause.MISPLACED
             key = _key(ledger, copy.step)
+            if copy.left_out and copy.step.target == copy.step.old:
+                self._found.left_out[key] = copy.left_out
             damaged = self._damaged_entries(ledger, key)
             is_in_place = copy.step.target == copy.step.old
             replaced = damaged.intersection(copy.overwritten) if is_in_place else damaged

@@ -1,14 +1,16 @@
 """Install copies: the target lists them, the conditions are checked again, and a compare-and-set names the target.
 
 The invariant: the metadata names a bookie for a position only if this bookie has all entries of the position on its
-disks (S11, I17), and only by a write whose transaction checks its conditions (S4, I20).
+disks, except entries with an accepted loss that no bookie has (S11, I17, R148), and only by a write whose transaction
+checks its conditions (S4, I20).
 
 The safety follows from the order:
 
 1. The target lists every entry.
 2. After a ``sync``, one request reads the lock, the task, the registrations and the target's incarnation. A bookie that
    has returned keeps its position (R5). If a target has other disks, its entries are copied again. If a target records
-   no incarnation, and its registration has changed, it must list its entries again (R136).
+   no incarnation, and its registration has changed, it must list its entries again (R136). If a bookie that counted as
+   lost has returned, a copy without entries that it may have is dropped.
 3. One transaction writes the metadata at the planned version, and checks the following:
 
    - The reservation, which was made before the first byte was copied, exists. While it does, no collector of bkheal
@@ -16,6 +18,8 @@ The safety follows from the order:
    - Each target is registered as writable, and no other disks were recorded under its name (R30). A registration may
      outlive the disks by a session timeout. A bookie with new disks records them first, and only then searches the
      metadata for entries that the old disks may have had. So the search finds this write, or the write is refused.
+   - If entries were left out because an operator accepted their loss (R148), the record of this is unchanged. The
+     transaction replaces it by one that names the target, so that audits expect the other entries there.
    - The ledger is still locked. Apache's bookies record no disks, and only this lock stops their collectors. One of
      Apache's programs may have deleted our lock, and a collector may then have locked the ledger.
 
@@ -42,9 +46,11 @@ from typing import Final
 from bookie.client.placement.judge import EnsembleJudge
 from bookie.metadata.bookies.registration import BookieObservation, Bookies
 from bookie.metadata.ledgers.ledgers import PreconditionFailedError, Versioned
-from bookie.metadata.port import Check, Operation
+from bookie.metadata.port import Check, Operation, SetData
+from bookie.metadata.tasks.decisions import AcceptedCopy, RecordedDecision
 from bookie.metadata.tasks.locks import SeenNode
 from bookie.metadata.tasks.reservations import LedgerReservations
+from bookie.model.availability import EntryRuns
 from bookie.model.errors import InvariantError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
@@ -65,6 +71,7 @@ _log = logging.getLogger(__name__)
 _TARGETS_MAX: Final = 200
 """The most targets that one write names, because each needs two checks in its transaction. The next round names the
 others."""
+_NOTHING: Final = EntryRuns(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,12 @@ class CopiedStep:
     bytes: int = 0
     overwritten: tuple[EntryId, ...] = ()
     """Entries that were damaged on the target before. Its list contains them anyway, so they are read back."""
+    left_out: EntryRuns = _NOTHING
+    """Entries that the copy left out, because their loss was accepted (R148)."""
+    has_accepted: bool = False
+    """Whether an accepted loss names entries of the position. The copy may have found some of them."""
+    absent: frozenset[BookieId] = frozenset()
+    """The members of the fragment that counted as lost when entries were left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +105,8 @@ class InstallResult:
     """The answers of targets that are incomplete, or not registered as writable."""
     is_completed: bool = False
     """Whether the task, its lock and the reservation were deleted as well."""
+    accepted: RecordedDecision | None = None
+    """The current record of the accepted loss."""
     again: frozenset[BookieId] = frozenset()
     """Targets whose registration has changed, so their list may come from other disks."""
 
@@ -123,6 +138,7 @@ class Installer:
         reserved: LedgerReservations | None,
         registered_at: Mapping[BookieId, int],
         completing: Conditions | None = None,
+        accepted: RecordedDecision | None = None,
     ) -> InstallResult:
         """Install ``copied`` by one write of the metadata, on condition that ``reserved`` still exists (S16).
 
@@ -133,11 +149,12 @@ class Installer:
                 ledger (R118).
             registered_at: the transaction that created the registration of each target, read before this call.
             completing: the conditions for deleting the task with these steps, if nothing is missing after them.
+            accepted: the record of the accepted loss, for steps that concern its entries.
 
         Raises:
             MetadataConflictError: the metadata is no longer at ``ledger.version``; nothing was changed.
-            PreconditionFailedError: the reservation no longer exists, another worker has the ledger, or a target has
-                other disks; nothing was changed.
+            PreconditionFailedError: the reservation no longer exists, another worker has the ledger, a target has
+                other disks, or the record of the accepted loss has changed; nothing was changed.
             NoSuchLedgerError: the ledger was deleted.
             LeaseLostError: the lock is no longer ours; nothing was changed.
             TransientError: the store did not answer; nothing was changed.
@@ -152,7 +169,7 @@ class Installer:
             else:
                 refusals.append(refusal)
         registrations = self._ports.registrations
-        names = sorted({name for copy in complete for name in (copy.step.old, copy.step.target)})
+        names = sorted({name for copy in complete for name in (copy.step.old, copy.step.target, *copy.absent)})
         judged = () if completing is None else completing.registrations
         state = await self._lease.reread([*(each.path for each in judged), *registrations.state_paths(names)])
         is_verdict_valid = state.is_same and all(map(SeenNode.is_same, judged, state.nodes))
@@ -176,6 +193,10 @@ class Installer:
             named = sorted({step.target for step in changes})
             checks: list[Operation] = [registrations.check_writable(target) for target in named]
             checks += [seen.latest[target].check for target in named if target in seen.latest]
+            named_in_record = [copy for copy in done if copy.has_accepted and not _is_in_place(copy.step)]
+            if accepted is not None and named_in_record:
+                accepted, change = self._record_after(ledger.metadata, accepted, named_in_record)
+                checks.append(change)
             write = _Write(ledger, metadata, reserved, checks)
             if completing is not None and is_verdict_valid and len(done) == len(copied):
                 ledger, is_completed = await self._write_and_complete(write, completing.checks)
@@ -184,8 +205,29 @@ class Installer:
         else:
             is_completed = False
         return InstallResult(
-            ledger=ledger, done=tuple(done), refusals=tuple(refusals), is_completed=is_completed, again=again
+            ledger=ledger,
+            done=tuple(done),
+            refusals=tuple(refusals),
+            is_completed=is_completed,
+            again=again,
+            accepted=accepted,
         )
+
+    def _record_after(
+        self, metadata: LedgerMetadata, accepted: RecordedDecision, copies: Iterable[CopiedStep]
+    ) -> tuple[RecordedDecision, SetData]:
+        """Return the record of the accepted loss after ``copies``, and the operation that writes it (R148)."""
+        changes = [
+            AcceptedCopy(
+                metadata.fragments[copy.step.fragment_index].first_entry_id,
+                copy.step.position,
+                copy.step.target,
+                copy.left_out,
+            )
+            for copy in copies
+        ]
+        decision = accepted.decision.after_copies(metadata.stripe, changes)
+        return RecordedDecision(decision, accepted.version + 1), self._ports.decisions.replacing(accepted, decision)
 
     async def _write(self, write: _Write) -> Versioned:
         self._lease.ensure_session()
@@ -205,7 +247,8 @@ class Installer:
         self._lease.ensure_session()
         ledger, reserved = write.ledger, write.reserved
         deletes = [] if reserved is None else self._ports.reservations.deletes(reserved)
-        completion = [*self._lease.completion(), *completing]
+        changed = {operation.path for operation in write.checks if isinstance(operation, SetData)}  # checks its version
+        completion = [*self._lease.completion(), *(each for each in completing if each.path not in changed)]
         try:
             written = await self._ports.ledgers.write(
                 ledger.ledger_id, write.metadata, ledger.version, checks=[*deletes, *write.checks, *completion]
@@ -227,7 +270,7 @@ class Installer:
             refusal = await self._copier.first_bad_answer(ledger, copy.step.target, copy.overwritten)
             if refusal is not None:
                 return refusal
-        return await self._holdings.missing_on_target(ledger, copy.step)
+        return await self._holdings.missing_on_target(ledger, copy.step, copy.left_out)
 
 
 def with_steps(metadata: LedgerMetadata, steps: Iterable[Step]) -> LedgerMetadata:
@@ -272,6 +315,8 @@ def _is_still_wanted(copy: CopiedStep, bookies: Bookies, seen: BookieObservation
     step = copy.step
     if _replaces(copy) and step.old in bookies.staying:
         return False  # R5: it returned with its copies, or its drain was withdrawn
+    if copy.left_out and not copy.absent.isdisjoint(bookies.registered):
+        return False  # R148: a bookie that counted as lost is back, and may have the entries that were left out
     if step.target not in bookies.writable:
         return False
     if isinstance(step, SwapMember):

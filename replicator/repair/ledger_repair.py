@@ -17,6 +17,9 @@ follows from the order of the steps:
 - The reservation is removed before the task is deleted. So if a former holder of the lock still has a write in flight,
   this write is refused.
 
+An entry whose loss an operator accepted, and that no bookie has, is left out of the copies; every other entry of its
+positions is copied (R148). The transactions that name a target or delete the task then check the record of this.
+
 An empty ledger has no copies, so nothing is reserved or listed for it (R118).
 
 A crash releases the lock with the session (S14) and leaves the task. The next worker replaces or removes the
@@ -50,9 +53,11 @@ from bookie.metadata.ledgers.ledgers import (
     Versioned,
 )
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
+from bookie.metadata.port import Check
 from bookie.metadata.tasks.locks import SeenNode
 from bookie.metadata.tasks.moves import MOVES_MAX, WINDOW_MS
 from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.availability import EntryRuns
 from bookie.model.errors import ConflictError, InvariantError, OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
@@ -60,8 +65,15 @@ from bookie.runtime.retry import Backoff
 from bookie.runtime.waiting import paced, run_cooperatively
 from replicator.knowledge.absence import absent_members_not_in_task, awaiting
 from replicator.knowledge.draining import with_draining
-from replicator.knowledge.holdings import FRAGMENTS_COMPARED_PER_STEP, Holdings, Shortfall, lacking_count
+from replicator.knowledge.holdings import (
+    FRAGMENTS_COMPARED_PER_STEP,
+    Holdings,
+    Shortfall,
+    lacking_count,
+    lacking_write_sets,
+)
 from replicator.knowledge.moving import why_not_moved
+from replicator.plan.acceptance import NOTHING_ACCEPTED, acceptance
 from replicator.plan.moves import planning_moves
 from replicator.plan.planner import (
     Knowledge,
@@ -87,6 +99,8 @@ from replicator.telemetry.events import Ending, TaskResult
 
 _log = logging.getLogger(__name__)
 
+_ENDED_BY_ACCEPTANCE: Final = (ParkReason.NO_LIVE_COPY, ParkReason.UNREADABLE_ENTRIES)
+"""Reasons of blocked positions that an accepted loss may end (R148)."""
 ROUNDS_MAX: Final = 12
 """The most rounds of a turn that repair no further position. Each round adds knowledge; if these are not enough, the
 ledger changes faster than it can be repaired."""
@@ -124,6 +138,7 @@ class LedgerRepair:
         self._turn = turn
         self._task = lease.held.task
         self._is_first_look = lease.other_nodes is not None
+        self._is_acceptance_read = False
         self._started_ms = context.ports.clock.epoch_ms()
         self._found = TurnFindings()
         self._holdings = Holdings(context.ports.transport, context.ports.clock)
@@ -180,6 +195,9 @@ class LedgerRepair:
             view = await self._inspect()
             knowledge = await self._knowledge(view)
             plan = await self._plan(view, knowledge)
+            if self._learns_acceptance(plan):
+                knowledge = await self._knowledge(view)
+                plan = await self._plan(view, knowledge)
             wait_s = self._unclosed.remaining_s(plan, view.bookies)
             is_recovery_due = wait_s is not None and wait_s <= 0 and not self._found.recovery_failure
             if (is_recovery_due or plan.steps) and not await self._lease.may_continue():
@@ -187,7 +205,7 @@ class LedgerRepair:
             if is_recovery_due and await self._unclosed.recover(view.ledger, view.bookies):
                 return None
             if plan.steps:
-                return await self._execute(plan, view)
+                return await self._execute(plan, view, knowledge)
             if wait_s is not None and wait_s > 0:
                 return self._ended(Ending.IN_GRACE, detail=plan.blocked[-1].detail)
             if not (plan.blocked or view.shortfall.unknown or self._task.missing):
@@ -200,9 +218,31 @@ class LedgerRepair:
             return await self._unfinished.park(ParkReason.UNREADABLE_METADATA, str(error), bookies)
         except MetadataConflictError:
             return None
-        except PreconditionFailedError:
+        except PreconditionFailedError as error:
             self._reservation.note_lost()
+            if error.path == self._ports.decisions.path(self._task.ledger_id):
+                self._found.accepted = None  # an operator or an audit withdrew it
+                self._found.left_out.clear()
             return None
+
+    def _learns_acceptance(self, plan: Plan) -> bool:
+        """Whether an accepted loss, which was not considered yet, may permit to copy blocked positions (R148).
+
+        The record was read under the lock, which an operator needs to write it. The audit that withdraws it does not
+        need the lock, so each transaction that relies on the record checks its version.
+        """
+        if self._is_acceptance_read or not any(block.reason in _ENDED_BY_ACCEPTANCE for block in plan.blocked):
+            return False
+        self._is_acceptance_read = True
+        nodes = self._lease.other_nodes
+        known = None if nodes is None else self._ports.decisions.recorded(self._task.ledger_id, nodes.decision)
+        if known is None or not known.decision.is_accepted:
+            return False
+        self._found.accepted = known
+        first_ids = {loss.first_entry_id for loss in known.decision.lost if loss.entries}
+        for key in [key for key in self._found.unreadable if key.first_entry_id in first_ids]:
+            del self._found.unreadable[key]  # another copy may leave these entries out
+        return bool(first_ids)
 
     async def _inspect(self) -> View:
         """Read the metadata, then the bookies, then the members' entries.
@@ -235,6 +275,14 @@ class LedgerRepair:
     async def _knowledge(self, view: View) -> Knowledge:
         """Return what this turn knows, for a plan."""
         ledger, bookies, shortfall = view.ledger, view.bookies, view.shortfall
+        accepted = self._found.accepted
+        permitted = NOTHING_ACCEPTED if accepted is None else acceptance(ledger.metadata, bookies, accepted.decision)
+        lacking = dict(shortfall.lacking)
+        complete: set[PositionKey] = set()
+        for key in shortfall.positions if permitted.fragments else ():
+            if entries := permitted.entries(key.first_entry_id):
+                lacking[key], is_complete = await self._lacking_others(view, key, entries)
+                complete |= {key} if is_complete else set()
         damaged = {
             key: max(entries)
             for key, entries in self._context.damage.of(ledger.ledger_id).items()
@@ -242,25 +290,49 @@ class LedgerRepair:
         }
         # These positions are of a closed ledger, for which the last damaged entry does not matter.
         on_apache = [key for key in damaged if await self._ports.recent.incarnation(key.bookie) == ""]
-        damaged = {key: key.first_entry_id for key in shortfall.damaged_positions} | damaged
-        asked_of = shortfall.doubtful | shortfall.positions | damaged.keys()
+        damaged = {key: key.first_entry_id for key in shortfall.damaged_positions - complete} | damaged
+        incomplete = shortfall.positions - complete
+        asked_of = shortfall.doubtful | incomplete | damaged.keys()
         is_asked = needs_tail_evidence(ledger.metadata, bookies, asked_of)
         absent = ledger.metadata.members() - bookies.registered
         self._context.returns.note_absent(absent)
         return Knowledge(
             is_tail_written=is_asked and await self._holdings.is_tail_written(ledger, bookies),
-            incomplete=shortfall.positions,
+            incomplete=incomplete,
             doubtful=shortfall.doubtful,
             lagging=shortfall.lagging,
-            lacking=dict(shortfall.lacking),
+            lacking=lacking,
             damaged=damaged,
             with_wrong_bytes=shortfall.wrong_byte_positions.union(on_apache),
             unreadable=dict(self._found.unreadable),
             failed_targets=frozenset(self._found.failed_targets),
             flapping=self._context.returns.flapping(absent),
+            acceptance=permitted,
             continued=await self._continued(view),
             avoided=self._ports.circuits.avoided(bookies.writable, self._ports.clock.monotonic_s()),
         )
+
+    async def _lacking_others(self, view: View, key: PositionKey, accepted: EntryRuns) -> tuple[frozenset[int], bool]:
+        """Compare a position with its bookie's entries and those with an accepted loss (R148).
+
+        Return the write sets of the entries that are in neither of them, and whether the bookie lacks only entries that
+        were left out of a copy to it in this turn.
+        """
+        metadata = view.ledger.metadata
+        last = metadata.final_last_entry_id(metadata.fragment_index(key.first_entry_id))
+        if last is None:
+            return metadata.stripe.starts(key.first_entry_id, last), False
+        listed = view.shortfall.held_by(key.bookie).between(key.first_entry_id, last)
+        stripe, position, first = metadata.stripe, key.position, key.first_entry_id
+        known = await run_cooperatively(EntryRuns.union_with_pauses(listed, accepted))
+        others = frozenset[int]()
+        if await lacking_count(stripe, position, known, first, last):
+            others = await lacking_write_sets(stripe, position, known, first, last)
+        left_out = self._found.left_out.get(key)
+        if others or left_out is None:
+            return others, False
+        held = await run_cooperatively(EntryRuns.union_with_pauses(listed, left_out))
+        return others, not await lacking_count(stripe, position, held, first, last)
 
     async def _continued(self, view: View) -> dict[PositionKey, BookieId]:
         """Return incomplete positions for which a begun copy has more entries than their bookie (R44, R55)."""
@@ -322,8 +394,10 @@ class LedgerRepair:
             return await self._unfinished.park(ParkReason.MISPLACED, detail, view.bookies)
         if plan.steps:
             is_ready = await self._lease.may_continue()
-            return await self._execute(plan, view, is_move=True) if is_ready else self._stopped()
+            return await self._execute(plan, view, knowledge, is_move=True) if is_ready else self._stopped()
         if plan.blocked:
+            if self._learns_acceptance(plan):
+                return None
             return await self._unfinished.end_blocked(plan.blocked, view.bookies)
         return await self._complete(Ending.MOVED if self._found.moved_copies else Ending.NOTHING_MISSING, view)
 
@@ -331,12 +405,15 @@ class LedgerRepair:
         """Whether another move could be part of an endless series, because programs use different policies."""
         return await self._ports.moves.count(self._task.ledger_id, self._started_ms) >= MOVES_MAX
 
-    async def _execute(self, plan: Plan, view: View, *, is_move: bool = False) -> TaskResult | None:
+    async def _execute(
+        self, plan: Plan, view: View, knowledge: Knowledge, *, is_move: bool = False
+    ) -> TaskResult | None:
         """Copy and install the steps of the plan; return None if another round must follow."""
         if not view.ledger.metadata.is_closed:  # a copy hides missing entries (S6)
             in_place = (step for step in plan.steps if isinstance(step, CopyPosition) and step.is_in_place)
             await self._unclosed.doubt({step.target for step in in_place})
-        if not await self._execution.run(plan, view.shortfall, self._completing(plan, view, is_move)):
+        completing = self._completing(plan, view, is_move)
+        if not await self._execution.run(plan, view.shortfall, completing, knowledge.acceptance):
             return self._stopped()
         if self._execution.is_completed:
             return await self._completed(Ending.MOVED if is_move else Ending.REPAIRED)
@@ -359,7 +436,13 @@ class LedgerRepair:
         if self._unclosed.has_doubts or self._found.unreadable or fault_point("replicator.complete_apart"):
             return None
         own = self._ports.ledgers.path(view.ledger.ledger_id)  # the write itself checks this version
-        return replace(view.conditions, checks=tuple(check for check in view.conditions.checks if check.path != own))
+        checks = (*view.conditions.checks, *self._acceptance_checks())
+        return replace(view.conditions, checks=tuple(check for check in checks if check.path != own))
+
+    def _acceptance_checks(self) -> list[Check]:
+        """Return the condition that the record of the accepted loss, if this turn relies on it, is unchanged (I18)."""
+        accepted = self._found.accepted
+        return [] if accepted is None else [Check(self._ports.decisions.path(self._task.ledger_id), accepted.version)]
 
     async def _conclude(self, plan: Plan, view: View) -> TaskResult:
         """End a turn that has nothing left to copy: park or fail, or complete the task because nothing is missing."""
@@ -383,7 +466,8 @@ class LedgerRepair:
         are_doubts_kept = view is not None and not view.ledger.metadata.is_closed and bool(view.bookies.awaited)
         doubts = None if are_doubts_kept else await self._unclosed.doubts_deletion()
         unreserved = SeenNode(self._ports.reservations.path(self._task.ledger_id), None)
-        operations = conditions.checks if doubts is None else (*conditions.checks, doubts)
+        relied = () if view is None else self._acceptance_checks()
+        operations = (*conditions.checks, *relied, *([] if doubts is None else [doubts]))
         if not await self._lease.complete(operations, seen=[unreserved, *conditions.registrations]):
             return self._ended(Ending.MARKED_AGAIN)
         return await self._completed(ending)

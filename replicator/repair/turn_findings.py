@@ -1,14 +1,18 @@
 """The results of one turn of one task, over all its rounds.
 
 The steps of a turn write them. They determine the next plan, the reason of a parked ledger and the result of the turn.
+
+R rules are defined in docs/failure-model.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bookie.metadata.tasks.decisions import RecordedDecision
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId
 from replicator.knowledge.evidence import Answer
 from replicator.plan.planner import PositionKey
@@ -23,6 +27,10 @@ class TurnFindings:
     """Bookies that refused copies, with their last answers."""
     unreadable: dict[PositionKey, str] = field(default_factory=dict)
     """Positions with an entry that every live holder denied, each with the evidence."""
+    accepted: RecordedDecision | None = None
+    """The accepted loss of the ledger, after a plan needed it (R148); None if there is none, or before."""
+    left_out: dict[PositionKey, EntryRuns] = field(default_factory=dict)
+    """Positions filled in place, with the entries that were left out there because their loss was accepted."""
     unreadable_for_now: list[str] = field(default_factory=list)
     """The evidence of entries that could not be read in the last round, but may be readable later."""
     fragments: set[int] = field(default_factory=set)

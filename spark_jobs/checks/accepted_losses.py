@@ -1,7 +1,8 @@
 """Findings whose loss an operator accepted: they are reported as accepted, and neither counted nor marked.
 
 A finding is accepted if each of its positions is accepted, with the same bookie. So another lost position of the same
-fragment, or another bookie at an accepted position, is a finding like any other (R45).
+fragment, or another bookie at an accepted position, is a finding like any other (R45). A position that also stores
+other entries than those accepted by their ids is not accepted: a worker gives it another bookie (R148).
 
 R rules are defined in docs/failure-model.md.
 """
@@ -14,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
-from bookie.metadata.tasks.decisions import Decision
+from bookie.metadata.tasks.decisions import Decision, LostFragment
 from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 
@@ -60,7 +61,7 @@ def without_accepted(spark: SparkSession, found: DataFrame, decisions: Iterable[
         (
             decision.ledger_id,
             decision.by,
-            [(loss.first_entry_id, list(loss.positions), list(loss.bookies)) for loss in decision.lost],
+            [_accepted_positions(loss) for loss in decision.lost],
         )
         for decision in decisions
     ]
@@ -69,3 +70,8 @@ def without_accepted(spark: SparkSession, found: DataFrame, decisions: Iterable[
     found_others = found.join(known, "ledger_id", "left").selectExpr("ledger_id", f"{others} AS found")
     accepted = found.join(known, "ledger_id").selectExpr("*", "explode(found) AS finding").where(_IS_ACCEPTED)
     return Split(found_others.where("size(found) > 0"), accepted.selectExpr(*_FINDING))
+
+
+def _accepted_positions(loss: LostFragment) -> tuple[int, list[int], list[str]]:
+    whole = loss.whole()
+    return loss.first_entry_id, [position for position, _ in whole], [bookie for _, bookie in whole]

@@ -19,6 +19,7 @@ from bookie.metadata.tasks import decisions as decisions_module
 from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment, Verdict
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.model.availability import RunGroup
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.wire.memory import MemoryNetwork, MemoryTransport
@@ -31,7 +32,8 @@ from tests.worlds.repair import Bookies
 L7, L8 = LedgerId(7), LedgerId(8)
 WHY = "both disks were destroyed"
 ME = "me@host"
-LOST_AB = LostFragment(EntryId(0), EntryId(9), (0, 1), names("a b"))
+TEN = (RunGroup(0, 0, 10, 0),)
+LOST_AB = LostFragment(EntryId(0), EntryId(9), (0, 1), names("a b"), entries=TEN)
 
 
 @dataclass(slots=True)
@@ -137,7 +139,10 @@ async def test_a_ledger_parked_again_is_accepted_with_all_its_current_losses(wor
     await world.park(L8, "f")
     result = await world.letters.accept(L8, "the third disk as well")
     assert result.outcome is Outcome.ACCEPTED
-    assert result.lost == (LOST_AB, LostFragment(EntryId(10), EntryId(19), (0, 1), names("a f")))
+    assert result.lost == (
+        LOST_AB,
+        LostFragment(EntryId(10), EntryId(19), (0, 1), names("a f"), entries=(RunGroup(10, 10, 10, 0),)),
+    )
     assert (await world.decisions.accepted())[0].reason == "the third disk as well"
 
 
@@ -146,8 +151,8 @@ async def test_the_task_is_kept_for_entries_that_can_be_repaired(world: World) -
     await world.park(L8, "a b")
     result = await world.letters.accept(L8, WHY)
     assert (result.outcome, result.lost) == (Outcome.ACCEPTED_TASK_STAYS, (LOST_AB,))
-    assert "1 other position of the ledger lacks" in result.detail
-    assert await world.state(L8) == UNTOUCHED
+    assert "1 position of the ledger lacks copies of other entries" in result.detail
+    assert await world.state(L8) == (True, False, False)  # not parked: a worker makes the other copies
     assert len(await world.decisions.accepted()) == 1
 
 
@@ -369,9 +374,12 @@ async def test_a_damaged_record_accepts_nothing_and_is_replaced(world: World) ->
 def test_only_positions_whose_entries_have_no_copy_are_lost() -> None:
     striped = make_metadata((0, "a b c d"), (8, "a c b d"), quorum=(2, 2), last=15)
     assert lost_fragments(striped, names("a b")) == (
-        LostFragment(EntryId(0), EntryId(7), (0, 1), names("a b")),  # no write set of the second fragment has both
+        LostFragment(  # no write set of the second fragment has both
+            EntryId(0), EntryId(7), (0, 1), names("a b"), entries=(RunGroup(0, 4, 1, 4),), shared=(0, 1)
+        ),
     )
     short = make_metadata((0, "a b c d"), quorum=(2, 2), last=0)
     assert lost_fragments(short, names("b c")) == ()
     cut = make_metadata((0, "a b"), (10, "c d"), quorum=(2, 2), last=5)
-    assert lost_fragments(cut, names("a b c d")) == (LostFragment(EntryId(0), EntryId(5), (0, 1), names("a b")),)
+    lost = LostFragment(EntryId(0), EntryId(5), (0, 1), names("a b"), entries=(RunGroup(0, 0, 6, 0),))
+    assert lost_fragments(cut, names("a b c d")) == (lost,)

@@ -271,6 +271,9 @@ _LOST_FRAGMENT: Final = _fields(
         "positions": _list(_COUNT),
         "bookies": _list(_TEXT),
         "denials": _list(_fields({"position": _COUNT, "bookie_id": _TEXT, "entries": _COUNT})),
+        "entry_count": _nullable(_COUNT),
+        "entries": _list(_list(_COUNT)),
+        "shared_positions": _list(_COUNT),
     }
 )
 _LIMIT_FIELDS: Final = {

@@ -59,6 +59,7 @@ SureOption = Annotated[
 
 _HTTP_NOT_FOUND: Final = 404
 _SHOWN_MAX: Final = 20
+_RANGES_MAX: Final = 5
 """Largest number of ledgers named in a line."""
 _DECISION_REASON_CHARS_MAX: Final = 500
 """Largest number of recorded characters of an operator's reason."""
@@ -225,13 +226,14 @@ def accept_loss(
 ) -> None:
     """Accept the loss of the entries of dead letters without a live copy, and close the tasks.
 
-    The record contains who accepted it, when, why, and the fragments, positions and bookies. Metadata and entries are
-    not changed. Audits then report the ledger as "loss accepted", and mark it again only if it loses anything else, or
-    if one of these bookies returns. An entry that shares a position with a lost one keeps only its present copies.
+    The record contains who accepted it, when, why, and the lost entries and their bookies. The command changes no
+    metadata and no entry. If the ledger lacks copies of other entries, its task stays: workers make these copies, and
+    replace the bookies of positions that also store other entries. So a bookie that returns later does not give its
+    copies any more. Audits report the rest as "loss accepted", and mark the ledger again only if it loses anything
+    else, or if one of its lost bookies returns.
 
-    An entry can be accepted as lost if each of its bookies is lost, or is registered and denies it. A ledger that also
-    lacks other copies keeps its task: after these are made, it is parked again, and this command closes the task.
-    Repeating the command is safe. `bkheal dead-letters drop` withdraws an accepted loss.
+    An entry can be accepted as lost if each of its bookies is lost, or is registered and denies it. Repeating the
+    command is safe. `bkheal dead-letters drop` withdraws an accepted loss.
 
     Exit codes: 0 accepted, also before, 1 refused or failed, 2 wrong usage, 3 the store did not answer, 75 a worker
     holds a lock. If one ledger is refused before the confirmation, nothing is changed.
@@ -500,16 +502,24 @@ def _holders(fragment: dict[str, Any]) -> str:
     return " ".join((*fragment["bookies"], *(denial["bookie_id"] for denial in fragment["denials"])))
 
 
+def _entries(fragment: dict[str, Any]) -> str:
+    """Return the lost entries of a fragment, or the fragment if they are not named."""
+    if not fragment.get("entry_count"):
+        return f"{fragment['first_entry_id']}..{fragment['last_entry_id']}"
+    runs = [str(first) if first == last else f"{first}..{last}" for first, last in fragment["entries"][:_RANGES_MAX]]
+    count = counted(fragment["entry_count"], "entry")
+    return f"{count} of {fragment['first_entry_id']}..{fragment['last_entry_id']}: {', '.join(runs)}" + (
+        ", ..." if len(fragment["entries"]) > _RANGES_MAX else ""
+    )
+
+
 def _line(row: dict[str, Any], is_dry_run: bool) -> str:
     words = {"is": "would be", "are": "would be"} if is_dry_run else {"is": "is", "are": "are"}
     text = f"ledger {row['ledger_id']}: {_DONE[row['outcome']].format(**words)}"
     if row["lost"]:
-        parts = [
-            f"{part['first_entry_id']}..{part['last_entry_id']} on {printable(_holders(part))}"
-            for part in row["lost"][:5]
-        ]
+        parts = [f"{_entries(part)} on {printable(_holders(part))}" for part in row["lost"][:5]]
         more = f" and {counted(len(row['lost']) - 5, 'more fragment')}" if len(row["lost"]) > 5 else ""
-        text += f" (entries in {'; '.join(parts)}{more})"
+        text += f" (lost: {'; '.join(parts)}{more})"
     return f"{text}; {row['detail']}" if row["detail"] else text
 
 

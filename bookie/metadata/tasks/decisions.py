@@ -2,12 +2,17 @@
 
 An operator accepts the loss of entries without any live copy, or drops the task of a ledger without accepting anything.
 The record names the operator, the time and the reason. It changes no metadata and deletes no entry. An audit does not
-mark a ledger again for positions with an accepted loss. A damaged record accepts nothing, so the next audit marks the
-ledger again.
+mark a ledger again for what the record accepts. A damaged record accepts nothing, so the next audit marks the ledger
+again.
+
+An accepted loss names the ids of the lost entries. Then nothing but these entries is accepted: a worker copies the
+other entries of their positions, and names each new member in the record in the same transaction (R148). A record
+without ids, from an earlier release or with too many ids, accepts whole positions instead, and nothing is copied for
+them.
 
 There are at most ``ACCEPTED_MAX`` accepted losses and ``DROPPED_MAX`` records of dropped tasks.
 
-Source: docs/failure-model.md#state-under-bkheal.
+R rules are defined in docs/failure-model.md. Source: docs/failure-model.md#state-under-bkheal.
 """
 
 from __future__ import annotations
@@ -15,18 +20,20 @@ from __future__ import annotations
 import builtins
 import enum
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, TypeAlias
 
 from bookie.metadata.nodes import child_names, ensure_path, find, ledger_ids, remove
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import NODE_DATA_MAX, BadVersionError, Create, MetadataStore, NoNodeError, SetData
+from bookie.metadata.port import NODE_DATA_MAX, BadVersionError, Create, MetadataStore, Node, NoNodeError, SetData
 from bookie.metadata.tasks.parked import ParkReason
-from bookie.model.errors import PermanentError
+from bookie.model.availability import EntryRuns, RunGroup, RunsBuilder
+from bookie.model.errors import InvariantError, PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
+from bookie.model.schedule import Stripe
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +45,13 @@ ACCEPTED_MAX: Final = 10_000
 exceptions to accept one by one."""
 DROPPED_MAX: Final = 1_000
 """No program needs the records of dropped tasks, only operators; the oldest are removed first."""
+LOST_GROUPS_MAX: Final = 1_000
+"""The most groups of runs of entry ids in one record. A striped fragment needs few, whatever its length. Audits keep
+the records in memory, and more groups than this are scattered damage, for which the record accepts whole positions."""
+
+
+_SUBTRACTED_MAX: Final = 100_000
+"""The most lost entries from which those that were found are subtracted, which takes a step for each."""
 
 
 class DecisionTooLargeError(PermanentError):
@@ -75,9 +89,65 @@ class LostFragment:
     """Their bookies, in the order of the positions."""
     denials: tuple[Denial, ...] = ()
     """The other positions of these entries, ascending."""
+    entries: tuple[RunGroup, ...] = ()
+    """The ids of the lost entries. Empty in records without ids."""
+    shared: tuple[int, ...] = ()
+    """Those of ``positions`` that also store other entries. A worker gives them a bookie with these (R148). Empty in
+    records without ids."""
+
+    @property
+    def lost_entries(self) -> EntryRuns:
+        """The ids of the lost entries; empty in records without ids."""
+        builder = RunsBuilder()
+        for group in self.entries:
+            builder.add_group(group)
+        return builder.built()
+
+    def whole(self) -> list[tuple[int, BookieId]]:
+        """Return the positions without any other entry, or all of a record without ids, with their bookies."""
+        named = zip(self.positions, self.bookies, strict=False)
+        return [(position, bookie) for position, bookie in named if position not in self.shared]
+
+    def bookie_at(self, position: int) -> BookieId | None:
+        """Return the bookie that the record names at a position; None if it names none."""
+        named = dict(zip(self.positions, self.bookies, strict=False))
+        named |= {denial.position: denial.bookie for denial in self.denials}
+        return named.get(position)
+
+    def after_copy(self, stripe: Stripe, copy: AcceptedCopy) -> LostFragment | None:
+        """Return the loss after a copy, which names its target; None if nothing is accepted any more.
+
+        An entry of the position that the target got was found, so it is not lost any more. If a very large loss was
+        found in part, its acceptance ends, and an operator has to accept the rest again.
+        """
+        first, last, position = self.first_entry_id, self.last_entry_id, copy.position
+        lost = self.lost_entries
+        if stripe.held_count(position, lost, first, last) != len(copy.left_out):
+            if len(lost) > _SUBTRACTED_MAX:
+                return None
+            lost = EntryRuns.of(each for each in lost if each in copy.left_out or not stripe.stores(position, each))
+        if not lost:
+            return None
+        denials = [denial for denial in self.denials if denial.position != position]
+        if copy.left_out:
+            denials.append(Denial(position, copy.target, len(copy.left_out)))
+        named = [
+            (at, bookie)
+            for at, bookie in zip(self.positions, self.bookies, strict=False)
+            if at != position and stripe.held_count(at, lost, first, last)
+        ]
+        positions = tuple(at for at, _ in named)
+        return replace(
+            self,
+            positions=positions,
+            bookies=tuple(bookie for _, bookie in named),
+            denials=tuple(sorted(denials, key=lambda denial: denial.position)),
+            entries=lost.groups,
+            shared=shared_positions(stripe, positions, lost, first, last),
+        )
 
     def covers(self, positions: Sequence[int], bookies: Collection[BookieId], absent: int) -> bool:
-        """Return whether the loss covers all entries denied by bookies in the fragment.
+        """Return whether a loss without ids covers all entries denied by bookies in the fragment.
 
         Args:
             positions: the positions with missing entries.
@@ -86,7 +156,8 @@ class LostFragment:
         """
         denied = [denial for denial in self.denials if denial.position in positions]
         return (
-            len(denied) == len(positions)
+            not self.entries
+            and len(denied) == len(positions)
             and {denial.bookie for denial in denied}.issuperset(bookies)
             and absent <= sum(denial.entries for denial in denied)
         )
@@ -113,12 +184,33 @@ class Decision:
 
     @property
     def copies(self) -> Copies:
-        """The copies on unregistered bookies of all accepted losses."""
+        """The copies of whole positions on unregistered bookies, of all accepted losses: they need no repair."""
         return frozenset(
             (fragment.first_entry_id, position, bookie)
             for fragment in self.lost
-            for position, bookie in zip(fragment.positions, fragment.bookies, strict=False)
+            for position, bookie in fragment.whole()
         )
+
+    def after_copies(self, stripe: Stripe, copies: Iterable[AcceptedCopy]) -> Decision:
+        """Return the record after these copies."""
+        lost: dict[EntryId, LostFragment] = {fragment.first_entry_id: fragment for fragment in self.lost}
+        for copy in copies:
+            fragment = lost.get(copy.first_entry_id)
+            if fragment is None:
+                continue
+            left = fragment.after_copy(stripe, copy)
+            more = 0 if left is None else len(left.entries) - len(fragment.entries)
+            if left is None or (more > 0 and sum(len(each.entries) for each in lost.values()) + more > LOST_GROUPS_MAX):
+                del lost[copy.first_entry_id]
+            else:
+                lost[copy.first_entry_id] = left
+        return replace(self, lost=tuple(lost.values()))
+
+    @property
+    def has_room_for_ids(self) -> bool:
+        """Whether a record has room for the ids of the lost entries, including its growth by copies."""
+        groups = sum(len(fragment.entries) for fragment in self.lost)
+        return groups <= LOST_GROUPS_MAX and len(encode_record(self, without=["ledger_id"])) <= NODE_DATA_MAX // 2
 
     @property
     def is_accepted(self) -> bool:
@@ -128,6 +220,34 @@ class Decision:
     def is_valid(self, registered: AbstractSet[BookieId]) -> bool:
         """Return whether the accepted loss still holds: a bookie that is registered again may have the copies (R45)."""
         return registered.isdisjoint(self.bookies)
+
+
+class AcceptedCopy(NamedTuple):
+    """A copy of a position of a fragment with an accepted loss: its target has all entries except ``left_out``."""
+
+    first_entry_id: EntryId
+    """The first entry of the fragment."""
+    position: int
+    target: BookieId
+    left_out: EntryRuns
+
+
+class RecordedDecision(NamedTuple):
+    """A decision, and the version of its node."""
+
+    decision: Decision
+    version: int
+
+
+def shared_positions(
+    stripe: Stripe, positions: Sequence[int], lost: EntryRuns, first: EntryId, last: EntryId
+) -> tuple[int, ...]:
+    """Return those of ``positions`` that store an entry of ``first..last`` that is not in ``lost``."""
+    return tuple(
+        position
+        for position in positions
+        if stripe.held_count(position, lost, first, last) < stripe.count(position, first, last)
+    )
 
 
 class Decisions:
@@ -189,6 +309,22 @@ class Decisions:
         stat = await self._store.stat(path)
         return Create(path, data) if stat is None else SetData(path, data, stat.version)
 
+    def recorded(self, ledger_id: LedgerId, node: Node | None) -> RecordedDecision | None:
+        """Return the decision in a node; None if there is no node or it is damaged."""
+        decision = None if node is None else _decode(ledger_id, node.data)
+        return None if node is None or decision is None else RecordedDecision(decision, node.stat.version)
+
+    def replacing(self, known: RecordedDecision, decision: Decision) -> SetData:
+        """Return an operation that replaces a recorded decision at its version, for the transaction of a repair.
+
+        Raises:
+            InvariantError: it is too large, although the acceptance left room for it (``has_room_for_ids``).
+        """
+        data = encode_record(decision, without=["ledger_id"])
+        if len(data) > NODE_DATA_MAX:
+            raise InvariantError(f"the accepted loss of ledger {decision.ledger_id} has {len(data)} bytes after a copy")
+        return SetData(self.path(decision.ledger_id), data, known.version)
+
     async def forget(self, ledger_id: LedgerId) -> None:
         """Remove the decision about a ledger. Idempotent.
 
@@ -231,7 +367,26 @@ class Decisions:
 
 def _decode(ledger_id: LedgerId, data: bytes) -> Decision | None:
     try:
-        return decode_record(data, Decision, ledger_id=ledger_id)
+        decision = decode_record(data, Decision, ledger_id=ledger_id)
+        for fragment in decision.lost:
+            _check_entries(fragment)
     except UnreadableRecordError as error:
         _log.warning("accepted loss cannot be read and is ignored", extra={"ledger_id": ledger_id, "error": str(error)})
         return None
+    return decision
+
+
+def _check_entries(fragment: LostFragment) -> None:
+    """Check that the groups of entry ids are possible, ascending and within the fragment.
+
+    Raises:
+        UnreadableRecordError: they are not.
+    """
+    end = int(fragment.first_entry_id)
+    for group in fragment.entries:
+        span = group.last_start - group.first
+        is_possible = group.size > 0 and (0 < group.period <= span and span % group.period == 0 if span else True)
+        is_possible = is_possible and (group.size < group.period if span else not group.period)
+        if not is_possible or group.first < end or group.last > fragment.last_entry_id:
+            raise UnreadableRecordError(f"impossible entries {tuple(group)} of fragment {fragment.first_entry_id}")
+        end = group.last + 1

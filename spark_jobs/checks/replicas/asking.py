@@ -28,13 +28,14 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from bookie.client.held_entries import HeldEntriesReader
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.model.availability import EntryRuns
-from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.clock import Clock
 from bookie.runtime.waiting import all_or_first_error
 from bookie.wire.port import Status, Transport
@@ -59,6 +60,8 @@ _SILENCE: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE, Status.UNRESOLV
 _SURE_STATUSES: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY})
 """Answers of a healthy bookie: entries outside the list are absent."""
 _NOTHING: Final = EntryRuns(())
+AcceptedEntries = Mapping[LedgerId, Mapping[EntryId, EntryRuns]]
+"""The entries that operators accepted as lost, by ledger, and by the first entry of their fragment."""
 _LACKING_STATUSES: Final = _SURE_STATUSES | {Status.CORRUPT}
 """Answers of a bookie that cannot serve entries outside the list: these are absent or damaged (R105)."""
 _LISTS: Final = _LACKING_STATUSES | {Status.LIMBO}
@@ -128,6 +131,7 @@ class Asker:
         ledgers: LedgerReaderPort,
         registered: Callable[[], Awaitable[AbstractSet[BookieId]]],
         clock: Clock,
+        accepted: AcceptedEntries = MappingProxyType({}),
     ) -> None:
         """Prepare; no request is sent yet.
 
@@ -136,7 +140,9 @@ class Asker:
             ledgers: reads the metadata again for the second look at a ledger.
             registered: lists the registered bookies; the list is not older than the call.
             clock: for pauses between attempts.
+            accepted: the entries that operators accepted as lost.
         """
+        self._accepted = accepted
         self._held = HeldEntriesReader(transport, clock, LIST_TIMEOUT_S)
         self._ledgers = ledgers
         self._list_registered = registered
@@ -226,7 +232,8 @@ class Asker:
             for bookie, reply in second.items()
         }
         self._count(newest, replies, answers)
-        if found := tuple(findings(newest, _holdings(newest, replies))):
+        accepted = self._accepted.get(ledger.ledger_id, {})
+        if found := tuple(findings(newest, _holdings(newest, replies), accepted)):
             answers.absent += sum(each.absent for each in found)
             answers.found.append((newest, found))
 
@@ -315,6 +322,7 @@ def _holdings(ledger: SettledLedger, replies: Mapping[BookieId, CopyReply]) -> M
             replies[bookie].entries,
             is_sure=replies[bookie].is_sure,
             is_damaged=replies[bookie].status is Status.CORRUPT,
+            is_sampled=replies[bookie].is_sampled,
             why=replies[bookie].detail[:_DETAIL_MAX] if replies[bookie].is_sampled else "",
         )
         for bookie in ledger.holders()

@@ -28,7 +28,7 @@ from bookie.runtime.clock import SystemClock
 from bookie.wire.routing import open_transport
 from bookie.wire.security import SecurityFiles
 from spark_jobs.checks.findings import FindingKind
-from spark_jobs.checks.replicas.asking import Answers, Asker
+from spark_jobs.checks.replicas.asking import AcceptedEntries, Answers, Asker
 from spark_jobs.checks.replicas.expected import SettledLedger, settled_row
 from spark_jobs.checks.replicas.verdict import BIGINT_MAX, FragmentFinding
 from spark_jobs.connect import connected_at_pace
@@ -134,7 +134,15 @@ async def _opened(settings: TaskSettings, stack: AsyncExitStack) -> Asker:
         return (await registrations.list()).registered
 
     ledgers = LedgerStore(connection.store, connection.cluster, random.SystemRandom())
-    return Asker(transport, ledgers, registered, clock)
+    return Asker(transport, ledgers, registered, clock, accepted_entries(settings.accepted))
+
+
+def accepted_entries(accepted: Mapping[LedgerId, Iterable[LostFragment]]) -> AcceptedEntries:
+    """Return the accepted entries of the losses that name them by their ids."""
+    return {
+        ledger_id: {loss.first_entry_id: loss.lost_entries for loss in lost if loss.entries}
+        for ledger_id, lost in accepted.items()
+    }
 
 
 def answer_rows(answers: Answers, settings: TaskSettings) -> pa.RecordBatch:
@@ -150,8 +158,8 @@ def _findings(answers: Answers, settings: TaskSettings) -> Iterator[dict[str, An
 
 
 def is_accepted(finding: FragmentFinding, accepted: Iterable[LostFragment]) -> bool:
-    """Return whether an operator accepted the loss of all missing copies of this fragment (R45)."""
-    return any(
+    """Return whether an operator accepted the loss of all missing copies of this fragment (R45, R148)."""
+    return finding.is_accepted or any(
         loss.first_entry_id == finding.fragment.first
         and loss.covers(finding.positions, finding.missing, finding.absent)
         for loss in accepted

@@ -5,16 +5,22 @@ bookie with an unknown answer counts as holding an entry (S6: unknown is never a
 copy that may return, as in the bookie check. A damaged copy, which the bookie leaves out of its list (R105), also
 counts as one that may return, because its bytes may be read by other means. A bookie that the fragment names twice has
 one copy. The severity is ``LOST`` only if every holder denies the entry (S13).
+
+A finding is accepted if an operator accepted the loss of every entry with a missing copy, by its id, and no bookie of
+the entry lists it (R148). If one does, the entry is not lost, and the missing copies can be made.
+
+R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from bookie.model.availability import EntryRuns
-from bookie.model.ids import BookieId
+from bookie.model.ids import BookieId, EntryId
 from bookie.model.schedule import Stripe
 from bookie.model.severity import Severity
 from bookie.runtime.human import counted
@@ -25,6 +31,7 @@ BIGINT_MAX: Final = (1 << 63) - 1
 """The largest number that a table can hold. If the length of a ledger is damaged, the computed bytes can exceed it or
 be negative; if its last entry is damaged, the computed entries can exceed it."""
 _NOTHING: Final = EntryRuns(())
+_NONE_ACCEPTED: Final = MappingProxyType[EntryId, EntryRuns]({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,8 @@ class Holdings:
     """Whether the bookie cannot serve any entry outside its list."""
     is_damaged: bool = False
     """Whether some entries outside its list are damaged rather than absent."""
+    is_sampled: bool = False
+    """Whether the list was concluded from a sample, so it is no proof that the bookie has an entry."""
     why: str = ""
     """The bookie's answer to the read of a damaged entry."""
     is_registered: bool = True
@@ -63,17 +72,23 @@ class FragmentFinding:
     detail: str
     is_damaged: bool = False
     """Whether some of the copies are damaged rather than absent."""
+    is_accepted: bool = False
+    """Whether an operator accepted the loss of each of these entries, by its id."""
 
 
-def findings(ledger: SettledLedger, holdings: Mapping[BookieId, Holdings]) -> Iterator[FragmentFinding]:
+def findings(
+    ledger: SettledLedger, holdings: Mapping[BookieId, Holdings], accepted: Mapping[EntryId, EntryRuns] = _NONE_ACCEPTED
+) -> Iterator[FragmentFinding]:
     """Yield a finding for each fragment of which some bookie certainly lacks entries.
 
     Args:
         ledger: the expected entries.
         holdings: the answers of the bookies; a bookie without an answer here counts as not registered.
+        accepted: the entries that an operator accepted as lost, by the first entry of their fragment.
     """
     for fragment in ledger.fragments:
-        found = _Fragment(ledger, fragment, holdings).finding()
+        entries = accepted.get(EntryId(fragment.first), _NOTHING)
+        found = _Fragment(ledger, fragment, holdings, entries).finding()
         if found is not None:
             yield found
 
@@ -83,6 +98,7 @@ class _Fragment:
     ledger: SettledLedger
     fragment: SettledFragment
     holdings: Mapping[BookieId, Holdings]
+    accepted: EntryRuns
 
     def finding(self) -> FragmentFinding | None:
         lacking = {position: count for position in range(self._size) if (count := self._absent(position))}
@@ -103,7 +119,29 @@ class _Fragment:
             bytes_estimate=None if size is None else max(0, min(round(size * absent), BIGINT_MAX)),
             detail="; ".join(self._detail(position, count) for position, count in list(lacking.items())[:_NAMED_MAX]),
             is_damaged=any(self._of(position).is_damaged for position in lacking),
+            is_accepted=bool(self.accepted) and self._is_accepted(lacking),
         )
+
+    def _is_accepted(self, lacks: Collection[int]) -> bool:
+        """Whether each entry that some bookie lacks is accepted as lost, and listed by no bookie of its write set."""
+        members = self.fragment.members
+        lists = [self._of(each).entries for each in range(self._size) if self._lists(each)]
+        absent = [self._of(position).entries for position in lacks]
+        for first, last in self._stripe.uniform_ranges(
+            [*lists, *absent, self.accepted], self.fragment.first, self.fragment.last
+        ):
+            for start in self._stripe.starts(first, last):
+                where = self._stripe.write_set(start)
+                is_lacked = any(each in lacks and first not in self._of(each).entries for each in where)
+                is_listed = any(self._lists(each) and first in self.holdings[members[each]].entries for each in where)
+                if is_lacked and (is_listed or first not in self.accepted):
+                    return False
+        return True
+
+    def _lists(self, position: int) -> bool:
+        """Whether the bookie gave a list, which proves that it has the listed entries."""
+        holdings = self._of(position)
+        return bool(holdings.entries) and not holdings.is_sampled
 
     @property
     def _size(self) -> int:

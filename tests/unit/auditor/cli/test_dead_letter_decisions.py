@@ -60,6 +60,7 @@ def test_several_losses_are_accepted_and_listed(cluster: CommandCluster) -> None
     assert (result.exit_code, outcomes(result)) == (ExitCode.OK, {7: "accepted", 8: "accepted"})
     assert (document["by"], document["reason"]) == ("me@host", "fire in the server room")
     lost = [{"first_entry_id": 0, "last_entry_id": 9, "positions": [0, 1], "bookies": ["a", "b"], "denials": []}]
+    lost[0] |= {"entry_count": 10, "entries": [[0, 9]], "shared_positions": []}
     assert document["ledgers"][0]["lost"] == lost
     assert ran(cluster.marked()) == [9]
     (first, _) = json.loads(call("list", "--accepted", "-o", "json").stdout)["items"]
@@ -151,7 +152,8 @@ def test_a_dry_run_changes_nothing(cluster: CommandCluster) -> None:
     result = call(*ACCEPT, "--dry-run")
     assert result.exit_code == ExitCode.OK
     assert (
-        "ledger 7: the loss would be accepted, and the task would be closed (entries in 0..9 on a b)" in result.stdout
+        "ledger 7: the loss would be accepted, and the task would be closed (lost: 10 entries of 0..9: 0..9 on a b)"
+        in result.stdout
     )
     assert ran(cluster.marked()) == [7, 8, 9]
 

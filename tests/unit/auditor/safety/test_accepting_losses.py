@@ -21,7 +21,7 @@ from bookie.model.schedule import Stripe
 from bookie.wire.port import ListReply, Status
 from spark_jobs.checks.replicas.asking import Asker
 from spark_jobs.checks.replicas.expected import settled_metadata
-from spark_jobs.checks.replicas.task import is_accepted
+from spark_jobs.checks.replicas.task import accepted_entries, is_accepted
 from spark_jobs.checks.replicas.verdict import FragmentFinding
 from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names, should_hold
 from tests.worlds.repair import RepairWorld, a_world
@@ -59,13 +59,14 @@ async def accept(world: RepairWorld) -> DeadLetterResult:
     return await letters.accept(LEDGER, "the disks were replaced")
 
 
-async def audited(world: RepairWorld) -> tuple[FragmentFinding, ...]:
-    """Return the findings of the replicas check."""
+async def audited(world: RepairWorld, accepted: DeadLetterResult | None = None) -> tuple[FragmentFinding, ...]:
+    """Return the findings of the replicas check after a loss was accepted."""
 
     async def registered() -> AbstractSet[BookieId]:
         return (await world.registrations.list()).registered
 
-    asker = Asker(world.bookies.transport, world.ledgers, registered, world.clock)
+    lost = {} if accepted is None else {LEDGER: accepted.lost}
+    asker = Asker(world.bookies.transport, world.ledgers, registered, world.clock, accepted_entries(lost))
     found = (await asker.ask_all([settled_metadata(LEDGER, METADATA)], await registered())).found
     return tuple(finding for _, findings in found for finding in findings)
 
@@ -74,14 +75,14 @@ async def audited(world: RepairWorld) -> tuple[FragmentFinding, ...]:
 async def test_an_entry_that_every_bookie_lacks_can_be_accepted_as_the_audit_found_it() -> None:
     async with a_world("a b c") as world:
         await parked(world, {"b": {1}, "c": {1}}, "b c")
-        (finding,) = await audited(world)
         result = await accept(world)
         denials = (Denial(1, BookieId("b"), 1), Denial(2, BookieId("c"), 1))
-        assert result == DeadLetterResult(
-            LEDGER, Outcome.ACCEPTED, lost=(LostFragment(EntryId(0), EntryId(9), (), (), denials),)
-        )
+        lost = LostFragment(EntryId(0), EntryId(9), (), (), denials, entries=(RunGroup(1, 1, 1, 0),))
+        assert result == DeadLetterResult(LEDGER, Outcome.ACCEPTED, lost=(lost,))
         assert await world.is_clean()
+        (finding,) = await audited(world, result)
         assert is_accepted(finding, result.lost)
+        (finding,) = await audited(world)
         assert not is_accepted(finding, ())
 
 
@@ -89,10 +90,32 @@ async def test_an_entry_that_every_bookie_lacks_can_be_accepted_as_the_audit_fou
 async def test_a_loss_on_the_same_bookies_in_another_fragment_is_not_accepted() -> None:
     async with a_world("a b c") as world:
         await parked(world, {"b": {1}, "c": {1}}, "b c")
-        (finding,) = await audited(world)
-        (lost,) = (await accept(world)).lost
-        assert is_accepted(finding, [lost])
-        assert not is_accepted(finding, [replace(lost, first_entry_id=EntryId(10), last_entry_id=EntryId(19))])
+        result = await accept(world)
+        for entries in ((RunGroup(2, 2, 1, 0),), ()):  # a record without ids accepts positions
+            (lost,) = result.lost
+            elsewhere = replace(lost, first_entry_id=EntryId(10), last_entry_id=EntryId(19), entries=entries)
+            (finding,) = await audited(world, replace(result, lost=(elsewhere,)))
+            assert not is_accepted(finding, [elsewhere])
+            (finding,) = await audited(world)
+            assert is_accepted(finding, [replace(lost, entries=())])
+
+
+@pytest.mark.parametrize(
+    "more", [{"b": {1, 4}, "c": {1, 4}}, {"b": {1}, "c": {1}, "a": {3}}, {"b": {1, 0}, "c": {1}}, {"b": {1}}]
+)
+def test_only_accepted_entries_are_accepted_by_an_audit(more: dict[str, set[int]]) -> None:
+    """Also, an accepted entry that some bookie has is not lost: its missing copies can be made."""
+
+    @in_virtual_time
+    async def check() -> None:
+        async with a_world("a b c") as world:
+            await parked(world, more, "b c")
+            denials = (Denial(1, BookieId("b"), 9), Denial(2, BookieId("c"), 9))
+            lost = LostFragment(EntryId(0), EntryId(9), (), (), denials, entries=(RunGroup(1, 1, 1, 0),))
+            (finding,) = await audited(world, DeadLetterResult(LEDGER, Outcome.ACCEPTED, lost=(lost,)))
+            assert not is_accepted(finding, [lost])
+
+    check()
 
 
 @pytest.mark.parametrize("more", [{"b": {1, 4}, "c": {1, 4}}, {"b": {1}, "c": {1}, "a": {3}}])
@@ -116,8 +139,9 @@ async def test_a_lost_bookie_and_one_that_lacks_entries_are_accepted_together() 
         result = await accept(world)
         (lost,) = result.lost
         assert (lost.positions, lost.bookies, lost.denials) == ((1,), names("b"), (Denial(2, BookieId("c"), 1),))
-        assert result.outcome is Outcome.ACCEPTED
-        (finding,) = await audited(world)
+        assert (lost.lost_entries, lost.shared) == (EntryRuns.of([1]), (1,))
+        assert result.outcome is Outcome.ACCEPTED_TASK_STAYS  # for the other entries of b
+        (finding,) = await audited(world, result)
         assert is_accepted(finding, result.lost)
 
 
@@ -156,7 +180,7 @@ async def test_the_task_is_kept_for_a_bookie_that_lacks_entries_of_others() -> N
     async with a_world("a b c") as world:
         await parked(world, {"b": {1}, "c": {1}, "a": {3}}, "a b c")
         result = await accept(world)
-        assert (result.outcome, "1 other position of the ledger lacks" in result.detail) == (
+        assert (result.outcome, "1 position of the ledger lacks" in result.detail) == (
             Outcome.ACCEPTED_TASK_STAYS,
             True,
         )
@@ -187,6 +211,7 @@ def test_lost_positions_are_those_of_entries_without_a_copy(
         if bookie not in gone
     }
     expected: dict[int, set[int]] = {}
+    entries: set[int] = set()
     for entry in range(40):
         fragment = metadata.fragments[metadata.fragment_index(EntryId(entry))]
         where = metadata.stripe.write_set(entry)
@@ -197,11 +222,16 @@ def test_lost_positions_are_those_of_entries_without_a_copy(
         ]
         if not copies:
             expected.setdefault(fragment.first_entry_id, set()).update(where)
+            entries.add(entry)
     found = lost_fragments(metadata, names(" ".join(sorted(gone))), held)
     assert {
         part.first_entry_id: {*part.positions, *(denial.position for denial in part.denials)} for part in found
     } == expected
+    assert entries == {entry for part in found for entry in part.lost_entries}
     for part in found:
+        others = set(range(part.first_entry_id, part.last_entry_id + 1)) - entries
+        stored = {position for entry in others for position in metadata.stripe.write_set(entry)}
+        assert part.shared == tuple(position for position in part.positions if position in stored)
         members = metadata.fragments[metadata.fragment_index(part.first_entry_id)].members
         assert part.bookies == tuple(members[position] for position in part.positions)
         assert gone.issuperset(part.bookies)

@@ -13,6 +13,7 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.port import ANY_VERSION
 from bookie.metadata.store.memory import Fault, MemoryStore
 from bookie.metadata.tasks.reservations import Reservation
+from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import ListReply, Status
 from bookie.wire.requests import ListEntries
@@ -528,8 +529,10 @@ async def test_a_target_that_registers_with_empty_disks_after_its_list_is_not_in
         await world.lose("b")
         listed, lists = Holdings.missing_on_target, []
 
-        async def then_lose_disks(holdings: Holdings, ledger: Versioned, step: CopyPosition) -> Answer | None:
-            lists.append(answer := await listed(holdings, ledger, step))
+        async def then_lose_disks(
+            holdings: Holdings, ledger: Versioned, step: CopyPosition, left_out: EntryRuns
+        ) -> Answer | None:
+            lists.append(answer := await listed(holdings, ledger, step, left_out))
             if len(lists) == fragment_count:
                 await world.kill("t")
                 await world.add_bookies("t")
@@ -555,8 +558,10 @@ async def test_a_task_stays_if_an_installation_skipped_a_step(
         await world.lose("b")
         listed, lists = Holdings.missing_on_target, []
 
-        async def changed(holdings: Holdings, ledger: Versioned, step: CopyPosition) -> Answer | None:
-            lists.append(answer := await listed(holdings, ledger, step))
+        async def changed(
+            holdings: Holdings, ledger: Versioned, step: CopyPosition, left_out: EntryRuns
+        ) -> Answer | None:
+            lists.append(answer := await listed(holdings, ledger, step, left_out))
             if len(lists) > 1:
                 return answer
             if first_list == "not whole":

@@ -1,0 +1,399 @@
+"""The worker after an operator accepted the loss of entries: it copies everything else (R148)."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from auditor.safety.dead_letters import DeadLetterResult, DeadLetters, Outcome
+from bookie.metadata.tasks.decisions import Decision, Decisions
+from bookie.metadata.tasks.parked import ParkReason
+from bookie.model.availability import EntryRuns
+from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import DigestType, LedgerMetadata
+from bookie.wire.port import Status
+from replicator.knowledge.evidence import Answer, UnreadableEntry
+from replicator.repair.install import Installer
+from replicator.repair.lease import Lease
+from replicator.telemetry.events import Ending
+from spark_jobs.checks.replicas.asking import Asker
+from spark_jobs.checks.replicas.expected import settled_metadata
+from spark_jobs.checks.replicas.task import accepted_entries, is_accepted
+from tests.unit.replicator.worker.test_drain_worker import drain
+from tests.unit.replicator.worker.test_worker_moves import heal as heal_placement
+from tests.unit.replicator.worker.test_worker_moves import write_topology
+from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names, should_hold
+from tests.worlds.repair import RepairWorld, a_world, answers, flipped
+from tests.worlds.virtual_time import in_virtual_time
+
+COUNT = 30
+STRIPED = make_metadata((0, "a b c"), quorum=(2, 2), last=COUNT - 1, length=10 * COUNT)
+"""Entry 1 is on b and c. Entry 2 is on c and a. Entry 3 is on a and b."""
+PACKETS = make_packets(LEDGER, COUNT)
+
+
+async def stored(world: RepairWorld, lacking: dict[str, set[int]], metadata: LedgerMetadata = STRIPED) -> None:
+    """Create the ledger, without the entries that bookies lack."""
+    await world.ledgers.create(LEDGER, metadata)
+    for bookie in sorted(metadata.members()):
+        kept = {entry: data for entry, data in PACKETS.items() if entry not in lacking.get(bookie, ())}
+        await world.bookies.put(bookie, LEDGER, [kept[each] for each in should_hold(metadata, bookie, kept)])
+
+
+def decisions_of(world: RepairWorld) -> Decisions:
+    return Decisions(world.store, world.cluster.root)
+
+
+async def accept(world: RepairWorld) -> DeadLetterResult:
+    ports = world.ports(world.store).client()
+    letters = DeadLetters(ports, world.store, world.parked, decisions_of(world), "me@host")
+    return await letters.accept(LEDGER, "the disks were destroyed")
+
+
+async def decision_of(world: RepairWorld) -> Decision:
+    decision = await decisions_of(world).get(LEDGER)
+    assert decision is not None
+    return decision
+
+
+async def parked_for(world: RepairWorld) -> ParkReason | None:
+    parked = await world.parked.get(LEDGER)
+    return None if parked is None else parked.reason
+
+
+async def is_reported(world: RepairWorld) -> bool:
+    """Return whether the replicas check has a finding that is not accepted."""
+
+    async def registered() -> AbstractSet[BookieId]:
+        return (await world.registrations.list()).registered
+
+    lost = {each.ledger_id: each.lost for each in await decisions_of(world).accepted()}
+    asker = Asker(world.bookies.transport, world.ledgers, registered, world.clock, accepted_entries(lost))
+    settled = settled_metadata(LEDGER, await world.metadata(LEDGER))
+    found = (await asker.ask_all([settled], await registered())).found
+    return any(not is_accepted(each, lost.get(LEDGER, ())) for _, findings in found for each in findings)
+
+
+async def assert_only(world: RepairWorld, lost: set[int]) -> None:
+    """Check that each member holds all its entries except ``lost``."""
+    metadata = await world.metadata(LEDGER)
+    for bookie in sorted(metadata.members()):
+        held = set(await world.bookies.nodes[bookie].holds(LEDGER))
+        assert set(should_hold(metadata, bookie, PACKETS)) - held <= lost, bookie
+
+
+async def b_is_lost_and_c_lacks_an_entry(world: RepairWorld) -> None:
+    await stored(world, {"c": {1}})
+    await world.lose("b")
+    await world.heal()
+    assert await parked_for(world) is ParkReason.UNREADABLE_ENTRIES
+
+
+@in_virtual_time
+async def test_a_position_is_copied_without_the_accepted_entries() -> None:
+    async with a_world("a b c t") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        result = await accept(world)
+        assert result.outcome is Outcome.ACCEPTED_TASK_STAYS
+        assert [loss.lost_entries for loss in result.lost] == [EntryRuns.of([1])]
+        assert await parked_for(world) is None
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.REPAIRED]
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a t c")
+        await assert_only(world, {1})
+        assert await world.is_clean()
+        (loss,) = (await decision_of(world)).lost
+        assert (loss.positions, loss.bookies, loss.lost_entries) == ((), (), EntryRuns.of([1]))
+        assert [(each.position, each.bookie, each.entries) for each in loss.denials] == [(1, "t", 1), (2, "c", 1)]
+        assert not await is_reported(world)
+
+
+@in_virtual_time
+async def test_a_mark_for_accepted_entries_is_completed_without_a_copy() -> None:
+    async with a_world("a b c t u") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        await world.heal()
+        version = world.version(LEDGER)
+        await world.tasks.marking.mark(LEDGER, names("c t"))
+        (result,) = (await world.heal()).results
+        assert (result.entries, world.version(LEDGER)) == (0, version)
+        assert result.ending in (Ending.NOTHING_MISSING, Ending.REPAIRED)
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_the_next_lost_bookie_of_the_ledger_is_replaced_as_well() -> None:
+    async with a_world("a b c t u v") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        await world.heal()
+        (target,) = (await world.metadata(LEDGER)).members() - frozenset(names("a c"))
+        for lost in (target, BookieId("c")):
+            await world.lose(lost)
+            assert (await world.heal()).endings() == [Ending.REPAIRED]
+            await assert_only(world, {1})
+            assert await world.is_clean()
+            assert not await is_reported(world)
+        members = (await world.metadata(LEDGER)).last_fragment.members
+        assert [each.bookie for each in (await decision_of(world)).lost[0].denials] == list(members[1:])
+
+
+@in_virtual_time
+async def test_a_draining_bookie_is_replaced_without_the_accepted_entries() -> None:
+    async with a_world("a b c t u") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        await world.heal()
+        (target,) = (await world.metadata(LEDGER)).members() - frozenset(names("a c"))
+        await drain(world, target, LEDGER)
+        assert Ending.REPAIRED in (await world.heal()).endings()
+        assert target not in (await world.metadata(LEDGER)).members()
+        await assert_only(world, {1})
+        assert await world.is_clean()
+        assert not await is_reported(world)
+
+
+@in_virtual_time
+async def test_a_copy_is_moved_for_better_placement_without_the_accepted_entries() -> None:
+    async with a_world("a b c t x") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        await world.heal()
+        members = (await world.metadata(LEDGER)).members()
+        spare = "x" if "t" in members else "t"
+        await write_topology(world, dict.fromkeys(map(str, members), "/r1") | {"a": "/r3", spare: "/r2"})
+        await world.tasks.marking.mark(LEDGER, ())
+        (result,) = (await heal_placement(world)).results
+        assert result.moved_copies
+        assert spare in (await world.metadata(LEDGER)).members()
+        await assert_only(world, {1})
+        assert await world.is_clean()
+        assert not await is_reported(world)
+
+
+@in_virtual_time
+async def test_two_lost_bookies_are_replaced_and_the_entries_only_on_them_are_left_out() -> None:
+    async with a_world("a b c t u v") as world:
+        await stored(world, {})
+        await world.lose("a", "b")
+        await world.heal()
+        assert await parked_for(world) is ParkReason.NO_LIVE_COPY
+        result = await accept(world)
+        assert [loss.lost_entries for loss in result.lost] == [EntryRuns.of(range(0, COUNT, 3))]
+        assert [loss.shared for loss in result.lost] == [(0, 1)]
+        recorder = await world.heal()
+        assert recorder.endings() == [Ending.REPAIRED]
+        await assert_only(world, set(range(0, COUNT, 3)))
+        assert await world.is_clean()
+        assert (await decision_of(world)).bookies == ()
+        assert not await is_reported(world)
+
+
+@in_virtual_time
+async def test_a_position_with_only_accepted_entries_keeps_its_bookie() -> None:
+    async with a_world("a b c t u v") as world:
+        metadata = make_metadata((0, "a b c"), (10, "a b c"), quorum=(3, 2), last=COUNT - 1, length=10 * COUNT)
+        await stored(world, {"a": set(range(10)), "c": set(range(10))}, metadata)
+        await world.lose("b")
+        await world.tasks.marking.mark(LEDGER, names("a c"))
+        await world.heal()
+        assert await parked_for(world) is ParkReason.UNREADABLE_ENTRIES
+        assert (await accept(world)).outcome is Outcome.ACCEPTED
+        assert await world.is_clean()
+        members = [fragment.members for fragment in (await world.metadata(LEDGER)).fragments]
+        assert members[0] == names("a b c")
+        assert "b" not in members[1]
+        assert {(0, 1, "b")} == (await decision_of(world)).copies
+        assert not await is_reported(world)
+
+
+@in_virtual_time
+async def test_a_whole_loss_in_one_fragment_does_not_keep_the_task_after_the_other_copies() -> None:
+    async with a_world("a b c d t u v") as world:
+        metadata = make_metadata((0, "a b"), (10, "c a"), quorum=(2, 2), last=COUNT - 1, length=10 * COUNT)
+        await stored(world, {}, metadata)
+        await world.lose("a", "b")
+        await world.heal()
+        assert await parked_for(world) is ParkReason.NO_LIVE_COPY
+        assert (await accept(world)).outcome is Outcome.ACCEPTED
+        assert await world.is_clean()
+        first, second = (fragment.members for fragment in (await world.metadata(LEDGER)).fragments)
+        assert (first, "a" in second) == (names("a b"), False)
+
+
+@in_virtual_time
+async def test_an_entry_that_was_not_accepted_is_never_left_out() -> None:
+    async with a_world("a b c t") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        world.bookies["c"].results[EntryId(4)] = answers(Status.NO_ENTRY)
+        await world.heal()
+        assert await parked_for(world) is ParkReason.UNREADABLE_ENTRIES
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a b c")
+
+
+@pytest.mark.parametrize("status", [Status.IO_ERROR, Status.LIMBO, Status.UNAUTHORIZED, Status.TIMEOUT])
+def test_an_accepted_entry_is_not_left_out_while_a_bookie_may_have_it(status: Status) -> None:
+    @in_virtual_time
+    async def check() -> None:
+        async with a_world("a b c t") as world:
+            await b_is_lost_and_c_lacks_an_entry(world)
+            await accept(world)
+            world.bookies["c"].results[EntryId(1)] = answers(status)
+            await world.heal()
+            assert await parked_for(world) is not None
+            assert (await world.metadata(LEDGER)).last_fragment.members == names("a b c")
+
+    check()
+
+
+@in_virtual_time
+async def test_a_source_that_has_an_accepted_entry_gives_it() -> None:
+    async with a_world("a b c t") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        await world.bookies.put("c", LEDGER, [PACKETS[EntryId(1)]])
+        assert (await world.heal()).endings() == [Ending.REPAIRED]
+        await assert_only(world, set())
+        assert await world.is_clean()
+        assert (await decision_of(world)).lost == () or not await is_reported(world)
+
+
+@in_virtual_time
+async def test_a_lost_bookie_that_returns_before_the_copy_gives_its_copy() -> None:
+    async with a_world("a b c t") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        await world.register("b")
+        await world.tasks.marking.mark(LEDGER, names("c"))
+        await world.heal()
+        await assert_only(world, set())
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a b c")
+
+
+@pytest.mark.parametrize("returning", ["a", "b"])
+def test_a_bookie_that_returns_right_before_the_installation_ends_it(returning: str) -> None:
+    @in_virtual_time
+    async def check() -> None:
+        async with a_world("a b c t u v") as world:
+            await stored(world, {})
+            await world.lose("a", "b")
+            await world.heal()
+            await accept(world)
+            await world.tasks.marking.mark(LEDGER, names("c"))
+            running = world.worker()
+            original = Installer.install
+
+            async def back(self: Installer, *arguments: object) -> object:
+                if returning not in (await world.registrations.list()).registered:
+                    await world.register(returning)
+                return await original(self, *arguments)  # type: ignore[arg-type]
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Installer, "install", back)
+                await running.worker.run()
+            metadata = await world.metadata(LEDGER)
+            assert returning in metadata.members()
+            for entry in range(0, COUNT, 3):
+                assert entry in await world.bookies.nodes[BookieId(returning)].holds(LEDGER)
+
+    check()
+
+
+@in_virtual_time
+async def test_a_withdrawn_acceptance_refuses_the_installation() -> None:
+    async with a_world("a b c t") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        original = Installer.install
+
+        async def withdrawn(self: Installer, *arguments: object) -> object:
+            await decisions_of(world).forget(LEDGER)
+            return await original(self, *arguments)  # type: ignore[arg-type]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Installer, "install", withdrawn)
+            await world.heal()
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a b c")
+        assert await parked_for(world) is ParkReason.UNREADABLE_ENTRIES
+
+
+@in_virtual_time
+async def test_an_acceptance_withdrawn_at_the_last_moment_keeps_the_task() -> None:
+    async with a_world("a b c t") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        await world.heal()
+        await world.tasks.marking.mark(LEDGER, names("c t"))
+        original = Lease.complete
+
+        async def withdrawn(self: Lease, *arguments: Any, **named: Any) -> bool:
+            await decisions_of(world).forget(LEDGER)
+            return await original(self, *arguments, **named)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Lease, "complete", withdrawn)
+            await world.heal()
+        assert await world.task(LEDGER) is not None
+        assert await parked_for(world) is ParkReason.UNREADABLE_ENTRIES
+
+
+@in_virtual_time
+async def test_a_record_without_entry_ids_permits_no_copy() -> None:
+    async with a_world("a b c t") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        decision = await decision_of(world)
+        (loss,) = decision.lost
+        old = replace(decision, lost=(replace(loss, entries=(), shared=()),))
+        await world.store.multi([await decisions_of(world).writing(old)])
+        await world.heal()
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a b c")
+        assert await parked_for(world) is ParkReason.UNREADABLE_ENTRIES
+
+
+@in_virtual_time
+async def test_a_damaged_only_copy_is_left_out_after_its_acceptance() -> None:
+    async with a_world("a b c t") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        await world.bookies.put("c", LEDGER, [PACKETS[EntryId(1)]])
+        world.bookies["c"].results[EntryId(1)] = flipped
+        assert Ending.REPAIRED in (await world.heal()).endings()
+        assert "t" in (await world.metadata(LEDGER)).members()
+        await assert_only(world, {1})
+
+
+@in_virtual_time
+async def test_bookies_without_lists_are_read_back_without_the_accepted_entries() -> None:
+    async with a_world("a b c t u") as world:
+        for name in world.bookies.nodes:
+            world.bookies[name].has_no_lists = True
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        assert Ending.REPAIRED in (await world.heal()).endings()
+        await assert_only(world, {1})
+        assert await world.is_clean()
+
+
+@in_virtual_time
+async def test_a_target_that_lacks_another_entry_is_not_installed() -> None:
+    async with a_world("a b c t") as world:
+        world.bookies["t"].has_no_lists = True
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        world.bookies["t"].results[EntryId(3)] = answers(Status.NO_ENTRY)
+        await world.heal()
+        assert (await world.metadata(LEDGER)).last_fragment.members == names("a b c")
+
+
+def test_without_a_digest_a_copy_that_does_not_verify_is_no_proof() -> None:
+    answers_of_both = Answer(BookieId("c"), Status.CORRUPT), Answer(BookieId("a"), Status.NO_ENTRY)
+    damaged = UnreadableEntry(EntryId(1), answers_of_both)
+    assert damaged.proves_loss(DigestType.CRC32C)
+    assert not damaged.proves_loss(DigestType.DUMMY)
+    assert not damaged.proves_loss(None)
