@@ -8,7 +8,8 @@ The invariant: an auditor only requests paths that it would serve itself, and on
 service. With TLS, the candidate's certificate must be the same as this auditor's (all auditors of a service share one).
 Another kind of candidate, such as Apache's auditor, has another port and is not asked. A request from another auditor
 is answered from the local directory only (``auditor.api.peer_port``), so requests cannot form a loop. Concurrent
-requests, peers, bytes and time are bounded; every failure means that the report does not exist.
+requests, peers, bytes and time are bounded. After any failure, the answer is the same as if no other auditor had the
+report (docs/decisions/0061-auditors-ask-each-other-for-reports.md).
 """
 
 from __future__ import annotations

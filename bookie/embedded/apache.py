@@ -242,7 +242,6 @@ class ApacheCluster:
     async def shell(
         self,
         *arguments: str,
-        bookie: ApacheBookie | None = None,
         extra: Mapping[str, str] | None = None,
         deadline_s: float = SHELL_DEADLINE_S,
     ) -> str:
@@ -250,7 +249,6 @@ class ApacheCluster:
 
         Args:
             *arguments: the command and its options, for example ``"ledgermetadata", "-ledgerid", "7"``.
-            bookie: a bookie whose configuration is used, for commands on its directories.
             extra: settings by Apache's names, which override all others.
             deadline_s: seconds until it is killed.
 
@@ -259,7 +257,7 @@ class ApacheCluster:
             TimeoutError: it did not end within the deadline, and was killed.
         """
         where = self.directory / "shell" / f"{next(self._shell_runs):04}-{arguments[0]}"
-        settings = bookie.settings if bookie else self.options.bookie(self.metadata_uri, 3181, where)
+        settings = self.options.bookie(self.metadata_uri, 3181, where)
         write_settings(where / "bookie.conf", settings | dict(extra or {}))
         write_log_settings(where / "log4j2.properties", is_shell=True)
         command = replace(self.jvm, heap_mib=128).command(

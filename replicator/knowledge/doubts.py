@@ -11,11 +11,12 @@ denials remain: the recovery stops, and the ledger stays in recovery until anoth
 
 The repair (``repair.ledger_repair``) records the doubt in ZooKeeper before it copies to the bookie or begins a
 recovery, because after either the bookie has entries again, and its loss is no longer visible. So after a crash at any
-point, the next worker reads the record before its own recovery. When nothing of the ledger is missing, the record is
-deleted in one transaction with the task and the lock, so a later record of another worker is never deleted. If a member
-of an unclosed ledger is awaited (not registered, within its lost-bookie delay), the record outlives the task: that
-member and the doubted one may be the only ones with some entries. A record without a task is deleted after the ledger
-was closed or deleted (``queue.task_queue``).
+point, the next worker reads the record before its own recovery.
+
+When nothing of the ledger is missing, the record is deleted in one transaction with the task and the lock, so a later
+record of another worker is never deleted. The record outlives the task if a member of an unclosed ledger is awaited
+(not registered, within its lost-bookie delay): that member and the doubted one may be the only ones with some entries.
+A record without a task is deleted after the ledger was closed or deleted (``queue.task_queue``).
 
 A member that was not registered when the members were judged, or that restarted later, may answer from empty disks in
 the middle of the recovery. Its denials count as unknown in this turn, and the next turn judges it.

@@ -9,12 +9,15 @@ should have every entry that is written according to the other members (``fronti
 turn, so that an active writer does not prolong the turn.
 
 A request for the list of a new target, sent after the reservation, clears a pending mark of the target's collector. So
-a deletion that was decided before does not remove entries of the future member (S16). Each add does the same. If a
-small ledger is copied from its first entry, and its target has just listed another ledger, the list is requested only
-once, after the last copy, as the proof. Every other new target is also asked before the first copy (``pin``), for one
-of two reasons: it may get no entries, because the position has none or they are recorded as copied; or it must first
-show that it supports lists. No target of an empty ledger is asked (R118). The entries of the first list are not
-verified. Apache's bookies have no such marks; their collectors take the ledger lock before they delete anything.
+a deletion that was decided before does not remove entries of the future member (S16). Each add does the same. Apache's
+bookies have no such marks; their collectors take the ledger lock before they delete anything.
+
+- Every new target is asked after the last copy, as the proof, except a target of an empty ledger (R118).
+- Most are also asked before the first copy (``pin``), for one of two reasons. A target may get no entries, because the
+  position has none or they are recorded as copied. Or it must first show that it supports lists. The entries of this
+  list are not verified.
+- The first request is omitted if a small ledger is copied from its first entry, and the target has just listed another
+  ledger.
 
 Nothing is recorded here. After a crash, the next worker asks again.
 

@@ -1,13 +1,19 @@
 """The order of tasks: first those closest to data loss, then those that wait longest.
 
+Tasks are compared by these properties, in this order:
+
+1. Requests for better placement come after all other tasks, because their ledgers lack nothing.
+2. Parked tasks that are retried only because time has passed come late, because an attempt seldom changes anything.
+3. The rank: the tasks with the fewest copies left come first. For the same reason, ledgers that lack only entries
+   without any copy are the last of them.
+4. A boost (``bookie.metadata.tasks.boosts``) puts a task before the others of its rank.
+5. Ledgers of Pulsar's system topics come before others (A18), because many topics depend on each of them.
+6. The oldest mark comes first.
+7. Otherwise the order is random, so workers with the same list rarely compete for the same lock.
+
 A failure delays a task (``parking``) and does not change its rank: after the delay it comes before every task with more
 copies left. But tasks that fail again and again may use only some of the places of a worker (``Kind``), so they never
-stop the repair of all others. Two kinds of tasks come last, because an attempt seldom changes anything: ledgers that
-lack only entries without any copy, and parked tasks that are retried only because time has passed. A boost
-(``bookie.metadata.tasks.boosts``) puts a task before the others of its rank, but before no task of another rank. Among
-the rest of a rank, ledgers of Pulsar's system topics come first (A18), because many topics depend on each of them.
-Requests for better placement come after all other tasks, because their ledgers lack nothing. Otherwise equal tasks come
-in random order, so workers with the same list rarely compete for the same lock.
+stop the repair of all others.
 """
 
 from __future__ import annotations

@@ -84,12 +84,9 @@ def run_audit(
     spark: SparkSession | Callable[[], SparkSession],
     settings: AuditSettings,
     progress: Progress | None = None,
-    *,
-    clock: Clock | None = None,
-    rng: random.Random | None = None,
 ) -> AuditResult:
     """Run the bookie check once; see ``run_check``."""
-    return run_check(spark, RunKind.BOOKIES, settings, progress, clock=clock, rng=rng)
+    return run_check(spark, RunKind.BOOKIES, settings, progress)
 
 
 def run_check(

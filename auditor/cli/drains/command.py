@@ -105,11 +105,11 @@ def start(
     Ledgers with a writer are not moved; the writer leaves a read-only bookie at its next write. Starting again is safe
     and marks ledgers that were missed before.
 
-    With --wait, this one command does the whole drain: it makes Apache bookies read-only through the HTTP servers in
-    their registrations, begins the drain, waits as `bkheal drain status --wait`, and finally reads all ledgers, none of
-    which names the bookies any more. With --pulsar-admin, it requests Pulsar to unload the topics whose open ledgers
-    are left; the admin API must answer and accept the token before anything is changed. Without it, the commands to
-    unload them are printed before the wait. An interrupted wait is continued by `bkheal drain status`.
+    With --wait, this one command does the whole drain. It makes Apache bookies read-only through the HTTP servers in
+    their registrations, begins the drain, and waits as `bkheal drain status --wait`. At the end it reads all ledgers,
+    to verify that none names the bookies any more. With --pulsar-admin, it requests Pulsar to unload the topics whose
+    open ledgers are left; the admin API must answer and accept the token before anything is changed. Without it, the
+    commands to unload them are printed before the wait. An interrupted wait is continued by `bkheal drain status`.
 
     Exit codes: 0 begun (or, with --dry-run, would be; with --wait: nothing is left), 1 refused (with --wait: or
     something is left), 2 wrong usage, 3 the store did not answer, 5 some metadata or marks could not be read (the

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
@@ -51,24 +50,18 @@ ADD_STREAMS_MAX: Final = 2048
 """The most concurrent add streams. A client has one for as long as its connection exists."""
 _ADD_STREAMS_OF_PEER_MAX: Final = 64
 """The most of them on one connection, which all clients of a process may share."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamLimits:
-    """The bounds of one add stream. Beyond them it is not read, which slows down its client."""
-
-    batches_max: int = 256
-    bytes_max: int = 16 << 20
+_STREAM_BATCHES_MAX: Final = 256
+"""The most batches of one add stream in flight. Beyond this and the next bound the stream is not read, which slows down
+its client."""
+_STREAM_BYTES_MAX: Final = 16 << 20
+"""The most bytes of the entries of these batches."""
 
 
 class BookieServicer(rpc.BookieServicer):
     """The gRPC servicer of ``handler``."""
 
-    def __init__(
-        self, handler: BookieHandler, limits: StreamLimits | None = None, unsent: UnsentLimits | None = None
-    ) -> None:
+    def __init__(self, handler: BookieHandler, unsent: UnsentLimits | None = None) -> None:
         self._handler = handler
-        self._limits = limits or StreamLimits()
         self._exchanges: set[_AddExchange] = set()
         self._streams_of_peer: Counter[str] = Counter()
         self.unsent = UnsentAnswers(unsent)
@@ -78,7 +71,7 @@ class BookieServicer(rpc.BookieServicer):
         peer = context.peer()
         if len(self._exchanges) >= ADD_STREAMS_MAX or self._streams_of_peer[peer] >= _ADD_STREAMS_OF_PEER_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many add streams; use one for all ledgers")
-        exchange = _AddExchange(self._handler, context, self._limits)
+        exchange = _AddExchange(self._handler, context)
         self._exchanges.add(exchange)
         self._streams_of_peer[peer] += 1
         try:
@@ -215,10 +208,9 @@ class BookieServicer(rpc.BookieServicer):
 class _AddExchange:
     """The add stream of one client. A batch is in flight until its acknowledgement is sent."""
 
-    def __init__(self, handler: BookieHandler, context: AddContext, limits: StreamLimits) -> None:
+    def __init__(self, handler: BookieHandler, context: AddContext) -> None:
         self._handler = handler
         self._context = context
-        self._limits = limits
         self._in_flight = 0
         self._bytes = 0
         self._due: list[tuple[pb.AddAck, int]] = []
@@ -261,7 +253,7 @@ class _AddExchange:
                 self._begin(message.incarnation, batch)
 
     async def _room(self) -> None:
-        while self._in_flight >= self._limits.batches_max or self._bytes >= self._limits.bytes_max:
+        while self._in_flight >= _STREAM_BATCHES_MAX or self._bytes >= _STREAM_BYTES_MAX:
             self._has_room.clear()
             await self._has_room.wait()
 

@@ -10,11 +10,12 @@ A bookie of Apache's is not asked for a list unless the operator permits it
 (docs/decisions/0068-apaches-bookies-are-not-asked-for-lists.md), and with DbLedgerStorage it has no list. It is asked
 for the first and the last entry of each of its positions, as in Apache's own check by default
 (docs/formats.md#sampling). If it serves both, the entries between them count as present. Ledgers checked only by such a
-sample are counted separately, because a complete list is better evidence. If the ledger is closed, an I/O error for
-such an entry means a damaged copy, because Apache's bookies have no other answer for one (R139). The bookie must give
-this answer twice, the second time some seconds later, because a disk may fail to read for a moment. If a bookie can
-read no entry of the samples of many consecutive ledgers, its disk is the likely cause, and its I/O errors count as
-unknown.
+sample are counted separately, because a complete list is better evidence.
+
+If the ledger is closed, an I/O error for an entry of the sample means a damaged copy, because Apache's bookies have no
+other answer for one (R139). The bookie must give this answer twice, the second time some seconds later, because a disk
+may fail to read for a moment. If a bookie can read no entry of the samples of many consecutive ledgers, its disk is the
+likely cause, and its I/O errors count as unknown.
 
 The requests in flight to one bookie and the ledgers in flight in total are bounded, and each request has a deadline and
 few attempts. After several consecutive ledgers without an answer, a bookie gets no more requests for the rest of the

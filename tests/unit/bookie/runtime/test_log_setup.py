@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import io
 import json
 import logging
@@ -8,7 +7,6 @@ import logging
 import pytest
 
 from bookie.runtime.logs import setup_logging
-from tests.worlds.sources import sources
 
 log = logging.getLogger("bookie.some_module")
 
@@ -121,19 +119,3 @@ def test_a_second_setup_replaces_the_first_and_keeps_foreign_handlers() -> None:
     assert first.getvalue() == ""
     assert second.getvalue().count("event") == 1
     assert foreign in logging.getLogger().handlers
-
-
-RESERVED = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
-
-
-def test_no_event_field_has_the_name_of_a_log_record_attribute() -> None:
-    """For such a name, the logging module raises KeyError in the very branch that reports a problem."""
-    clashes = [
-        f"{source.path}:{keyword.value.lineno} {key.value}"
-        for source in sources()
-        for keyword in source.nodes
-        if isinstance(keyword, ast.keyword) and keyword.arg == "extra" and isinstance(keyword.value, ast.Dict)
-        for key in keyword.value.keys
-        if isinstance(key, ast.Constant) and key.value in RESERVED
-    ]
-    assert clashes == []
