@@ -26,7 +26,7 @@ def quickstart(
 ) -> None:
     """See it heal: a real ZooKeeper and seven bookies lose one, are audited by Spark, repaired, and proved whole.
 
-    Nothing has to be installed. No process and no directory remains.
+    Nothing has to be installed. No process remains, and no directory, except for the logs after a failure.
     """
     from auditor.progress import Display
     from auditor.quickstart.run import STEPS, quickstart

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import shutil
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Final
 
 from auditor.progress import Display
 from auditor.quickstart import workload_plan as plan
+from auditor.quickstart.place import working_directory
 from auditor.quickstart.workload import write_and_close
 from bookie.client.connect import ConnectedBookKeeper, connect
 from bookie.embedded.cluster import EmbeddedCluster
@@ -56,7 +55,7 @@ async def demo(settings: DemoSettings, display: Display) -> None:
     Raises:
         BkhealError: a process did not start; the message quotes its log.
     """
-    with _directory(settings) as directory:
+    with working_directory(settings.keep, "bkheal-demo-") as directory:
         with display.step(f"start ZooKeeper and {BOOKIES} bookies") as step:
             java = await asyncio.to_thread(find_java)
             cluster = await EmbeddedCluster.start(directory, bookies=BOOKIES, java=java)
@@ -159,19 +158,6 @@ def print_addresses(cluster: EmbeddedCluster, settings: DemoSettings, line: str,
         f"Logs and data are in {cluster.directory}{' until Ctrl-C' if settings.keep is None else ', and are kept'}.",
     ):
         display.line(text)
-
-
-@contextlib.contextmanager
-def _directory(settings: DemoSettings) -> Iterator[Path]:
-    """Yield a directory for all data; it is kept only on request."""
-    if settings.keep is not None:
-        yield settings.keep.resolve()
-        return
-    directory = Path(tempfile.mkdtemp(prefix="bkheal-demo-"))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def wanted_or_free_port(wanted: int) -> int:
