@@ -20,7 +20,8 @@ from bookie.client.connect import ConnectedBookKeeper, connect
 from bookie.embedded.cluster import EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
 from bookie.runtime.java import find_java
-from bookie.runtime.ports import free_loopback_port
+from bookie.runtime.listening import AddressInUseError
+from bookie.runtime.ports import free_loopback_port, is_loopback_port_free
 
 STEPS: Final = 3
 BOOKIES: Final = 6
@@ -50,7 +51,7 @@ class _Service:
 
 
 async def demo(settings: DemoSettings, display: Display) -> None:
-    """Serve a cluster and the service until cancelled. No process remains, and no directory unless kept.
+    """Serve a cluster and the service until cancelled. No process remains. See ``working_directory`` for the data.
 
     Raises:
         BkhealError: a process did not start; the message quotes its log.
@@ -160,6 +161,17 @@ def print_addresses(cluster: EmbeddedCluster, settings: DemoSettings, line: str,
         display.line(text)
 
 
-def wanted_or_free_port(wanted: int) -> int:
-    """Return ``wanted``, or a free port if it is 0."""
-    return wanted or free_loopback_port(random.SystemRandom())
+def wanted_or_free_port(wanted: int, what: str, option: str = "--http-port") -> int:
+    """Return ``wanted``, or a free port if it is 0.
+
+    Raises:
+        AddressInUseError: another program listens on it, such as a second demo.
+    """
+    if not wanted:
+        return free_loopback_port(random.SystemRandom())
+    if not is_loopback_port_free(wanted):
+        raise AddressInUseError(
+            f"port {wanted} on 127.0.0.1, for {what}, is in use: stop what listens there, or choose another with "
+            f"{option}; 0 picks a free one"
+        )
+    return wanted
