@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from auditor.cli.ledgers.options import AckQuorumOption, EnsembleOption, WriteQuorumOption
 from auditor.cli.output import OutputFormat, print_json, print_line, print_note, print_table
 from auditor.cli.running import OutputOption, run
 from bookie.metadata.access import use_plain_access
@@ -28,9 +29,9 @@ def options() -> None:
 def add(
     entries: Annotated[int, typer.Option(min=1, help="Entries to write.")] = 200_000,
     entry_bytes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Payload bytes.")] = 1024,
-    ensemble_size: Annotated[int, typer.Option("-e", min=1)] = 1,
-    write_quorum: Annotated[int, typer.Option("-w", min=1)] = 1,
-    ack_quorum: Annotated[int, typer.Option("-a", min=1)] = 1,
+    ensemble_size: EnsembleOption = 1,
+    write_quorum: WriteQuorumOption = 1,
+    ack_quorum: AckQuorumOption = 1,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Durable adds with one writer, compared with a plain file with fdatasync."""

@@ -26,7 +26,7 @@ def quickstart(
 ) -> None:
     """See a repair: start a ZooKeeper and seven bookies, kill a bookie, audit with Spark, repair, verify every copy.
 
-    Nothing has to be installed. No process remains, and no directory, except with --keep or after a failure.
+    Nothing has to be installed. No process remains, and no directory, except with --keep or, with the logs, after a failure.
     """
     from auditor.progress import Display
     from auditor.quickstart.run import STEPS, quickstart
@@ -55,7 +55,8 @@ def demo(
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise typer.BadParameter(f"{keep} is not empty; choose a new directory for --keep")
     _use_defaults()
-    run(demo(DemoSettings(wanted_or_free_port(http_port), wanted_or_free_port(ui_port), keep), Display(STEPS)))
+    ports = wanted_or_free_port(http_port, "the status page"), wanted_or_free_port(ui_port, "Spark's UI", "--ui-port")
+    run(demo(DemoSettings(*ports, keep), Display(STEPS)))
 
 
 def _use_defaults() -> None:

@@ -62,18 +62,18 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work``; Ctrl-C, SIGTERM and a closed terminal cancel it, let it clean up, and exit with 128 + signal.
 
     A signal that the process ignores, such as SIGHUP under ``nohup``, stays ignored.
-    Work that handles signals itself takes precedence. If several tasks failed at once, the first ``BkhealError``
-    is raised.
+    Work that handles signals itself takes precedence. If several tasks failed at once, the first error of a closed
+    output is raised, else the first ``BkhealError``, else the first error of the operating system.
     """
     try:
         return asyncio.run(_cancelled_by_signals(work))
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     except BaseExceptionGroup as group:
-        ours = group.subgroup(BkhealError)
-        if ours is None:
-            raise
-        raise _first(ours) from group
+        for kind in (BrokenPipeError, BkhealError, OSError):
+            if (expected := group.subgroup(kind)) is not None:
+                raise _first(expected) from group
+        raise
 
 
 def log_no_attempts_to_connect() -> None:

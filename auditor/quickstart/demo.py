@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import shutil
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,12 +14,14 @@ from typing import Final
 
 from auditor.progress import Display
 from auditor.quickstart import workload_plan as plan
+from auditor.quickstart.place import working_directory
 from auditor.quickstart.workload import write_and_close
 from bookie.client.connect import ConnectedBookKeeper, connect
 from bookie.embedded.cluster import EmbeddedCluster
 from bookie.embedded.process import ManagedProcess
 from bookie.runtime.java import find_java
-from bookie.runtime.ports import free_loopback_port
+from bookie.runtime.listening import AddressInUseError
+from bookie.runtime.ports import free_loopback_port, is_loopback_port_free
 
 STEPS: Final = 3
 BOOKIES: Final = 6
@@ -51,12 +51,12 @@ class _Service:
 
 
 async def demo(settings: DemoSettings, display: Display) -> None:
-    """Serve a cluster and the service until cancelled. No process remains, and no directory unless kept.
+    """Serve a cluster and the service until cancelled. No process remains. See ``working_directory`` for the data.
 
     Raises:
         BkhealError: a process did not start; the message quotes its log.
     """
-    with _directory(settings) as directory:
+    with working_directory(settings.keep, "bkheal-demo-") as directory:
         with display.step(f"start ZooKeeper and {BOOKIES} bookies") as step:
             java = await asyncio.to_thread(find_java)
             cluster = await EmbeddedCluster.start(directory, bookies=BOOKIES, java=java)
@@ -161,19 +161,17 @@ def print_addresses(cluster: EmbeddedCluster, settings: DemoSettings, line: str,
         display.line(text)
 
 
-@contextlib.contextmanager
-def _directory(settings: DemoSettings) -> Iterator[Path]:
-    """Yield a directory for all data; it is kept only on request."""
-    if settings.keep is not None:
-        yield settings.keep.resolve()
-        return
-    directory = Path(tempfile.mkdtemp(prefix="bkheal-demo-"))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+def wanted_or_free_port(wanted: int, what: str, option: str = "--http-port") -> int:
+    """Return ``wanted``, or a free port if it is 0.
 
-
-def wanted_or_free_port(wanted: int) -> int:
-    """Return ``wanted``, or a free port if it is 0."""
-    return wanted or free_loopback_port(random.SystemRandom())
+    Raises:
+        AddressInUseError: another program listens on it, such as a second demo.
+    """
+    if not wanted:
+        return free_loopback_port(random.SystemRandom())
+    if not is_loopback_port_free(wanted):
+        raise AddressInUseError(
+            f"port {wanted} on 127.0.0.1, for {what}, is in use: stop what listens there, or choose another with "
+            f"{option}; 0 picks a free one"
+        )
+    return wanted

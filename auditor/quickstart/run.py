@@ -1,19 +1,14 @@
-"""The tour: seven steps with real processes. Each step is checked before the next one begins."""
+"""The tour: six steps with real processes. Each step is checked before the next one begins."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-import shutil
-import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from auditor.progress import Display
 from auditor.quickstart import cluster_steps, repair_steps
+from auditor.quickstart.place import working_directory
 from auditor.quickstart.settings import BOOKIES, QuickstartSettings
 from auditor.quickstart.tour import Tour
 from bookie.client.connect import connect
@@ -27,9 +22,9 @@ async def quickstart(settings: QuickstartSettings, display: Display) -> None:
     """Run the tour. No process remains in any case. No directory remains, unless it is kept or a step fails.
 
     Raises:
-        BkhealError: a step failed. The message has the cause. The tour's directory stays, because it has the logs.
+        BkhealError: a step failed; the message has the cause, and the logs are kept.
     """
-    with _directory(settings) as directory:
+    with working_directory(settings.keep, "bkheal-quickstart-") as directory:
         with display.step(f"start ZooKeeper and {BOOKIES} bookies") as step:
             cluster = await EmbeddedCluster.start(directory, bookies=BOOKIES, java=await asyncio.to_thread(find_java))
             step.result.count = f"{BOOKIES} bookies, {BOOKIES + 1} processes"
@@ -47,24 +42,6 @@ async def quickstart(settings: QuickstartSettings, display: Display) -> None:
                 display.line(
                     "next: `make demo` (or `bkheal demo`) keeps such a cluster running, with the auditor's pages"
                 )
-
-
-@contextlib.contextmanager
-def _directory(settings: QuickstartSettings) -> Iterator[Path]:
-    """Yield the tour's directory. It is kept on request, and after a failure, because it contains the logs."""
-    if settings.keep is not None:
-        yield settings.keep.resolve()
-        return
-    directory = Path(tempfile.mkdtemp(prefix="bkheal-quickstart-"))
-    try:
-        yield directory
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-    except BaseException:
-        sys.stderr.write(f"The logs of all processes are kept in {directory}\n")
-        raise
-    shutil.rmtree(directory)
 
 
 async def _serve(tour: Tour, display: Display) -> None:

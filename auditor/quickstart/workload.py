@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from auditor.quickstart.workload_plan import LedgerSpec
@@ -107,16 +108,16 @@ async def write_and_close(
         on_done(ledger.written)
         return ledger.written
 
-    return await bounded(one(spec) for spec in specs)
+    return await bounded(partial(one, spec) for spec in specs)
 
 
-async def bounded(work: Iterable[Awaitable[WrittenLedger]]) -> list[WrittenLedger]:
-    """Await all of ``work``, a few at a time; the first failure cancels the rest."""
+async def bounded(work: Iterable[Callable[[], Awaitable[WrittenLedger]]]) -> list[WrittenLedger]:
+    """Call and await all of ``work``, a few at a time; the first failure cancels the rest."""
     gate = asyncio.Semaphore(_CONCURRENT_LEDGERS)
 
-    async def gated(item: Awaitable[WrittenLedger]) -> WrittenLedger:
+    async def gated(item: Callable[[], Awaitable[WrittenLedger]]) -> WrittenLedger:
         async with gate:
-            return await item
+            return await item()
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(gated(item)) for item in work]

@@ -108,6 +108,17 @@ async def test_a_client_without_a_certificate_is_refused(secured: Secured) -> No
     assert "set zk_tls_cert and zk_tls_key" in reported
 
 
+async def test_a_client_whose_certificate_has_expired_learns_which_one_to_check(
+    secured: Secured, tmp_path: Path
+) -> None:
+    shutil.copytree(secured.directory, tmp_path / "files")
+    expired = make_certificate(tmp_path / "files", "expired", "ca", "DNS:client", days=0)
+    access = replace(secured.tls, tls_cert=expired.cert, tls_key=expired.key)
+    reported = await refusal(secured.server.secure_connect_string, access)
+    assert "refuses this side's certificate" in reported
+    assert f"check that {expired.cert} (zk_tls_cert) has not expired" in reported
+
+
 async def test_a_wrong_password_is_refused(secured: Secured, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("wrong-secret")
     access = replace(secured.sasl, sasl_password_file=tmp_path / "password")

@@ -174,6 +174,29 @@ def test_a_ledger_that_is_repaired_during_the_full_pass_is_not_marked_again(spar
     assert place.audited() == {"x:1"}
 
 
+def test_the_brake_does_not_count_a_bookie_in_the_image_whose_copies_were_all_accepted_as_lost(
+    spark: SparkSession, place: Place
+) -> None:
+    gone = {number: [f"gone-{number}:1", f"gone-{number}:2"] for number in (20, 21, 22)}
+    place.create({number: closed(*bookies) for number, bookies in gone.items()})
+    decisions = Decisions(place.store, place.cluster.root)
+
+    async def accept(number: int, bookies: list[str]) -> None:
+        lost = LostFragment(EntryId(0), EntryId(9), (0, 1), tuple(map(BookieId, bookies)))
+        decision = Decision(LedgerId(number), Decided.LOSS_ACCEPTED, "ops", 1, "fire", lost=(lost,))
+        await place.store.multi([await decisions.writing(decision)])
+
+    for number, bookies in gone.items():
+        place.do(accept(number, bookies))
+    place.audit(spark)
+    assert set(gone[20]) <= set(image_of(place)[1].bookies)
+    place.unregister("x:1")
+    result, first = audited(spark, place)
+    assert first == set(place.marked())
+    assert first >= {2, 3, 4, 5, 6, 7, 8}
+    assert result.summary.image.problem == ""
+
+
 def test_a_dry_run_after_a_loss_marks_nothing_from_the_image(spark: SparkSession, place: Place) -> None:
     place.audit(spark)
     place.unregister("x:1")

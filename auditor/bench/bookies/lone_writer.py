@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import tempfile
@@ -21,18 +22,23 @@ async def run(entries: int, entry_bytes: int, shape: tuple[int, int, int]) -> di
 
     Returns:
         Figures: entries/s and MB/s of both, and the ratio of adds to the raw write.
+
+    Raises:
+        InvalidQuorumError: there are no such ledgers; nothing was written.
     """
+    options = LedgerOptions(*shape)
+    options.check()
     payload = random.Random(1).randbytes(entry_bytes)
     with tempfile.TemporaryDirectory(prefix="bkheal-bench-") as directory:
-        raw_s = _raw_write(
+        raw_s = await raw_write(
             Path(directory) / "raw", payload * (_RAW_CHUNK_BYTES // entry_bytes or 1), entries * entry_bytes
         )
         async with (
             await EmbeddedCluster.start(Path(directory) / "cluster", bookies=shape[0]) as cluster,
             await connect(cluster.metadata_uri) as client,
         ):
-            await _write(client, LedgerOptions(*shape), payload, min(entries, 20_000))  # warms up
-            add_s = await _write(client, LedgerOptions(*shape), payload, entries)
+            await _write(client, options, payload, min(entries, 20_000))  # warms up
+            add_s = await _write(client, options, payload, entries)
     total = entries * entry_bytes
     return {
         "entries": entries,
@@ -59,12 +65,15 @@ async def _write(client: Any, options: LedgerOptions, payload: bytes, entries: i
     return seconds
 
 
-def _raw_write(path: Path, chunk: bytes, total_bytes: int) -> float:
+async def raw_write(path: Path, chunk: bytes, total_bytes: int) -> float:
+    """Write a file, with a sync after each chunk, and return the elapsed seconds. Can be cancelled at any time."""
     file = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
-    started_s = time.perf_counter()
-    for _ in range(-(-total_bytes // len(chunk))):
-        os.write(file, chunk)
-        os.fdatasync(file)
-    seconds = time.perf_counter() - started_s
-    os.close(file)
-    return seconds
+    try:
+        started_s = time.perf_counter()
+        for _ in range(-(-total_bytes // len(chunk))):
+            os.write(file, chunk)
+            os.fdatasync(file)
+            await asyncio.sleep(0)
+        return time.perf_counter() - started_s
+    finally:
+        os.close(file)

@@ -259,7 +259,10 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     def _refusal(self, alert: str) -> str:
         if self._access.tls_cert is None:
             return f"the server refuses this side without a certificate ({alert}): set zk_tls_cert and zk_tls_key"
-        return f"the server refuses this side's certificate ({alert})"
+        return (
+            f"the server refuses this side's certificate ({alert}): check that {self._access.tls_cert} (zk_tls_cert) "
+            "has not expired, and that the server accepts its authority"
+        )
 
 
 class KazooConnection:
