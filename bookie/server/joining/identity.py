@@ -345,8 +345,8 @@ def _lost_disk(bookie: str, empty: Sequence[LocalDirectory], is_everything: bool
         )
     return IdentityError(
         Refusal.EMPTY_JOURNAL if lost.role is Role.JOURNAL else Refusal.EMPTY_LEDGERS,
-        f"the {lost.role.value} directory {lost.path} of bookie {bookie} has no file VERSION, its other directory "
-        f"does: mount the disk that belongs there. If it is lost, {remedy}",
+        f"the {lost.role.value} directory {lost.path} of bookie {bookie} has no file VERSION, and other directories of "
+        f"this bookie have one: mount the disk that belongs there. If it is lost, {remedy}",
     )
 
 

@@ -111,6 +111,7 @@ class DiskWatch:
         self._is_read_only_requested = is_read_only_requested
         self._is_low = service.is_read_only and not is_read_only_requested()
         self._is_stalled = False
+        self._space_unknown_because = ""
         self._looking = asyncio.Lock()
         self._was_full_at_s: float | None = None
         self._looked_s = clock.monotonic_s()
@@ -183,8 +184,14 @@ class DiskWatch:
             async with asyncio.timeout(_SPACE_DEADLINE_S):
                 free = await free_bytes(self._disks)
         except (BkhealError, TimeoutError) as error:  # says nothing about space; the next write shows a broken disk
-            _log.warning("free space is unknown", extra={"error": str(error) or "the disk does not answer"})
+            reason = str(error) or "the disk does not answer"
+            if reason != self._space_unknown_because:
+                self._space_unknown_because = reason
+                _log.warning("free space is unknown", extra={"error": reason})
             return
+        if self._space_unknown_because:
+            self._space_unknown_because = ""
+            _log.warning("free space is known again")
         self._storage.takes_no_adds = should_be_read_only(
             self._storage.takes_no_adds, free, int(self._read_only_below_bytes * _RECOVERY_FACTOR)
         )

@@ -241,7 +241,8 @@ class Journal:
     def stop(self, error: Exception) -> None:
         """Stop acknowledging: fail the queued records and complete ``fatal``."""
         fatal = error if isinstance(error, FatalError) else JournalStoppedError(f"stopped by a failure: {error!r}")
-        _log.critical("storage stopped, nothing more is acknowledged", exc_info=error)
+        defect = None if isinstance(error, DiskError) else error  # where a disk failed is in its message
+        _log.critical("storage stopped, nothing more is acknowledged", extra={"error": str(error)}, exc_info=defect)
         if not self.fatal.done():
             self.fatal.set_result(fatal)
         self._fail(fatal)

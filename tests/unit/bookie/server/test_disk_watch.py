@@ -14,7 +14,7 @@ from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.disk_watch import DiskWatch
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, yield_control
-from bookie.storage.port import StalledDiskError
+from bookie.storage.port import DiskError, StalledDiskError
 from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
@@ -108,6 +108,26 @@ async def test_plain_adds_are_accepted_while_the_bookie_is_registered_as_writabl
     await world.check(THRESHOLD * 2)
     assert {is_announced for is_announced, _ in answers} == {True, False}
     assert {status for _, status in answers} == {Status.OK}
+
+
+@in_virtual_time
+async def test_a_disk_whose_free_space_stays_unknown_is_logged_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await DiskWatchWorld().open()
+
+    async def room() -> int:
+        raise DiskError("no such directory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.ledger_disk, "room", room)
+        for _ in range(3):
+            await world.watch.check()
+            await asyncio.sleep(1)
+    for _ in range(2):
+        await world.watch.check()
+    logged = [record.message for record in caplog.records if record.message.startswith("free space")]
+    assert logged == ["free space is unknown", "free space is known again"]
 
 
 @in_virtual_time

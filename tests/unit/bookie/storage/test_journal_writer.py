@@ -290,7 +290,9 @@ async def test_record_larger_than_the_queue_is_accepted_if_the_queue_is_empty() 
 
 
 @pytest.mark.parametrize("operation", [Operation.APPEND, Operation.SYNC, Operation.CREATE, Operation.SYNC_DIRECTORY])
-async def test_disk_error_ends_the_acknowledgements_permanently(operation: Operation) -> None:
+async def test_disk_error_ends_the_acknowledgements_permanently(
+    operation: Operation, caplog: pytest.LogCaptureFixture
+) -> None:
     switch = Switch()
     disk = MemoryDisk(before=switch)
     log: list[str] = []
@@ -306,9 +308,12 @@ async def test_disk_error_ends_the_acknowledgements_permanently(operation: Opera
             put(journal, b"after")
         assert log == ["fine durable", "failed failed", "behind failed"]
         assert disk.syncs_after_failure == 0
+    [logged] = [record for record in caplog.records if record.levelname == "CRITICAL"]
+    assert logged.__dict__["error"] == "input/output error"
+    assert logged.exc_info is None, "a disk failed, which is no defect of the program"
 
 
-async def test_internal_error_ends_the_acknowledgements_too() -> None:
+async def test_internal_error_ends_the_acknowledgements_too(caplog: pytest.LogCaptureFixture) -> None:
     disk = MemoryDisk()
     async with journal_on(disk) as journal:
 
@@ -321,6 +326,7 @@ async def test_internal_error_ends_the_acknowledgements_too() -> None:
         behind = put(journal, b"behind")
         assert isinstance(await behind, JournalStoppedError)
         assert "a bug" in str(await journal.fatal)
+    assert "a bug" in caplog.text
 
 
 async def test_after_a_full_disk_later_records_go_to_a_new_file() -> None:
