@@ -592,7 +592,8 @@ async def _open_storage(
     try:
         index = await within_running_time(_INDEX_OPEN_TIMEOUT_S, RocksIndex.open(path))
     except TimeoutError as error:
-        raise StalledDiskError(f"the index {path} has not been opened within {_INDEX_OPEN_TIMEOUT_S:g} s") from error
+        what = f"the index {path} has not been opened within {_INDEX_OPEN_TIMEOUT_S:g} s: its disk does not answer"
+        raise StalledDiskError(what) from error
     try:
         bounds = StorageSettings(read_cache_bytes_max=settings.read_cache_bytes)
         first, *others = journals
