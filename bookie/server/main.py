@@ -112,6 +112,7 @@ def _allow_open_files(settings: BookieSettings) -> None:
 
 async def _run(settings: BookieSettings, config: ConfigSource | None, stop_asked: asyncio.Future[None]) -> None:
     stack = AsyncExitStack()
+    problem: BkhealError | None = None
     try:
         await stack.enter_async_context(following(config, {}, SystemClock(), lambda: _ask(stop_asked)))
         start = asyncio.create_task(_start(settings, stack), name="bookie start")
@@ -127,16 +128,24 @@ async def _run(settings: BookieSettings, config: ConfigSource | None, stop_asked
             if isinstance(fatal, StalledDiskError):  # the disk has the index or a journal, so nothing can be closed
                 _exit_now(_reported(fatal))
             raise fatal
+    except BkhealError as error:
+        problem = error
+        raise
     finally:
-        await _close(stack)
+        await _close(stack, problem)
 
 
-async def _close(stack: AsyncExitStack) -> None:
+async def _close(stack: AsyncExitStack, problem: BkhealError | None) -> None:
+    """Close everything. ``problem`` is the reason for the end, if it is an error: it is reported first."""
     try:
         await within_running_time(DISK_SILENCE_S_MAX, stack.aclose())
     except TimeoutError:  # all acknowledged data is in the journals
         what = f"the storage has not been closed within {DISK_SILENCE_S_MAX:g} s: a disk does not answer"
-        _exit_now(_reported(StalledDiskError(what)))
+        stalled = StalledDiskError(what)
+        code = _reported(problem or stalled)
+        if problem is not None:
+            _reported(stalled)
+        _exit_now(code)
 
 
 def _reported(error: BkhealError) -> int:
@@ -584,7 +593,8 @@ async def _open_storage(
     try:
         index = await within_running_time(_INDEX_OPEN_TIMEOUT_S, RocksIndex.open(path))
     except TimeoutError as error:
-        raise StalledDiskError(f"the index {path} has not been opened within {_INDEX_OPEN_TIMEOUT_S:g} s") from error
+        what = f"the index {path} has not been opened within {_INDEX_OPEN_TIMEOUT_S:g} s: its disk does not answer"
+        raise StalledDiskError(what) from error
     try:
         bounds = StorageSettings(read_cache_bytes_max=settings.read_cache_bytes)
         first, *others = journals

@@ -139,7 +139,7 @@ class Checkpointer:
                 flush.named = 0
                 continue
             return
-        raise DiskFullError("no directory takes the entries")
+        raise DiskFullError("no ledger directory has space for the entries: free space in one of them")
 
     async def _write_entries(self, flush: _Flush, cache: WriteCache) -> None:
         log: EntryLogWriter | None = None

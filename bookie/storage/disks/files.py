@@ -45,6 +45,16 @@ _IOV_MAX: Final = 1024
 """The most parts that the kernel accepts in one call (IOV_MAX)."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 """No space, or no more open files in this process or system (R134)."""
+_REMEDIES: Final = {
+    errno.ENOSPC: "free space on its disk",
+    errno.EDQUOT: "free space, or raise the quota",
+    errno.EMFILE: "allow this process more open files, as with ulimit -n",
+    errno.ENFILE: "allow more open files on this machine",
+    errno.EIO: "its disk fails: see the log of the kernel",
+    errno.EROFS: "mount its file system for writing; if an error ended this, see the log of the kernel",
+    errno.EACCES: "give the user of this process access to it",
+}
+"""What a person can do about an error, for its message."""
 _FREE_INODES_MIN: Final = 64
 """With fewer free inodes, the file system counts as full. They are kept for entry logs, journals and the files of the
 index until an operator has made space."""
@@ -363,8 +373,13 @@ def _disk_errors(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kind = DiskFullError if error.errno in _FULL else DiskError
-        raise kind(f"cannot {verb} {path}: {error.strerror or error}") from error
+        raise _disk_error(verb, path, error) from error
+
+
+def _disk_error(verb: str, path: Path, error: OSError) -> DiskError:
+    remedy = _REMEDIES.get(error.errno or 0)
+    kind = DiskFullError if error.errno in _FULL else DiskError
+    return kind(f"cannot {verb} {path}: {error.strerror or error}{f' ({remedy})' if remedy else ''}")
 
 
 async def _in_thread(threads: ThreadPoolExecutor, work: Callable[..., T], *arguments: object) -> T:
@@ -423,8 +438,7 @@ def _open_file(path: Path, flags: int, threads: _Threads, changes: Changes) -> _
             raise DiskError(f"cannot create {path}: its directory does not exist") from None
         raise
     except OSError as error:
-        kind = DiskFullError if error.errno in _FULL else DiskError
-        raise kind(f"cannot open {path}: {error.strerror}") from error
+        raise _disk_error("open", path, error) from error
     size = os.fstat(descriptor).st_size
     return _File(path, descriptor, size, threads, changes, is_read=not flags & os.O_CREAT)
 

@@ -252,8 +252,8 @@ class RocksIndex(EntryIndex):
             while self._running:
                 self._is_idle.clear()
                 await self._is_idle.wait()
-            if not await run(self._threads.writes, self._has_room):
-                raise DiskFullError(f"cannot open the index {self._path} again: no space left, or too many open files")
+            if wanted := await run(self._threads.writes, self._missing_room):
+                raise DiskFullError(f"cannot open the index {self._path} again: it needs {wanted}")
             database, self._database = self._database, None
             if database is not None:
                 await run(self._threads.writes, _close, database)
@@ -269,14 +269,16 @@ class RocksIndex(EntryIndex):
                 self._is_reopening = False
                 self._changed.notify_all()
 
-    def _has_room(self) -> bool:
+    def _missing_room(self) -> str:
+        """Return what opening needs and is not available; empty if nothing is missing."""
         if not can_open_files(_REOPEN_FILES):
-            return False
+            return f"{_REOPEN_FILES} more open files"
         try:
             logs = sum(path.stat().st_size for path in self._path.glob(_LOG_FILES))
-        except OSError:  # the free space is unknown: keep the database as it is
-            return False
-        return file_system_space(self._path)[1] >= _REOPEN_TABLES_FACTOR * logs + _REOPEN_SPARE_BYTES
+        except OSError as error:  # the free space is unknown: keep the database as it is
+            return f"its log: {error}"
+        needed = _REOPEN_TABLES_FACTOR * logs + _REOPEN_SPARE_BYTES
+        return "" if file_system_space(self._path)[1] >= needed else f"{needed} bytes of free space"
 
     @override
     async def close(self) -> None:
@@ -306,8 +308,9 @@ class RocksIndex(EntryIndex):
             raise
         except Exception as error:
             traceback.clear_frames(error.__traceback__)  # as long as a cursor exists, RocksDB keeps its lock
-            kind = DiskFullError if any(text in str(error) for text in _FULL) else DiskError
-            remedy = _REBUILD_HINT if _DAMAGED in str(error) else ""
+            is_full = any(text in str(error) for text in _FULL)
+            kind = DiskFullError if is_full else DiskError
+            remedy = _MAKE_SPACE_HINT if is_full else _REBUILD_HINT if _DAMAGED in str(error) else ""
             raise kind(f"cannot {verb} the index {self._path}: {error}{remedy}") from error
         finally:
             if running is None or running.done():
