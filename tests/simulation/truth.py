@@ -642,6 +642,8 @@ class Truth:
         metadata = self.metadata.get(ledger_id)
         if metadata is not None and bookie not in _write_set(metadata, entry_id):
             return False
+        if metadata is not None and entry_id in self.accepted_losses(ledger_id):
+            return False  # it was collected there before its other copies were destroyed
         return bookie in self.of(ledger_id).holders[entry_id] and entry_id not in self.holds(bookie, ledger_id)
 
 
