@@ -520,8 +520,10 @@ class Execution:
             self._found.bytes += copy.bytes
             self._found.moved_copies += copy.step.cause is Cause.MISPLACED
             key = _key(ledger, copy.step)
-            if copy.left_out and copy.step.target == copy.step.old:
-                self._found.left_out[key] = copy.left_out
+            if copy.left_out:
+                _log.info("entries with an accepted loss were left out of a copy", extra=_left_out_fields(ledger, copy))
+                if copy.step.target == copy.step.old:
+                    self._found.left_out[key] = copy.left_out
             damaged = self._damaged_entries(ledger, key)
             is_in_place = copy.step.target == copy.step.old
             replaced = damaged.intersection(copy.overwritten) if is_in_place else damaged
@@ -537,6 +539,10 @@ class Execution:
         if is_shown and step.target not in self._counted:
             self._counted.add(step.target)
             self._stored_again.note(ledger.ledger_id, step.target)
+
+
+def _left_out_fields(ledger: Versioned, copy: CopiedStep) -> dict[str, object]:
+    return {"ledger_id": ledger.ledger_id, "bookie_id": copy.step.target, "entries": len(copy.left_out)}
 
 
 def _held(step: CopyPosition, shortfall: Shortfall) -> EntryRuns:

@@ -194,6 +194,8 @@ class Installer:
             checks: list[Operation] = [registrations.check_writable(target) for target in named]
             checks += [seen.latest[target].check for target in named if target in seen.latest]
             named_in_record = [copy for copy in done if copy.has_accepted and not _is_in_place(copy.step)]
+            if accepted is None and any(copy.left_out for copy in named_in_record):
+                raise InvariantError(f"entries of ledger {ledger.ledger_id} were left out without an accepted loss")
             if accepted is not None and named_in_record:
                 accepted, change = self._record_after(ledger.metadata, accepted, named_in_record)
                 checks.append(change)

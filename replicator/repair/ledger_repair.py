@@ -195,7 +195,7 @@ class LedgerRepair:
             view = await self._inspect()
             knowledge = await self._knowledge(view)
             plan = await self._plan(view, knowledge)
-            if self._learns_acceptance(plan):
+            if await self._learns_acceptance(plan):
                 knowledge = await self._knowledge(view)
                 plan = await self._plan(view, knowledge)
             wait_s = self._unclosed.remaining_s(plan, view.bookies)
@@ -225,17 +225,19 @@ class LedgerRepair:
                 self._found.left_out.clear()
             return None
 
-    def _learns_acceptance(self, plan: Plan) -> bool:
+    async def _learns_acceptance(self, plan: Plan) -> bool:
         """Whether an accepted loss, which was not considered yet, may permit to copy blocked positions (R148).
 
-        The record was read under the lock, which an operator needs to write it. The audit that withdraws it does not
-        need the lock, so each transaction that relies on the record checks its version.
+        An operator needs the lock to write the record. The audit that withdraws it does not, so each transaction that
+        relies on the record checks its version.
+
+        Raises:
+            StoreUnavailableError: no answer.
         """
         if self._is_acceptance_read or not any(block.reason in _ENDED_BY_ACCEPTANCE for block in plan.blocked):
             return False
+        known = await self._ports.decisions.recorded(self._task.ledger_id)
         self._is_acceptance_read = True
-        nodes = self._lease.other_nodes
-        known = None if nodes is None else self._ports.decisions.recorded(self._task.ledger_id, nodes.decision)
         if known is None or not known.decision.is_accepted:
             return False
         self._found.accepted = known
@@ -396,7 +398,7 @@ class LedgerRepair:
             is_ready = await self._lease.may_continue()
             return await self._execute(plan, view, knowledge, is_move=True) if is_ready else self._stopped()
         if plan.blocked:
-            if self._learns_acceptance(plan):
+            if await self._learns_acceptance(plan):
                 return None
             return await self._unfinished.end_blocked(plan.blocked, view.bookies)
         return await self._complete(Ending.MOVED if self._found.moved_copies else Ending.NOTHING_MISSING, view)

@@ -12,13 +12,18 @@ import pytest
 import pytest_asyncio
 
 from bookie.client.bookkeeper import LedgerOptions
+from bookie.client.errors import EntryLostError
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.tasks.parked import ParkReason
-from tests.deadlines import STATE_S
+from bookie.model.ids import EntryId
+from bookie.wire.requests import ListEntries
+from tests.deadlines import PROGRAM_S, STATE_S
 from tests.integration.auditors import when
-from tests.integration.repair_world import ENTRIES, RepairWorld, repair_world, steps
+from tests.integration.commands import bkheal
+from tests.integration.repair_world import ENTRIES, RepairWorld, payload, repair_world, steps
 from tests.integration.stopping_replicator_child import Step
 from tests.sessions import end_sessions, expire, sessions_of
+from tests.worlds.ledgers import placed_copies
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -217,3 +222,41 @@ async def test_a_rolling_restart_of_bookies_during_a_repair_causes_no_needless_c
     assert new == target.bookie_id
     received = {bookie.name: await world.counted(bookie, "bkheal_bookie_added_entries_total") for bookie in others}
     assert {name: count for name, count in received.items() if count} == {target.name: ENTRIES - held}
+
+
+async def test_after_an_accepted_loss_every_other_entry_has_all_its_copies_again(world: RepairWorld) -> None:
+    """Two of three bookies are lost, and a third of the entries with them."""
+    await world.whole()
+    ledger_id = await world.written(LedgerOptions(3, 2, 2))
+    before = await world.metadata(ledger_id)
+    lost = [world.bookie(member) for member in before.fragments[0].members[:2]]
+    await world.kill9(*lost)
+    await world.mark(ledger_id, *lost)
+    parking = world.replicator("--once")
+    assert await parking.wait(PROGRAM_S) == 0, parking.log_tail()
+    assert [each.reason for each in await world.client.parked.list()] == [ParkReason.NO_LIVE_COPY]
+    words = "dead-letters", "accept-loss", str(ledger_id), "--reason", "both disks were destroyed", "--yes"
+    [row] = (await bkheal(world.uri, *words))["ledgers"]
+    gone = range(0, ENTRIES, 3)
+    assert (row["outcome"], row["lost"][0]["entry_count"]) == ("accepted_task_stays", len(gone))
+    replicator = world.replicator("--once")
+    assert await replicator.wait(PROGRAM_S) == 0, replicator.log_tail()
+    await world.settled()
+    after = await world.metadata(ledger_id)
+    assert not after.members() & {bookie.bookie_id for bookie in lost}
+    assert (after.state, after.last_entry_id, after.length) == (before.state, before.last_entry_id, before.length)
+    for member, stored in placed_copies(after):
+        reply = await world.client.ports.transport.ask(member, ListEntries(ledger_id), STATE_S)
+        assert list(reply.entries) == [entry for entry in stored if entry not in gone]
+    reader = await world.client.open_ledger(ledger_id)
+    for entry in range(6):
+        if entry in gone:
+            with pytest.raises(EntryLostError):
+                await reader.read(EntryId(entry))
+        else:
+            assert (await reader.read(EntryId(entry))).payload == payload(ledger_id, entry)
+    await world.mark(ledger_id, *map(world.bookie, sorted(after.members())))
+    again = world.replicator("--once")
+    assert await again.wait(PROGRAM_S) == 0, again.log_tail()
+    await world.settled()
+    assert await world.metadata(ledger_id) == after

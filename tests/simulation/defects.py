@@ -81,6 +81,7 @@ SEARCHED_IN: Final[Mapping[str, str]] = {
     "never-parked": "gray",
     "new-cookie-ignored": "lost witness",
     "recovery-starts-at-zero": "power loss",
+    "others-left-out": "accepted losses",
     "partial-scan-completes": "clock jumps",
     "pull-counts-unstored": "placement",
     "pull-ends-early": "placement",

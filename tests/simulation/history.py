@@ -9,7 +9,7 @@ import logging
 import random
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -24,7 +24,7 @@ from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.moves import MOVES_MAX, MovedLedgers
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.model.errors import BkhealError
-from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.model.topology import Topology, location
 from bookie.runtime.fault_points import inject_faults
@@ -329,6 +329,9 @@ class History:
             auditor.process.run("audit", services.audit_repeatedly(world, auditor))
         for number in range(2):
             self._start_worker(f"worker{number}")
+        if self._profile.accepts_losses:
+            operator = world.client("manager")
+            operator.process.run("accept losses", services.accept_losses(world, operator))
 
     def _start_worker(self, name: str) -> None:
         client = self.world.client(name)
@@ -535,6 +538,11 @@ class History:
                 wanted = list(metadata.stripe.entries(position, fragment.first_entry_id, last))
                 if not wanted or bookie in truth.rotten:
                     continue
+                wanted = [entry_id for entry_id in wanted if entry_id not in truth.accepted_losses(ledger_id)]
+                if bookie in truth.destroyed:
+                    if wanted:
+                        truth.fail("I19", f"{bookie} was destroyed and is still to have {ledger_id} {wanted[:5]}")
+                    continue
                 reply = await world.bookies[bookie].storage.read(ledger_id, wanted)
                 packets = truth.of(ledger_id).packets
                 for result in reply.results:
@@ -553,6 +561,9 @@ class History:
         """Check that every acknowledged entry is readable, and every read entry was written."""
         truth = self.world.truth
         ledger = truth.of(ledger_id)
+        if lost := truth.accepted_losses(ledger_id):
+            await self._judge_reading_others(doctor, ledger_id, lost)
+            return
         try:
             reader = await doctor.client.open_ledger(ledger_id)
             count = 0
@@ -568,6 +579,21 @@ class History:
                 truth.fail("I19", f"{ledger_id} cannot be read at the end: {error}")
             elif str(ledger_id) not in str(error) or ledger_id not in await self._parked(doctor):
                 truth.fail("LOSS", f"{ledger_id} lost entries, and no report names it: {error}")
+
+    async def _judge_reading_others(self, doctor: SimClient, ledger_id: LedgerId, lost: Collection[EntryId]) -> None:
+        """Check that every entry except those with an accepted loss is readable, and that these cause an error."""
+        truth = self.world.truth
+        reader = await doctor.client.open_ledger(ledger_id)
+        for number in range((truth.metadata[ledger_id].last_entry_id or 0) + 1):
+            entry_id = EntryId(number)
+            try:
+                truth.was_read("doctor", ledger_id, entry_id, (await reader.read(entry_id)).payload)
+            except BkhealError as error:
+                if entry_id not in lost:
+                    truth.fail("I19", f"{ledger_id}/{entry_id} cannot be read at the end: {error}")
+            else:
+                if entry_id in lost:
+                    truth.fail("I14", f"{ledger_id}/{entry_id} was read although no bookie has it")
 
 
 def _large(plan: apps.WritePlan, rng: random.Random) -> apps.WritePlan:

@@ -92,6 +92,7 @@ class Nemesis:
             "wipe one and lose another": self._wipe_one_and_lose_another,
             "wipe another": self._wipe_another,
             "lose for good": self._stop_until_repair,
+            "destroy bookies": self._destroy,
             "kill rack": self._kill_rack,
             "join": self._join,
             "interrupt collector": self._interrupt_collector,
@@ -594,6 +595,26 @@ class Nemesis:
             return False
         self._lost += 1
         self._rng.choice(living).crash(is_power_lost=False)
+        return True
+
+    def _destroy(self) -> bool:
+        """Destroy two bookies with all copies of some entries of a closed ledger."""
+        world, truth = self._world, self._world.truth
+        closed = [found for _, found in sorted(truth.metadata.items()) if found.is_closed and not found.is_empty]
+        is_open = any(not found.is_closed for found in truth.metadata.values())
+        if self._lost >= self._profile.lost_max or not closed or is_open:
+            return False
+        if any(not node.is_serving for node in world.bookies.values()):
+            return False
+        self._lost += 1
+        members = self._rng.choice(self._rng.choice(closed).fragments).members
+        first = self._rng.randrange(len(members))
+        for bookie in (members[first], members[(first + 1) % len(members)]):
+            node = world.bookies[bookie]
+            self._note(f"{node.process.name} is destroyed")
+            node.is_retired = True
+            node.crash(is_power_lost=False)
+            truth.destroy(bookie)
         return True
 
     def _interrupt_collector(self) -> bool:

@@ -11,6 +11,7 @@ from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import Delete, MultiFailedError, NoNodeError, SetData, WriteOutcomeUnknownError
 from bookie.metadata.tasks.locks import HeldTask, HeldTaskState, TaskLocks
 from bookie.metadata.tasks.reservations import LedgerReservations
+from bookie.model.availability import EntryRuns, finished
 from bookie.model.digest import digest_for
 from bookie.model.ids import EntryId
 from bookie.model.metadata import LedgerMetadata
@@ -22,6 +23,7 @@ from replicator.copying.target import Target
 from replicator.knowledge import holdings
 from replicator.knowledge.holdings import Holdings
 from replicator.plan import planner as plan
+from replicator.plan.steps import CopyPosition
 from replicator.repair import execution, install
 from replicator.repair import ledger_repair as repair
 from replicator.repair.install import Installer
@@ -226,3 +228,27 @@ def _(stack: ExitStack) -> None:
         return done
 
     swap(stack, LedgerStore, "_set", make)
+
+
+@plants("others-left-out", "R148, I17", "a copy after an accepted loss also leaves out the entry after each lost entry")
+def _(stack: ExitStack) -> None:
+    def and_next(lost: EntryRuns, step: CopyPosition) -> EntryRuns:
+        return EntryRuns.of(sorted({e + more for e in lost for more in (0, 1) if step.first <= e + more <= step.last}))
+
+    def make_held(entries_already_held: Any) -> Any:
+        async def with_next(self: Any, ledger: Any, step: Any, *rest: Any) -> Any:
+            held = await entries_already_held(self, ledger, step, *rest)
+            accepted = self._may_leave_out(step)
+            others = and_next(accepted, step).without(accepted)
+            return finished(EntryRuns.union_with_pauses(held, others))
+
+        return with_next
+
+    def make_missing(missing_on_target: Any) -> Any:
+        async def without_next(self: Any, ledger: Any, step: Any, left_out: EntryRuns) -> Any:
+            return await missing_on_target(self, ledger, step, and_next(left_out, step))
+
+        return without_next
+
+    swap(stack, execution.Execution, "_entries_already_held", make_held)
+    swap(stack, Holdings, "missing_on_target", make_missing)

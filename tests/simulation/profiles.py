@@ -37,6 +37,8 @@ class Profile:
         has_racks: the bookies are in racks, and copies are placed, judged and moved by them.
         joins_max: how many bookies may join.
         has_directories: each of bkheal's bookies has one to three ledger directories. No fault damages single entries.
+        accepts_losses: an operator accepts the losses that destroyed disks cause. All other entries must get all their
+            copies again.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Profile:
     has_racks: bool = False
     joins_max: int = 0
     has_directories: bool = False
+    accepts_losses: bool = False
 
 
 PROFILES: Final[tuple[Profile, ...]] = (
@@ -333,14 +336,36 @@ NAMED: Final[tuple[Profile, ...]] = (
         trouble_s=16.0,
         has_directories=True,
     ),
+    Profile(
+        "accepted losses",
+        {
+            "destroy bookies": 0.5,
+            "lose a worker's session": 0.05,
+            "lose store answers": 0.1,
+            "busy bookie": 0.05,
+            "delete lock": 0.1,
+        },
+        {"copied": (("lose a worker's session", 0.01), ("cut worker", 0.02), ("delete lock", 0.01))},
+        quorums=((3, 2, 2), (4, 2, 2), (5, 2, 2)),
+        bookies=(7, 7),
+        writers=(2, 2),
+        left_open=0.0,
+        trouble_s=40.0,
+        lost_max=1,
+        is_large=True,
+        accepts_losses=True,
+    ),
 )
 """All profiles: those that all seeds draw, and later ones."""
 
 FIRST_OF_ALL_PROFILES: Final = 60_000_000_000
 """Smaller seeds draw none of the later profiles, so that their histories stay the same."""
+FIRST_WITH_ACCEPTED_LOSSES: Final = 80_000_100_000
+"""Smaller seeds do not draw the last profile, so that their histories stay the same."""
 
 
 def drawn_by(seed: int) -> Profile:
     """Return the profile that a seed draws."""
-    profiles = NAMED if seed >= FIRST_OF_ALL_PROFILES else PROFILES
+    later = NAMED if seed >= FIRST_WITH_ACCEPTED_LOSSES else NAMED[:-1]
+    profiles = later if seed >= FIRST_OF_ALL_PROFILES else PROFILES
     return profiles[seed % len(profiles)]

@@ -10,15 +10,17 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from auditor.safety.dead_letters import DeadLetters
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX, Bookies, Registrations
 from bookie.metadata.ledgers.ledgers import LedgerStore, Versioned
 from bookie.metadata.own_state import own_path
 from bookie.metadata.store.combining import CombiningStore
 from bookie.metadata.tasks.damage_notes import DamageNotes
+from bookie.metadata.tasks.decisions import Copies, Decisions
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.failures import FailedTasks
-from bookie.metadata.tasks.parked import ParkedTasks
+from bookie.metadata.tasks.parked import ParkedTasks, ParkReason
 from bookie.metadata.tasks.reservations import Reservations
 from bookie.metadata.tasks.standby import StandbyWorkers
 from bookie.metadata.tasks.underreplication import UnderReplication
@@ -38,6 +40,8 @@ from tests.simulation.nodes import SimClient
 from tests.simulation.world import SimWorld
 
 AUDIT_S: Final = 2.0
+_LOST: Final = (ParkReason.NO_LIVE_COPY, ParkReason.UNREADABLE_ENTRIES)
+"""The reasons of parked ledgers for which an operator may accept a loss."""
 
 
 async def audit_repeatedly(world: SimWorld, client: SimClient) -> None:
@@ -63,8 +67,11 @@ async def audit(world: SimWorld, client: SimClient) -> int:
     if reason is not None:
         world.trace.event(client.process.name, f"audit held: {reason}")
         return 0
+    accepted = await _accepted(world, client, bookies.registered)
     markings = [
-        (ledger.ledger_id, missing) for ledger in ledgers if (missing := wanted(ledger, bookies.registered, drained))
+        (ledger.ledger_id, missing)
+        for ledger in ledgers
+        if (missing := wanted(ledger, bookies.registered, drained, accepted.get(ledger.ledger_id, frozenset())))
     ]
     if world.cell.stat(own_path("damage", world.cluster.root)) is not None:  # without damage, no request is needed
         await mark_recorded_damage(
@@ -99,19 +106,51 @@ def is_movable(world: SimWorld, ledger: Versioned, bookies: Bookies) -> bool:
     return is_whole and bool(plan_moves(ledger, bookies, world.placement()).steps)
 
 
-def wanted(ledger: Versioned, registered: frozenset[BookieId], drained: frozenset[BookieId]) -> tuple[BookieId, ...]:
+async def _accepted(world: SimWorld, client: SimClient, registered: frozenset[BookieId]) -> dict[LedgerId, Copies]:
+    """Return the copies with a valid accepted loss. Without any record of one, no request is needed."""
+    if world.cell.stat(own_path("decisions", world.cluster.root)) is None:
+        return {}
+    found = await Decisions(client.store, world.cluster.root).accepted()
+    return {decision.ledger_id: decision.copies for decision in found if decision.is_valid(registered)}
+
+
+async def accept_losses(world: SimWorld, client: SimClient) -> None:
+    """Be an operator who accepts each loss of disks that were destroyed, until the end of the history."""
+    parked = ParkedTasks(client.store, world.cluster.root)
+    decisions = Decisions(client.store, world.cluster.root)
+    letters = DeadLetters(client.ports, client.store, parked, decisions, client.process.name)
+    while True:
+        await asyncio.sleep(AUDIT_S * world.variation.scale * (0.5 + client.rng.random()))
+        try:
+            for each in await parked.list():
+                gone = world.truth.metadata[each.ledger_id].members() - world.truth.registered()
+                if each.reason in _LOST and gone and gone <= world.truth.destroyed:
+                    result = await letters.accept(each.ledger_id, "the disks were destroyed")
+                    world.trace.event(client.process.name, f"{each.ledger_id}: {result.outcome} {result.detail[:160]}")
+        except (BkhealError, TimeoutError) as error:
+            world.trace.event(client.process.name, f"accepts nothing: {type(error).__name__}")
+
+
+def wanted(
+    ledger: Versioned,
+    registered: frozenset[BookieId],
+    drained: frozenset[BookieId],
+    accepted: Copies = frozenset(),
+) -> tuple[BookieId, ...]:
     """Return the bookies to name in the mark of a ledger: its lost ones and its drained ones."""
     leaving = drained & ledger.metadata.members() if ledger.metadata.is_closed else frozenset()
-    return tuple(sorted({*lost(ledger, registered), *leaving}))
+    return tuple(sorted({*lost(ledger, registered, accepted), *leaving}))
 
 
-def lost(ledger: Versioned, registered: frozenset[BookieId]) -> tuple[BookieId, ...]:
+def lost(ledger: Versioned, registered: frozenset[BookieId], accepted: Copies = frozenset()) -> tuple[BookieId, ...]:
     """Return the unregistered bookies of a ledger, by the verdict on each of its fragments."""
     metadata = ledger.metadata
     missing: set[BookieId] = set()
     for index, fragment in enumerate(metadata.fragments):
         health = health_of(metadata, index, registered)
-        missing.update(fragment.members[position] for position in health.missing_positions)
+        copies = {(fragment.first_entry_id, at, fragment.members[at]) for at in health.missing_positions}
+        if not copies <= accepted:
+            missing.update(bookie for _, _, bookie in copies)
     return tuple(sorted(missing))
 
 

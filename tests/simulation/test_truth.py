@@ -10,10 +10,13 @@ from itertools import product
 from bookie.metadata.layout import lock_path
 from bookie.metadata.ledgers.serde import encode
 from bookie.metadata.own_state import own_path
+from bookie.metadata.tasks.decisions import Decision, LostFragment, Verdict
+from bookie.model.availability import RunGroup
 from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, Fragment, LedgerMetadata
 from bookie.model.packet import pack
+from bookie.model.records import encode_record
 from bookie.wire.port import AddBatch, EntryResult, Status
 from tests.simulation.loop import SimLoop
 from tests.simulation.trace import Trace
@@ -112,6 +115,28 @@ def test_beyond_the_quorums_existing_ledgers_and_later_ones_on_lost_disks_are_do
 
     on_virtual_time(history)
     on_virtual_time(later)
+
+
+def test_only_accepted_entries_without_any_copy_may_be_missing_on_a_new_member() -> None:
+    async def history(truth: Truth, *, accepted: int, is_held: bool) -> None:
+        set_ledger(truth, A, B, last=None, version=0)
+        truth.offered(LEDGER, EntryId(0), b"x")
+        store(truth, A, B)
+        set_ledger(truth, A, B, last=0, version=1)
+        truth.destroy(A)
+        if not is_held:
+            truth.destroy(B)
+        entries = (RunGroup(accepted, accepted, 1, 0),)
+        lost = LostFragment(EntryId(0), EntryId(9), (0,), (A,), entries=entries, shared=(0,))
+        decision = Decision(LEDGER, Verdict.LOSS_ACCEPTED, "operator", 1, "destroyed", lost=(lost,))
+        record = encode_record(decision, without=["ledger_id"])
+        truth.changed(1, f"{own_path('decisions', ROOT)}/{LEDGER}", None, record, 0)
+        set_ledger(truth, C, B, last=0, version=2)
+        is_permitted = accepted == 0 and not is_held
+        assert [violation.rule for violation in truth.violations] == ([] if is_permitted else ["I17"])
+
+    for accepted, is_held in product((0, 1), (False, True)):
+        on_virtual_time(lambda truth, a=accepted, h=is_held: history(truth, accepted=a, is_held=h))  # type: ignore[misc]
 
 
 def set_lock(truth: Truth, who: str, *, is_there: bool) -> None:

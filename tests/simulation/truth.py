@@ -24,11 +24,13 @@ from bookie.metadata.layout import (
 from bookie.metadata.ledgers.serde import decode
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION
+from bookie.metadata.tasks.decisions import Decision
 from bookie.metadata.tasks.format import decode_task
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import packet_ids
+from bookie.model.records import decode_record
 from bookie.wire.port import AddBatch, EntryResult, ListReply, Status
 from tests.simulation.store import SimCell
 from tests.simulation.trace import Trace
@@ -115,6 +117,11 @@ class Truth:
         self._forgetful: set[BookieId] = set()
         """Apache's bookies with replaced disks."""
         self._histories = own_path("incarnations", ROOT)
+        self._decisions = own_path("decisions", ROOT)
+        self.destroyed: set[BookieId] = set()
+        """The bookies whose disks were destroyed. They never return."""
+        self._accepted: dict[LedgerId, frozenset[EntryId]] = {}
+        """The entries of each ledger that an operator accepted as lost, by the present record."""
         self._tasks = tasks_path(ROOT)
         self._locks = locks_path(ROOT)
         self._lockers: dict[LedgerId, str] = {}
@@ -380,8 +387,44 @@ class Truth:
             if task_id is not None:
                 self._touch(task_id)
                 self._lock_changed(self.roles.get(session, "?"), task_id, is_there=after is not None)
+        elif path.startswith(self._decisions):
+            self._decided(path.rpartition("/")[2], after)
         elif path.startswith(self._histories):
             self._replaced.pop(BookieId(path.rpartition("/")[2]), None)
+
+    def _decided(self, name: str, after: bytes | None) -> None:
+        if not name.isdigit():
+            return
+        ledger_id = LedgerId(int(name))
+        decision = None if after is None else decode_record(after, Decision, ledger_id=ledger_id)
+        lost = decision.lost if decision is not None and decision.is_accepted else ()
+        self._accepted[ledger_id] = frozenset(entry_id for part in lost for entry_id in part.lost_entries)
+
+    def without_lost(
+        self, ledger_id: LedgerId, metadata: LedgerMetadata, missing: Iterable[EntryId]
+    ) -> frozenset[EntryId]:
+        """Return the entries of ``missing`` that a member must have: an operator did not accept their loss, or a bookie
+        that was not destroyed, and on which the metadata places the entry, has a copy.
+        """
+        accepted = self._accepted.get(ledger_id, frozenset())
+        return frozenset(
+            entry_id
+            for entry_id in missing
+            if entry_id not in accepted
+            or any(entry_id in self.holds(bookie, ledger_id) for bookie in _write_set(metadata, entry_id))
+        )
+
+    def accepted_losses(self, ledger_id: LedgerId) -> frozenset[EntryId]:
+        """Return the entries that an operator accepted as lost and of which no member has a copy."""
+        accepted = self._accepted.get(ledger_id, frozenset())
+        return accepted - self.without_lost(ledger_id, self.metadata[ledger_id], accepted) if accepted else accepted
+
+    def destroy(self, bookie: BookieId) -> None:
+        """Note that a bookie and its disks are lost forever. Ledgers may lose entries, which an operator accepts."""
+        self.destroyed.add(bookie)
+        self.held.pop(bookie, None)
+        for place in [place for place in self._served if place[0] == bookie]:
+            del self._served[place]
 
     def _lock_changed(self, who: str, ledger_id: LedgerId, *, is_there: bool) -> None:
         if is_there:
@@ -523,7 +566,7 @@ class Truth:
                 if bookie == before.members[position] or last is None:
                     continue
                 wanted = old.stripe.entries(position, before.first_entry_id, last)
-                missing = self.lacks(bookie, ledger_id, wanted)
+                missing = self.without_lost(ledger_id, old, map(EntryId, self.lacks(bookie, ledger_id, wanted)))
                 if missing:
                     self.fail("I17", f"{who} named {bookie} in {ledger_id}, which lacks {sorted(missing)}")
         last_index = len(old.fragments) - 1
@@ -549,13 +592,15 @@ class Truth:
                 if bookie not in named or last is None or bookie in self.rotten:
                     continue
                 wanted = metadata.stripe.entries(position, fragment.first_entry_id, last)
-                missing = self.lacks(bookie, ledger_id, wanted)
+                missing = self.without_lost(ledger_id, metadata, map(EntryId, self.lacks(bookie, ledger_id, wanted)))
                 if missing:
                     self.fail("I18", f"{who} completed {ledger_id}, {bookie} still lacks {sorted(missing)}")
         for bookie in sorted(named - self.rotten):
-            missing = self.lacks(bookie, ledger_id, self._once_acknowledged(metadata, ledger_id, bookie, len(settled)))
-            if missing:
-                self.fail("I18", f"{who} completed open {ledger_id}, {bookie} still lacks {sorted(missing)}")
+            never_had = self.lacks(
+                bookie, ledger_id, self._once_acknowledged(metadata, ledger_id, bookie, len(settled))
+            )
+            if never_had:
+                self.fail("I18", f"{who} completed open {ledger_id}, {bookie} still lacks {sorted(never_had)}")
 
     def _once_acknowledged(
         self, metadata: LedgerMetadata, ledger_id: LedgerId, bookie: BookieId, first_index: int
@@ -597,6 +642,8 @@ class Truth:
         metadata = self.metadata.get(ledger_id)
         if metadata is not None and bookie not in _write_set(metadata, entry_id):
             return False
+        if metadata is not None and entry_id in self.accepted_losses(ledger_id):
+            return False  # it was collected there before its other copies were destroyed
         return bookie in self.of(ledger_id).holders[entry_id] and entry_id not in self.holds(bookie, ledger_id)
 
 

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from bookie.metadata.nodes import child_names, ensure_path, find, ledger_ids, remove
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import NODE_DATA_MAX, BadVersionError, Create, MetadataStore, Node, NoNodeError, SetData
+from bookie.metadata.port import NODE_DATA_MAX, BadVersionError, Create, MetadataStore, NoNodeError, SetData
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.availability import EntryRuns, RunGroup, RunsBuilder
 from bookie.model.errors import InvariantError, PermanentError
@@ -309,8 +309,15 @@ class Decisions:
         stat = await self._store.stat(path)
         return Create(path, data) if stat is None else SetData(path, data, stat.version)
 
-    def recorded(self, ledger_id: LedgerId, node: Node | None) -> RecordedDecision | None:
-        """Return the decision in a node; None if there is no node or it is damaged."""
+    async def recorded(self, ledger_id: LedgerId) -> RecordedDecision | None:
+        """Return the decision about a ledger with its version, for the holder of its lock; None as in ``get``.
+
+        It is no older than the lock, which an operator needs to write it.
+
+        Raises:
+            StoreUnavailableError: no answer.
+        """
+        node = await find(self._store, self.path(ledger_id))
         decision = None if node is None else _decode(ledger_id, node.data)
         return None if node is None or decision is None else RecordedDecision(decision, node.stat.version)
 
