@@ -34,7 +34,8 @@ class AcceptedFragment:
     entries: EntryRuns
     """The entries that a copy may leave out."""
     lost_positions: frozenset[int]
-    """The positions of lost bookies that store no other entries. Nothing is copied for them."""
+    """The positions that store no other entries, whose bookies were lost when the loss was accepted. Nothing is copied
+    for them. A bookie that denied the entries has nothing to return with, so it is replaced if it is lost later."""
     absent: frozenset[BookieId]
     """The unregistered members of the fragment. If one of them returns, nothing may be left out."""
 
@@ -91,6 +92,6 @@ def _fitting(metadata: LedgerMetadata, index: int, bookies: Bookies, loss: LostF
             continue
         if member in bookies.awaited or loss.bookie_at(position) != member:
             return None
-        if count == stripe.count(position, first, last):
+        if count == stripe.count(position, first, last) and position in loss.positions:
             lost_positions.add(position)
     return AcceptedFragment(entries, frozenset(lost_positions), frozenset(members) - bookies.registered)

@@ -212,6 +212,27 @@ async def test_a_position_with_only_accepted_entries_keeps_its_bookie() -> None:
 
 
 @in_virtual_time
+async def test_a_bookie_that_denied_every_accepted_entry_is_replaced_if_it_is_lost_later() -> None:
+    """The record does not name it as lost. So its position would be reported by every audit, and never repaired."""
+    async with a_world("a b c t u v") as world:
+        metadata = make_metadata((0, "a b c"), quorum=(3, 2), last=COUNT - 1, length=10 * COUNT)
+        await stored(world, {"c": set(range(COUNT))}, metadata)
+        await world.lose("a", "b")
+        await world.tasks.marking.mark(LEDGER, names("c"))
+        await world.heal()
+        assert (await accept(world)).outcome is Outcome.ACCEPTED
+        await world.lose("a", "b", "c")
+        await world.heal()
+        members = (await world.metadata(LEDGER)).last_fragment.members
+        copies = {(0, position, bookie) for position, bookie in enumerate(members)}
+        registered = (await world.registrations.list()).registered
+        assert {copy for copy in copies if copy[2] not in registered} == (await decision_of(world)).copies
+        assert members[:2] == names("a b")
+        assert await world.is_clean()
+        assert not await is_reported(world)
+
+
+@in_virtual_time
 async def test_a_whole_loss_in_one_fragment_does_not_keep_the_task_after_the_other_copies() -> None:
     async with a_world("a b c d t u v") as world:
         metadata = make_metadata((0, "a b"), (10, "c a"), quorum=(2, 2), last=COUNT - 1, length=10 * COUNT)
