@@ -26,7 +26,7 @@ def quickstart(
 ) -> None:
     """See a repair: start a ZooKeeper and seven bookies, kill a bookie, audit with Spark, repair, verify every copy.
 
-    Nothing has to be installed. No process remains, and no directory, except with --keep or, with the logs, after a failure.
+    Nothing has to be installed. No process remains, and no directory, except with --keep and after a failure.
     """
     from auditor.progress import Display
     from auditor.quickstart.run import STEPS, quickstart
