@@ -8,8 +8,8 @@ The invariant: an auditor only requests paths that it would serve itself, and on
 service. With TLS, the candidate's certificate must be the same as this auditor's (all auditors of a service share one).
 Another kind of candidate, such as Apache's auditor, has another port and is not asked. A request from another auditor
 is answered from the local directory only (``auditor.api.peer_port``), so requests cannot form a loop. Concurrent
-requests, peers, bytes and time are bounded. After any failure, the answer is the same as if no other auditor had the
-report (docs/decisions/0061-auditors-ask-each-other-for-reports.md).
+requests, peers, bytes and time are bounded. If a candidate does not answer and no other one has the report, it is
+unknown whether the report exists (docs/decisions/0061-auditors-ask-each-other-for-reports.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final
 import aiohttp
 from typing_extensions import override
 
-from auditor.api.peer_port import ASKED_BY_AUDITOR_HEADER, PeerAnswer, PeerReports
+from auditor.api.peer_port import ASKED_BY_AUDITOR_HEADER, PeerAnswer, PeerReports, PeersUnknownError
 from auditor.service.leader_ports import leader_host
 from bookie.model.errors import OutcomeUnknownError, PermanentError, TransientError
 
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 PEERS_MAX: Final = 4
 """Auditors asked for one request; a service has two or three auditors."""
 FETCHES_MAX: Final = 2
-"""Concurrent requests, each with up to ``BYTES_MAX`` in memory; a further one finds nothing."""
+"""Concurrent requests, each with up to ``BYTES_MAX`` in memory; a further one is refused."""
 BYTES_MAX: Final = 32 * 1024 * 1024
 """Size limit of one file. A page has some hundred kilobytes, a part of the findings of a large loss some megabytes."""
 PEER_S: Final = 8.0
@@ -71,14 +71,15 @@ class ElectionPeerReports(PeerReports):
     @override
     async def get(self, path: str, authorization: str | None) -> PeerAnswer | None:
         if self._under_way >= FETCHES_MAX:
-            return None
+            raise PeersUnknownError("too many requests to other auditors are in progress")
         self._under_way += 1
         try:
             async with asyncio.timeout(DEADLINE_S):
                 return await self._first(path, authorization)
         except (OSError, ValueError, TransientError, OutcomeUnknownError, PermanentError) as error:
-            _log.info("no report was requested from other auditors", extra={"path": path, "reason": str(error)})
-            return None
+            if not isinstance(error, PeersUnknownError):
+                _log.info("no report was requested from other auditors", extra={"path": path, "reason": str(error)})
+            raise PeersUnknownError("the other auditors of this service do not answer") from error
         finally:
             self._under_way -= 1
 
@@ -92,15 +93,19 @@ class ElectionPeerReports(PeerReports):
         if self._cert is not None:
             trust = aiohttp.Fingerprint(await asyncio.to_thread(_fingerprint, self._cert))
         timeout = aiohttp.ClientTimeout(total=PEER_S)
+        is_answered = True
         async with aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as session:
             for host in peers:
                 try:
                     answer = await self._asked(session, self._url(host, path), headers, trust)
                 except (aiohttp.ClientError, OSError) as error:
                     _log.info("another auditor did not answer", extra={"auditor": host, "reason": str(error)})
+                    is_answered = False
                     continue
                 if answer is not None:
                     return answer
+        if not is_answered:
+            raise PeersUnknownError("another auditor of this service does not answer")
         return None
 
     def _url(self, host: str, path: str) -> str:
@@ -117,6 +122,8 @@ class ElectionPeerReports(PeerReports):
         async with session.get(url, headers=headers, ssl=trust, allow_redirects=False) as response:
             if response.status == 302:
                 return PeerAnswer(location=response.headers.get("Location", ""))
+            if response.status >= 500:
+                raise aiohttp.ClientError(f"it answered {response.status}")
             if response.status != 200:
                 return None
             body = bytearray()

@@ -175,6 +175,7 @@ class ReportRoutes:
 
         Raises:
             UnreadableReportsError: the directory cannot be read, and no other auditor has the file.
+            PeersUnknownError: another auditor, which may have the file, does not answer.
             NotFoundError: there is no such file.
         """
         found, unknown = None, None
@@ -223,7 +224,11 @@ class ReportRoutes:
         return None
 
     async def _latest_peer_report(self, call: Call) -> str | None:
-        """Return the id of another auditor's newest report; None: there is none."""
+        """Return the id of another auditor's newest report; None: there is none.
+
+        Raises:
+            PeersUnknownError: another auditor, which may have one, does not answer.
+        """
         answer = await self._get_from_peer(call, call.request.path_qs)
         run_id = "" if answer is None else answer.location.removeprefix("../").removesuffix("/")
         return run_id if is_run_id(run_id) else None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from auditor.api.peer_port import PeerAnswer, PeerReports
+from auditor.api.peer_port import PeerAnswer, PeerReports, PeersUnknownError
 from auditor.service import peer_reports
 from auditor.service.peer_reports import ElectionPeerReports
 from bookie.metadata.port import StoreUnavailableError
@@ -64,7 +64,14 @@ async def test_an_auditor_serves_the_reports_of_another_one(first: ApiWorld, tmp
         assert (part.body, part.headers["Content-Type"]) == (b"PAR1", "application/vnd.apache.parquet")
         latest = await world.ask("GET", "/reports/latest/?kind=bookies")
         assert (latest.status, latest.headers["Location"]) == (302, f"../{RUN}/")
-        for path in ("/reports/latest/?kind=replicas", f"/reports/{RUN}/no.json", f"/reports/{RUN}/settings.toml"):
+        for path in ("/reports/latest/?kind=replicas", f"/reports/{RUN}/no.json"):
+            assert (await world.ask("GET", path)).status == 503  # the auditor that does not answer may have it
+        assert (await world.ask("GET", f"/reports/{RUN}/settings.toml")).problem == "not-found"
+
+
+async def test_a_report_that_no_auditor_has_does_not_exist(first: ApiWorld, tmp_path: Path) -> None:
+    async with second(tmp_path, others(first, OWN, "127.0.0.1")) as world:
+        for path in ("/reports/latest/?kind=replicas", f"/reports/{RUN}/no.json"):
             assert (await world.ask("GET", path)).problem == "not-found"
 
 
@@ -122,12 +129,15 @@ async def test_size_and_number_of_responses_are_bounded(
     assert await peers.get(f"/reports/{RUN}/report.html", None) is None
     monkeypatch.setattr(peer_reports, "BYTES_MAX", len(PAGE))
     assert await peers.get(f"/reports/{RUN}/report.html", None) == PeerAnswer(PAGE.encode())
-    found = await asyncio.gather(*(peers.get(f"/reports/{RUN}/report.html", None) for _ in range(5)))
-    assert sum(answer is not None for answer in found) == peer_reports.FETCHES_MAX
+    asked = (peers.get(f"/reports/{RUN}/report.html", None) for _ in range(5))
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    assert sum(isinstance(answer, PeerAnswer) for answer in found) == peer_reports.FETCHES_MAX
+    assert sum(isinstance(answer, PeersUnknownError) for answer in found) == len(found) - peer_reports.FETCHES_MAX
 
 
-async def test_without_the_store_there_is_no_report() -> None:
+async def test_without_the_store_it_is_unknown_whether_there_is_a_report() -> None:
     async def candidates() -> Sequence[str]:
         raise StoreUnavailableError("no answer")
 
-    assert await ElectionPeerReports(candidates, OWN, 8080, None).get(f"/reports/{RUN}/report.html", None) is None
+    with pytest.raises(PeersUnknownError):
+        await ElectionPeerReports(candidates, OWN, 8080, None).get(f"/reports/{RUN}/report.html", None)
