@@ -11,15 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from bookie.model.errors import PermanentError
-from bookie.runtime.human import size
+from bookie.embedded.cluster import require_space
 
 NEEDED_BYTES: Final = 512 << 20
 """Free space needed: the tour writes about 200 MiB, and its bookies become read-only below 128 MiB."""
-
-
-class NoSpaceError(PermanentError):
-    """The disk has no room for the cluster."""
 
 
 @contextlib.contextmanager
@@ -36,7 +31,7 @@ def working_directory(keep: Path | None, prefix: str) -> Iterator[Path]:
     Raises:
         NoSpaceError: the disk has less free space than ``NEEDED_BYTES``; nothing is left.
     """
-    _require_space(Path(tempfile.gettempdir()) if keep is None else keep.resolve(), is_temporary=keep is None)
+    require_space(Path(tempfile.gettempdir()) if keep is None else keep, NEEDED_BYTES)
     if keep is not None:
         yield keep.resolve()
         return
@@ -50,16 +45,6 @@ def working_directory(keep: Path | None, prefix: str) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
         raise
     shutil.rmtree(directory)
-
-
-def _require_space(directory: Path, *, is_temporary: bool) -> None:
-    existing = next(each for each in (directory, *directory.parents) if each.exists())
-    free = shutil.disk_usage(existing).free
-    if free < NEEDED_BYTES:
-        other = "set TMPDIR or --keep to a directory on another disk" if is_temporary else "choose another for --keep"
-        raise NoSpaceError(
-            f"the cluster needs {size(NEEDED_BYTES)} of free disk space, and {directory} has {size(free)}: {other}"
-        )
 
 
 def _is_ended_by_user(error: BaseException) -> bool:

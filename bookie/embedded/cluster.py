@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper, ZooKeeperSecurity
 from bookie.metadata.cluster import format_cluster
 from bookie.metadata.store.zookeeper import ZooKeeperStore
+from bookie.model.errors import PermanentError
 from bookie.model.ids import BookieId
+from bookie.runtime.human import size
 from bookie.runtime.java import Java
 
 LEDGERS_ROOT: Final = "/ledgers"
@@ -30,8 +33,29 @@ _READ_ONLY_BELOW_BYTES: Final = 128 << 20
 _READY_LINE: Final = r"^bookie (\S+) ready on (\S+):(\d+)$"
 _APACHE_LINE: Final = r"^bookie speaks Apache's protocol on (\S+):(\d+)$"
 _METRICS_LINE: Final = r"^bookie metrics on (\S+)$"
+NEEDED_BYTES: Final = 2 * _READ_ONLY_BELOW_BYTES
+"""Free space that a cluster needs at its start. With less, its bookies would soon be read-only."""
 SESSION_TIMEOUT_S: Final = 10.0
 """A killed bookie is unregistered after this time. If a busy machine delays a bookie for less, it stays registered."""
+
+
+class NoSpaceError(PermanentError):
+    """The disk has no room for a cluster."""
+
+
+def require_space(directory: Path, needed_bytes: int = NEEDED_BYTES) -> None:
+    """Refuse a directory, which need not exist yet, on a disk with too little free space.
+
+    Raises:
+        NoSpaceError: it has less than ``needed_bytes``.
+    """
+    place = directory.resolve()
+    free = shutil.disk_usage(next(each for each in (place, *place.parents) if each.exists())).free
+    if free < needed_bytes:
+        raise NoSpaceError(
+            f"the cluster needs {size(needed_bytes)} of free disk space, and {directory} has {size(free)}: choose a "
+            "directory on another disk (TMPDIR for temporary ones)"
+        )
 
 
 @dataclass(slots=True)
@@ -155,7 +179,9 @@ class EmbeddedCluster:
         Raises:
             EmbeddedProcessError: a process did not start; quotes its log.
             JavaNotFoundError: no usable Java was found.
+            NoSpaceError: the disk has no room; nothing was started.
         """
+        require_space(directory)
         directory.mkdir(parents=True, exist_ok=True)
         zookeeper = await EmbeddedZooKeeper.start(
             directory / "zookeeper",

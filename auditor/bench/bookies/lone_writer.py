@@ -75,5 +75,8 @@ async def raw_write(path: Path, chunk: bytes, total_bytes: int) -> float:
             os.fdatasync(file)
             await asyncio.sleep(0)
         return time.perf_counter() - started_s
+    except OSError as error:
+        error.filename = str(path)  # a write does not name its file
+        raise
     finally:
         os.close(file)

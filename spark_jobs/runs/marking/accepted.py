@@ -52,7 +52,20 @@ def only_accepted(
         found: the metadata of each of their ledgers; other values than bytes: it could not be read.
         ledgers_by_bookie: the number of ledgers that name each bookie.
     """
-    ledgers: Counter[BookieId] = Counter()
+    ledgers = Counter(bookie for members, accepted in _read(decisions, found) for bookie in accepted)
+    return frozenset(bookie for bookie, count in ledgers.items() if ledgers_by_bookie.get(bookie) == count)
+
+
+def given_up(decisions: Sequence[Decision], found: Sequence[bytes | str | None]) -> frozenset[BookieId]:
+    """As ``only_accepted``, for bookies that no other ledgers name than those of ``decisions``."""
+    named: Counter[str] = Counter(bookie for members, _ in _read(decisions, found) for bookie in members)
+    return only_accepted(decisions, found, named)
+
+
+def _read(
+    decisions: Sequence[Decision], found: Sequence[bytes | str | None]
+) -> Iterator[tuple[frozenset[BookieId], frozenset[BookieId]]]:
+    """Yield the members of each readable ledger, and those of which every copy in it was accepted as lost."""
     for decision, data in zip(decisions, found, strict=True):
         if not isinstance(data, bytes):
             continue
@@ -65,5 +78,5 @@ def only_accepted(
             for fragment in metadata.fragments
             for position, bookie in enumerate(fragment.members)
         }
-        ledgers.update(metadata.members() - {bookie for _, _, bookie in named - decision.copies})
-    return frozenset(bookie for bookie, count in ledgers.items() if ledgers_by_bookie.get(bookie) == count)
+        members = frozenset(metadata.members())
+        yield members, members - {bookie for _, _, bookie in named - decision.copies}

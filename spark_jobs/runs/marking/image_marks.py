@@ -20,12 +20,14 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId
 from spark_jobs.image.files import newest
-from spark_jobs.image.folder import image_folder
+from spark_jobs.image.folder import ImageFolder, image_folder
 from spark_jobs.image.manifest import ImageError, Manifest, check_usable
 from spark_jobs.image.suspects import Suspects, suspects
 from spark_jobs.options.marking import RunLimits
 from spark_jobs.report.counts import ImageCounts
 from spark_jobs.runs.context import RunContext
+from spark_jobs.runs.marking.accepted import given_up
+from spark_jobs.runs.marking.brake import held_because
 from spark_jobs.runs.marking.early_marking import EarlyMarking, NewLosses
 from spark_jobs.runs.marking.lost_bookies import LostBookies
 from spark_jobs.runs.port import Phase, ProgressEvent
@@ -76,26 +78,54 @@ class ImageMarks:
             self._report_image_unused("the run has a limit on its marks")
             return
         try:
-            manifest, found = self._suspects(lost, wanted)
+            folder, manifest = self._image()
+            found = suspects(folder, manifest, lost.noted.keys(), wanted.due, wanted.critical)
+            known = self._known(folder, manifest, cookies | before.registered, before.registered)
         except ImageError as error:
             self._report_image_unused(str(error))
             return
         self._counts = replace(self._counts, read_from_ms=manifest.read_from_ms, suspects=len(found))
         try:
-            self._mark(found, cookies | before.registered | set(map(BookieId, manifest.bookies)), before, lost)
+            self._mark(found, known, before, lost)
         except (TransientError, OutcomeUnknownError) as error:
             self._stopped(str(error))
         fields = {"suspects": len(found), "marked": self.marking.marked, "run_id": self._context.run_id}
         _log.info("ledgers of lost bookies were marked by the image, all ledgers are read now", extra=fields)
 
-    def _suspects(self, lost: LostBookies, wanted: NewLosses) -> tuple[Manifest, Suspects]:
+    def _image(self) -> tuple[ImageFolder, Manifest]:
         context = self._context
         image = context.settings.image_place
         if not image:
             raise ImageError("this run has no image")
         folder, manifest = newest(image_folder(image), context.cluster.cluster)
         check_usable(manifest, context.cluster.cluster, context.clock.epoch_ms(), context.settings.image_age_max_s)
-        return manifest, suspects(folder, manifest, lost.noted.keys(), wanted.due, wanted.critical)
+        return folder, manifest
+
+    def _known(
+        self, folder: ImageFolder, manifest: Manifest, present: AbstractSet[BookieId], registered: AbstractSet[BookieId]
+    ) -> AbstractSet[BookieId]:
+        """Return the bookies that count for the brake: those that are present, and those that the image names.
+
+        As in the pass over all ledgers, a bookie without a cookie does not count if every copy on it was accepted as
+        lost. If the brake does not hold with all bookies, or if one of their ledgers has no accepted loss, all count.
+
+        Raises:
+            ImageError: a file of the index is missing or damaged.
+        """
+        named = frozenset(map(BookieId, manifest.bookies))
+        known, gone = present | named, named - present
+        if not gone or held_because(known, registered, 1, None, self._context.settings.missing_share_max) is None:
+            return known
+        decisions = [
+            decision
+            for decision in self._cluster.accepted_losses()
+            if decision.is_valid(registered) and not gone.isdisjoint(decision.bookies)
+        ]
+        accepted = {decision.ledger_id for decision in decisions}
+        on_gone = suspects(folder, manifest, gone, gone, frozenset())
+        if len(on_gone) > len(accepted) or not accepted.issuperset(on_gone.ids.to_pylist()):
+            return known
+        return known - (gone & given_up(decisions, self._cluster.ledger_data([each.ledger_id for each in decisions])))
 
     def _mark(self, found: Suspects, known: AbstractSet[BookieId], before: Bookies, lost: LostBookies) -> None:
         context, total, done = self._context, len(found), 0
