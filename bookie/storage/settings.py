@@ -25,8 +25,7 @@ class StorageSettings:
     journal_queue_bytes_max: int = 64 << 20
     """The most bytes of records that wait for the disk; further requests are answered with TOO_MANY_REQUESTS."""
     journal_mark_after_s: float = 1.0
-    """Idle time of the journal after which its durable end is recorded outside of it. This happens after at most twice
-    this time. While batches follow each other, each one records the end of the one before."""
+    """Time after a batch within which the durable end of the journal is recorded outside of it."""
     cache_bytes_max: int = 64 << 20
     """Size at which a write cache is flushed. During a flush there are two caches."""
     read_cache_bytes_max: int = READ_CACHE_BYTES

@@ -14,9 +14,9 @@ batch leaves a torn tail, and any crash leaves reserved space, which reads as ze
 each start begins a new file with a higher epoch (J8). A file is deleted only after a checkpoint that covers it is
 durable; the mark is written last, because on a full disk it needs the space freed by the deletion.
 
-Each batch records that the one before it was durable. The last batch has no successor, so a second task writes the mark
-after nothing was written for ``journal_mark_after_s``. From then on, an unreadable last batch is damage, not a torn
-tail (J12).
+Each batch records that the one before it was durable. The last batch has no successor, and if the end of a file is cut
+off, these records are lost with it. So a second task writes the mark within ``journal_mark_after_s`` of each batch.
+From then on, an unreadable batch is damage, not a torn tail (J12).
 
 If the disk is full, all queued records fail and the file is closed; the next records begin a new file with a higher
 epoch. Any other disk error stops the journal: nothing more is acknowledged, and ``fatal`` makes the process exit (J6).
@@ -283,13 +283,13 @@ class Journal:
             self.stop(error)
 
     async def _mark_ends(self) -> None:
-        """Record the durable end of the journal whenever no further batch was written for some time."""
+        """Record the durable end of the journal within ``journal_mark_after_s`` of each batch."""
         try:
             while True:
                 await self._has_new_end.wait()
-                self._has_new_end.clear()
                 await self._clock.sleep(self._settings.journal_mark_after_s)
-                if not self._has_new_end.is_set() and not self.fatal.done():
+                self._has_new_end.clear()
+                if not self.fatal.done():
                     await self._mark_end()
         except Exception as error:  # noqa: BLE001 (task boundary: a disk that cannot be synced must stop the journal)
             self.stop(error)

@@ -211,20 +211,36 @@ async def test_a_damaged_last_batch_is_a_torn_tail_only_right_after_it_was_writt
         assert await survivors(disk) == [b"first"]
 
 
-async def test_batches_that_follow_each_other_need_no_mark() -> None:
+async def test_the_end_is_recorded_every_second_under_load_and_not_without_new_batches() -> None:
     switch, clock = Switch(), ManualClock()
     async with journal_on(MemoryDisk(before=switch), clock=clock) as journal:
         assert await put(journal, b"0") is None
-        await settle()
+        await let_interval_pass(clock)
         switch.seen.clear()
         for number in range(1, 5):
-            assert await put(journal, b"%d" % number) is None
-            clock.now_s += 1.0
-            assert await put(journal, b"%d more" % number) is None
-            await settle()
-        assert Operation.REPLACE not in switch.seen
+            for _ in range(4):
+                assert await put(journal, b"%d" % number) is None
+                await settle()
+                clock.now_s += StorageSettings().journal_mark_after_s / 4
+                await settle()
+            assert switch.seen.count(Operation.REPLACE) == number
         await let_interval_pass(clock)
-        assert switch.seen.count(Operation.REPLACE) == 1
+        assert switch.seen.count(Operation.REPLACE) == 4
+
+
+async def test_batches_behind_a_cut_are_damage_if_more_followed_for_a_second() -> None:
+    disk, clock = MemoryDisk(), ManualClock()
+    async with journal_on(disk, clock=clock) as journal:
+        assert await put(journal, b"first") is None
+        size = len(disk.content(file_path(1)))
+        for _ in range(3):
+            assert await put(journal, b"next") is None
+            await settle()
+            clock.now_s += StorageSettings().journal_mark_after_s / 2
+            await settle()
+    disk.cut(file_path(1), size)
+    with pytest.raises(DamagedJournalError, match="batches 3 to"):
+        await survivors(disk)
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
