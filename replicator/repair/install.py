@@ -170,7 +170,7 @@ class Installer:
                 complete.append(copy)
             else:
                 refusals.append(refusal)
-        complete, lacking = await self._without_found(ledger, complete)
+        complete, lacking = await self._without_found(ledger, complete, accepted)
         if lacking:
             completing = None
         registrations = self._ports.registrations
@@ -222,29 +222,38 @@ class Installer:
         )
 
     async def _without_found(
-        self, ledger: Versioned, copied: Sequence[CopiedStep]
+        self, ledger: Versioned, copied: Sequence[CopiedStep], accepted: RecordedDecision | None
     ) -> tuple[list[CopiedStep], frozenset[BookieId]]:
-        """Ask the targets for entries that were left out of their copies; return the copies to install.
+        """Find the entries with an accepted loss that targets have nevertheless; return the copies to install.
 
-        A target may have such an entry since it was a member earlier. It is not lost then: the record names it no more,
-        and the other copies of the fragment without it are made again, with this target as a source. Members that the
-        metadata names already may lack it too; they are returned as well.
+        A target may have such an entry since it was a member earlier, or a source gave it. It is not lost then: the
+        record names it no more, and the other copies of the fragment without it are made again, with this target as a
+        source. Members that the metadata names already may lack it too; they are returned as well.
         """
+        if accepted is None or not any(copy.has_accepted for copy in copied):
+            return list(copied), frozenset()
+        losses = {loss.first_entry_id: loss for loss in accepted.decision.lost}
         kept: list[CopiedStep] = []
-        found: dict[int, EntryRuns] = {}
+        found: dict[int, list[EntryRuns]] = {}
         lacking: set[BookieId] = set()
         for copy in copied:
-            if copy.left_out and (own := await self._holdings.found_on_target(ledger, copy.step.target, copy.left_out)):
-                copy = replace(copy, left_out=copy.left_out.without(own))
-                found.setdefault(copy.step.fragment_index, own)
-                lacking.update(ledger.metadata.fragments[copy.step.fragment_index].members)
+            index = copy.step.fragment_index
+            loss = losses.get(ledger.metadata.fragments[index].first_entry_id)
+            if copy.has_accepted and loss is not None and not _is_in_place(copy.step):
+                if copy.left_out:
+                    own = await self._holdings.found_on_target(ledger, copy.step.target, copy.left_out)
+                    copy = replace(copy, left_out=copy.left_out.without(own))
+                if others := loss.found_by(ledger.metadata.stripe, copy.step.position, copy.left_out):
+                    found.setdefault(index, []).append(others)
+                    lacking.update(ledger.metadata.fragments[index].members)
             kept.append(copy)
-        valid = [
-            copy
-            for copy in kept
-            if not any(each in copy.left_out for each in found.get(copy.step.fragment_index, _NOTHING))
-        ]
-        return valid, frozenset(lacking)
+
+        def is_outdated(copy: CopiedStep) -> bool:
+            return any(
+                entry_id in copy.left_out for runs in found.get(copy.step.fragment_index, ()) for entry_id in runs
+            )
+
+        return [copy for copy in kept if not is_outdated(copy)], frozenset(lacking)
 
     def _record_after(
         self, metadata: LedgerMetadata, accepted: RecordedDecision, copies: Iterable[CopiedStep]

@@ -17,6 +17,8 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.wire.port import Status
 from replicator.knowledge.evidence import Answer, UnreadableEntry
+from replicator.plan.steps import CopyPosition
+from replicator.repair.execution import Execution
 from replicator.repair.install import Installer
 from replicator.repair.lease import Lease
 from replicator.telemetry.events import Ending
@@ -315,6 +317,29 @@ async def test_an_entry_found_on_a_later_target_is_copied_to_the_members_without
         await world.register("u")
         await world.heal()
         assert {"t", "u"} <= (await world.metadata(LEDGER)).members()
+        await assert_only(world, set(range(0, COUNT, 3)) - {3})
+        assert await world.is_clean()
+        assert not await is_reported(world)
+
+
+@in_virtual_time
+async def test_an_entry_that_an_interrupted_copy_left_on_a_target_is_not_lost() -> None:
+    """The target lists it, and the record of the progress of an earlier turn includes it."""
+    async with a_world("a b c t u") as world:
+        await stored(world, {})
+        await world.lose("a", "b")
+        await world.heal()
+        for name in ("t", "u"):
+            await world.bookies.put(name, LEDGER, [PACKETS[EntryId(3)]] if name == "t" else [])
+        await accept(world)
+        with pytest.MonkeyPatch.context() as patch:
+            held = EntryRuns.of([3])
+
+            async def already(self: Execution, ledger: Any, step: CopyPosition, *rest: Any) -> EntryRuns:
+                return held if step.target == "t" else EntryRuns()
+
+            patch.setattr(Execution, "_entries_already_held", already)
+            await world.heal()
         await assert_only(world, set(range(0, COUNT, 3)) - {3})
         assert await world.is_clean()
         assert not await is_reported(world)
