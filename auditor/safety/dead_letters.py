@@ -9,7 +9,8 @@ these to other bookies, and replaces the lost ones (R148).
 
 An entry can be accepted as lost if each of its bookies is unregistered and named by the task, or registered and denies
 the entry. A bookie that no audit reported may be restarting, and only an explicit denial means absence (S6). Bookies
-receive requests only if a worker found entries unreadable. In this case the ledger must be closed, because the end of a
+receive requests only if a worker found entries unreadable, if the task names registered ones, or if an earlier
+acceptance includes their denials. In this case the ledger must be closed, because the end of a
 fragment that may grow is unknown. While too many bookies are missing, nothing is accepted, because that is an outage.
 
 Every step may be repeated. A crash before the transaction changes nothing. A crash after it leaves a parked record
@@ -20,6 +21,7 @@ R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -321,8 +323,7 @@ class DeadLetters:
                 "see `bkheal bookies`"
             )
         gone = frozenset(task.missing) - bookies.registered
-        is_asked = parked.reason is ParkReason.UNREADABLE_ENTRIES or await self._has_denials(ledger_id)
-        held = await self._held_entries(ledger, bookies) if is_asked else {}
+        held = await self._held_entries_if_needed(ledger, task, parked, bookies)
         lost = lost_fragments(ledger.metadata, gone, held)
         if not lost:
             raise CannotAcceptError(_why_nothing_is_lost(ledger, task, bookies))
@@ -343,6 +344,21 @@ class DeadLetters:
             other += not is_whole and (first, position) not in complete
             other_without_ids += not is_lost and (first, position) not in complete
         return Losses(ledger, lost, other, other_without_ids)
+
+    async def _held_entries_if_needed(
+        self, ledger: Versioned, task: Task, parked: ParkedTask, bookies: Bookies
+    ) -> dict[BookieId, EntryRuns]:
+        """Return the entries of registered members, if these may lack entries; empty if they are assumed to have all.
+
+        Raises:
+            CannotAcceptError: a bookie must be asked and did not list its entries.
+        """
+        if parked.reason is ParkReason.UNREADABLE_ENTRIES or await self._has_denials(ledger.ledger_id):
+            return await self._held_entries(ledger, bookies)
+        if ledger.metadata.members() & bookies.registered & set(task.missing):
+            with contextlib.suppress(CannotAcceptError):  # the losses of the other bookies can be accepted nevertheless
+                return await self._held_entries(ledger, bookies)
+        return {}
 
     async def _has_denials(self, ledger_id: LedgerId) -> bool:
         """Whether an accepted loss includes answers of registered bookies, which are asked again."""

@@ -272,6 +272,17 @@ class Holdings:
             return Answer(step.target, reply.status, f"lists {held} of {counted(step.entry_count, 'entry')}")
         return Answer(step.target, reply.status, reply.detail)
 
+    async def found_on_target(self, ledger: Versioned, target: BookieId, left_out: EntryRuns) -> EntryRuns:
+        """Return those of ``left_out`` that a target has nevertheless, perhaps since it was a member earlier (R148)."""
+        reply = await self._held.held(target, ledger.ledger_id, left_out, recorded_digest(ledger.metadata))
+        if reply.status not in _LISTS:
+            return _NOTHING
+        own = reply.entries.between(left_out.groups[0].first, left_out.groups[-1].last)
+        union = await run_cooperatively(EntryRuns.union_with_pauses(own, left_out))
+        if len(union) == len(own) + len(left_out):
+            return _NOTHING
+        return EntryRuns.of(entry_id for entry_id in left_out if entry_id in own)
+
     async def shortfall(self, ledger: Versioned, named: Collection[BookieId], bookies: Bookies) -> Shortfall:
         """Return which registered members among ``named`` lack entries, or may lack entries of growing fragments.
 

@@ -502,6 +502,8 @@ class Execution:
         accepted = self._found.accepted
         installed = await self._installer.install(ledger, ready, reserved, self._registered_at, completing, accepted)
         self._found.accepted = installed.accepted
+        if installed.lacking:
+            await self._mark_lacking(ledger, installed.lacking)
         for bookie in installed.again:  # the next round asks it again for the same entries
             self._recent.note_another_registration(bookie)
         if installed.is_completed:

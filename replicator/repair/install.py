@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final
 
 from bookie.client.placement.judge import EnsembleJudge
@@ -107,6 +107,8 @@ class InstallResult:
     """Whether the task, its lock and the reservation were deleted as well."""
     accepted: RecordedDecision | None = None
     """The current record of the accepted loss."""
+    lacking: frozenset[BookieId] = frozenset()
+    """Members that may lack entries with an accepted loss that a target has nevertheless."""
     again: frozenset[BookieId] = frozenset()
     """Targets whose registration has changed, so their list may come from other disks."""
 
@@ -168,6 +170,9 @@ class Installer:
                 complete.append(copy)
             else:
                 refusals.append(refusal)
+        complete, lacking = await self._without_found(ledger, complete, accepted)
+        if lacking:
+            completing = None
         registrations = self._ports.registrations
         names = sorted({name for copy in complete for name in (copy.step.old, copy.step.target, *copy.absent)})
         judged = () if completing is None else completing.registrations
@@ -213,7 +218,42 @@ class Installer:
             is_completed=is_completed,
             again=again,
             accepted=accepted,
+            lacking=lacking,
         )
+
+    async def _without_found(
+        self, ledger: Versioned, copied: Sequence[CopiedStep], accepted: RecordedDecision | None
+    ) -> tuple[list[CopiedStep], frozenset[BookieId]]:
+        """Find the entries with an accepted loss that targets have nevertheless; return the copies to install.
+
+        A target may have such an entry since it was a member earlier, or a source gave it. It is not lost then: the
+        record names it no more, and the other copies of the fragment without it are made again, with this target as a
+        source. Members that the metadata names already may lack it too; they are returned as well.
+        """
+        if accepted is None or not any(copy.has_accepted for copy in copied):
+            return list(copied), frozenset()
+        losses = {loss.first_entry_id: loss for loss in accepted.decision.lost}
+        kept: list[CopiedStep] = []
+        found: dict[int, list[EntryRuns]] = {}
+        lacking: set[BookieId] = set()
+        for copy in copied:
+            index = copy.step.fragment_index
+            loss = losses.get(ledger.metadata.fragments[index].first_entry_id)
+            if copy.has_accepted and loss is not None and not _is_in_place(copy.step):
+                if copy.left_out:
+                    own = await self._holdings.found_on_target(ledger, copy.step.target, copy.left_out)
+                    copy = replace(copy, left_out=copy.left_out.without(own))
+                if others := loss.found_by(ledger.metadata.stripe, copy.step.position, copy.left_out):
+                    found.setdefault(index, []).append(others)
+                    lacking.update(ledger.metadata.fragments[index].members)
+            kept.append(copy)
+
+        def is_outdated(copy: CopiedStep) -> bool:
+            return any(
+                entry_id in copy.left_out for runs in found.get(copy.step.fragment_index, ()) for entry_id in runs
+            )
+
+        return [copy for copy in kept if not is_outdated(copy)], frozenset(lacking)
 
     def _record_after(
         self, metadata: LedgerMetadata, accepted: RecordedDecision, copies: Iterable[CopiedStep]

@@ -122,6 +122,8 @@ class Truth:
         """The bookies whose disks were destroyed. They never return."""
         self._accepted: dict[LedgerId, frozenset[EntryId]] = {}
         """The entries of each ledger that an operator accepted as lost, by the present record."""
+        self._once_accepted: defaultdict[LedgerId, set[EntryId]] = defaultdict(set)
+        """Those of all records."""
         self._tasks = tasks_path(ROOT)
         self._locks = locks_path(ROOT)
         self._lockers: dict[LedgerId, str] = {}
@@ -399,6 +401,7 @@ class Truth:
         decision = None if after is None else decode_record(after, Decision, ledger_id=ledger_id)
         lost = decision.lost if decision is not None and decision.is_accepted else ()
         self._accepted[ledger_id] = frozenset(entry_id for part in lost for entry_id in part.lost_entries)
+        self._once_accepted[ledger_id] |= self._accepted[ledger_id]
 
     def without_lost(
         self, ledger_id: LedgerId, metadata: LedgerMetadata, missing: Iterable[EntryId]
@@ -642,7 +645,7 @@ class Truth:
         metadata = self.metadata.get(ledger_id)
         if metadata is not None and bookie not in _write_set(metadata, entry_id):
             return False
-        if metadata is not None and entry_id in self.accepted_losses(ledger_id):
+        if entry_id in self._once_accepted[ledger_id]:
             return False  # it was collected there before its other copies were destroyed
         return bookie in self.of(ledger_id).holders[entry_id] and entry_id not in self.holds(bookie, ledger_id)
 

@@ -114,6 +114,18 @@ class LostFragment:
         named |= {denial.position: denial.bookie for denial in self.denials}
         return named.get(position)
 
+    def found_by(self, stripe: Stripe, position: int, left_out: EntryRuns) -> EntryRuns:
+        """Return the lost entries that a copy of ``position`` without ``left_out`` has nevertheless.
+
+        If some of very many were found, all of them are returned, because they are compared one by one.
+        """
+        lost = self.lost_entries
+        if stripe.held_count(position, lost, self.first_entry_id, self.last_entry_id) == len(left_out):
+            return EntryRuns()
+        if len(lost) > _SUBTRACTED_MAX:
+            return lost
+        return EntryRuns.of(each for each in lost if stripe.stores(position, each) and each not in left_out)
+
     def after_copy(self, stripe: Stripe, copy: AcceptedCopy) -> LostFragment | None:
         """Return the loss after a copy, which names its target; None if nothing is accepted any more.
 
@@ -122,10 +134,8 @@ class LostFragment:
         """
         first, last, position = self.first_entry_id, self.last_entry_id, copy.position
         lost = self.lost_entries
-        if stripe.held_count(position, lost, first, last) != len(copy.left_out):
-            if len(lost) > _SUBTRACTED_MAX:
-                return None
-            lost = EntryRuns.of(each for each in lost if each in copy.left_out or not stripe.stores(position, each))
+        if found := self.found_by(stripe, position, copy.left_out):
+            lost = EntryRuns.of(each for each in lost if each not in found) if len(found) < len(lost) else EntryRuns()
         if not lost:
             return None
         denials = [denial for denial in self.denials if denial.position != position]

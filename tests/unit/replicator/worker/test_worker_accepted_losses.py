@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,8 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.wire.port import Status
 from replicator.knowledge.evidence import Answer, UnreadableEntry
+from replicator.plan.steps import CopyPosition
+from replicator.repair.execution import Execution
 from replicator.repair.install import Installer
 from replicator.repair.lease import Lease
 from replicator.telemetry.events import Ending
@@ -285,6 +288,85 @@ async def test_a_source_that_has_an_accepted_entry_gives_it() -> None:
 
 
 @in_virtual_time
+async def test_a_target_that_has_an_accepted_entry_gives_it() -> None:
+    """A bookie that was a member earlier may have a copy that no metadata names."""
+    async with a_world("a b c t u") as world:
+        await stored(world, {})
+        await world.lose("a", "b")
+        await world.heal()
+        for name in ("t", "u"):
+            await world.bookies.put(name, LEDGER, [PACKETS[EntryId(3)]])
+        await accept(world)
+        await world.heal()
+        await assert_only(world, set(range(0, COUNT, 3)) - {3})
+        assert (await decision_of(world)).lost[0].lost_entries == EntryRuns.of(
+            entry for entry in range(0, COUNT, 3) if entry != 3
+        )
+        assert await world.is_clean()
+        assert not await is_reported(world)
+
+
+@pytest.mark.parametrize("holder", ["t", "u"])
+def test_a_target_that_has_an_accepted_entry_is_the_source_of_the_other_one(holder: str) -> None:
+    @in_virtual_time
+    async def check() -> None:
+        async with a_world("a b c t u") as world:
+            await stored(world, {})
+            await world.lose("a", "b")
+            await world.heal()
+            await world.bookies.put(holder, LEDGER, [PACKETS[EntryId(3)]])
+            await accept(world)
+            await world.heal()
+            await assert_only(world, set(range(0, COUNT, 3)) - {3})
+            assert await world.is_clean()
+            assert not await is_reported(world)
+
+    check()
+
+
+@in_virtual_time
+async def test_an_entry_found_on_a_later_target_is_copied_to_the_members_without_it() -> None:
+    async with a_world("a b c t u") as world:
+        await stored(world, {})
+        await world.lose("a", "b")
+        await world.heal()
+        await world.bookies.put("u", LEDGER, [PACKETS[EntryId(3)]])
+        await accept(world)
+        await world.unregister("u")
+        await world.heal()
+        assert await parked_for(world) is ParkReason.NO_CANDIDATE_BOOKIE
+        await world.register("u")
+        await world.heal()
+        assert {"t", "u"} <= (await world.metadata(LEDGER)).members()
+        await assert_only(world, set(range(0, COUNT, 3)) - {3})
+        assert await world.is_clean()
+        assert not await is_reported(world)
+
+
+@in_virtual_time
+async def test_an_entry_that_an_interrupted_copy_left_on_a_target_is_not_lost() -> None:
+    """The target lists it, and the record of the progress of an earlier turn includes it."""
+    async with a_world("a b c t u") as world:
+        await stored(world, {})
+        await world.lose("a", "b")
+        await world.heal()
+        for name in ("t", "u"):
+            await world.bookies.put(name, LEDGER, [PACKETS[EntryId(3)]] if name == "t" else [])
+        await accept(world)
+        with pytest.MonkeyPatch.context() as patch:
+            held = EntryRuns.of([3])
+
+            async def already(self: Execution, ledger: Any, step: CopyPosition, *rest: Any) -> EntryRuns:
+                return held if step.target == "t" else EntryRuns()
+
+            patch.setattr(Execution, "_entries_already_held", already)
+            await world.heal()
+        await assert_only(world, set(range(0, COUNT, 3)) - {3})
+        assert await world.is_clean()
+        assert not await is_reported(world)
+
+
+@in_virtual_time
 async def test_a_lost_bookie_that_returns_before_the_copy_gives_its_copy() -> None:
     async with a_world("a b c t") as world:
         await b_is_lost_and_c_lacks_an_entry(world)
@@ -418,3 +500,58 @@ def test_without_a_digest_a_copy_that_does_not_verify_is_no_proof() -> None:
     assert damaged.proves_loss(DigestType.CRC32C)
     assert not damaged.proves_loss(DigestType.DUMMY)
     assert not damaged.proves_loss(None)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_every_entry_with_a_copy_has_all_its_copies_after_an_acceptance(seed: int) -> None:
+    """Random ensembles, lost bookies and missing entries; every entry with a copy on a registered bookie is kept."""
+    rng = random.Random(seed)
+    size = rng.randint(2, 4)
+    quorum = rng.randint(1 if size == 2 else 2, size)
+    members = rng.sample("abcde", size)
+    others = rng.sample("abcde", size)
+    fragments = [
+        (0, " ".join(members)),
+        *([(rng.randint(1, COUNT - 1), " ".join(others))] if rng.random() < 0.5 else []),
+    ]
+    metadata = make_metadata(*fragments, quorum=(quorum, 1), last=COUNT - 1, length=10 * COUNT)
+    gone = rng.sample(members, rng.randint(0, min(2, size)))
+    missing = {
+        name: set(rng.sample(range(COUNT), rng.choice((0, 1, 3, COUNT // 2)))) for name in "abcde" if name not in gone
+    }
+
+    @in_virtual_time
+    async def check() -> None:
+        async with a_world("a b c d e t u v w") as world:
+            await stored(world, missing, metadata)
+            kept = {
+                entry
+                for bookie in sorted(metadata.members() - set(gone))
+                for entry in await world.bookies.nodes[BookieId(bookie)].holds(LEDGER)
+            }
+            if gone:
+                await world.kill(*gone)
+            await world.tasks.marking.mark(LEDGER, sorted(metadata.members()))
+            for _ in range(4):
+                await world.heal()
+                if await world.is_clean():
+                    break
+                result = await accept(world)
+                assert result.outcome in (Outcome.ACCEPTED, Outcome.ACCEPTED_TASK_STAYS), result
+            assert await world.is_clean()
+            after = await world.metadata(LEDGER)
+            stripe = after.stripe
+            for entry in range(COUNT):
+                ensemble = after.fragments[after.fragment_index(EntryId(entry))].members
+                held = [
+                    entry in await world.bookies.nodes[ensemble[position]].holds(LEDGER)
+                    for position in stripe.write_set(entry)
+                    if ensemble[position] not in gone
+                ]
+                if entry in kept:
+                    assert held == [True] * quorum, (entry, ensemble)
+                else:
+                    assert not any(held)
+            assert not await is_reported(world)
+
+    check()
