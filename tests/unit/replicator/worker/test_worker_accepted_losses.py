@@ -306,6 +306,27 @@ async def test_an_accepted_entry_that_was_found_and_is_lost_again_is_not_left_ou
 
 
 @in_virtual_time
+async def test_an_ensemble_that_another_program_changed_after_the_acceptance_permits_nothing() -> None:
+    """Such a program copies every entry, so the accepted one was found, although the record still names it."""
+    async with a_world("a b c t x") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        await world.heal()
+        members = (await world.metadata(LEDGER)).last_fragment.members
+        (target,) = frozenset(members) - frozenset(names("a c"))
+        (spare,) = frozenset(names("t x")) - {target}
+        ledger = await world.ledgers.read(LEDGER)
+        changed = ledger.metadata.with_members({0: (members[0], target, spare)})
+        await world.ledgers.write(LEDGER, changed, ledger.version)
+        await world.bookies.put(spare, LEDGER, [PACKETS[each] for each in should_hold(changed, spare, PACKETS)])
+        world.bookies[spare].results[EntryId(1)] = answers(Status.NO_ENTRY)
+        await world.lose(target)
+        await world.heal()
+        assert (await world.metadata(LEDGER)).last_fragment.members == changed.last_fragment.members
+        assert await parked_for(world) is ParkReason.UNREADABLE_ENTRIES
+
+
+@in_virtual_time
 async def test_members_that_lack_an_accepted_entry_get_it_if_it_is_found_during_another_copy() -> None:
     async with a_world("a b c t u") as world:
         await b_is_lost_and_c_lacks_an_entry(world)
