@@ -68,7 +68,7 @@ NOTHING_ACCEPTED: Final = Acceptance()
 
 def acceptance(metadata: LedgerMetadata, bookies: Bookies, decision: Decision) -> Acceptance:
     """Return what a decision permits for a ledger with this metadata while these bookies are registered."""
-    if not decision.is_accepted or not decision.is_valid(bookies.registered):
+    if not decision.is_accepted or not decision.is_of(metadata) or not decision.is_valid(bookies.registered):
         return NOTHING_ACCEPTED
     by_first = {fragment.first_entry_id: index for index, fragment in enumerate(metadata.fragments)}
     found: dict[EntryId, AcceptedFragment] = {}

@@ -32,6 +32,7 @@ from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.availability import EntryRuns, RunGroup, RunsBuilder
 from bookie.model.errors import InvariantError, PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import LedgerMetadata
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 from bookie.model.schedule import Stripe
 
@@ -184,6 +185,12 @@ class Decision:
     """Why the ledger was parked; None if it was no longer parked."""
     lost: tuple[LostFragment, ...] = ()
     """The accepted losses, by first entry."""
+    ledger_ctime_ms: int | None = None
+    """The creation time in the metadata of the ledger; None if it has none, and in records of earlier releases."""
+
+    def is_of(self, metadata: LedgerMetadata) -> bool:
+        """Return whether the ledger may be the one that was judged: a ledger may be deleted and its id used again."""
+        return self.ledger_ctime_ms is None or self.ledger_ctime_ms == metadata.ctime_ms
 
     @property
     def bookies(self) -> tuple[BookieId, ...]:
