@@ -155,6 +155,13 @@ class LostFragment:
             shared=shared_positions(stripe, positions, lost, first, last),
         )
 
+    def with_denials_only(self) -> LostFragment:
+        """Return the loss as long as copies of all its positions may make it, apart from names of bookies."""
+        count = self.last_entry_id - self.first_entry_id + 1
+        named = zip(self.positions, self.bookies, strict=False)
+        added = tuple(Denial(position, bookie, count) for position, bookie in named)
+        return replace(self, positions=(), bookies=(), shared=(), denials=(*self.denials, *added))
+
     def covers(self, positions: Sequence[int], bookies: Collection[BookieId], absent: int) -> bool:
         """Return whether a loss without ids covers all entries denied by bookies in the fragment.
 
@@ -236,9 +243,14 @@ class Decision:
 
     @property
     def has_room_for_ids(self) -> bool:
-        """Whether a record has room for the ids of the lost entries, including its growth by copies."""
+        """Whether a record has room for the ids of the lost entries, including its growth by copies.
+
+        A copy replaces a lost bookie by a denial, which is longer. The other half of the node is for longer names of
+        bookies and more groups of entries.
+        """
         groups = sum(len(fragment.entries) for fragment in self.lost)
-        return groups <= LOST_GROUPS_MAX and len(encode_record(self, without=["ledger_id"])) <= NODE_DATA_MAX // 2
+        grown = replace(self, lost=tuple(fragment.with_denials_only() for fragment in self.lost))
+        return groups <= LOST_GROUPS_MAX and len(encode_record(grown, without=["ledger_id"])) <= NODE_DATA_MAX // 2
 
     @property
     def is_accepted(self) -> bool:
