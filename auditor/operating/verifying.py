@@ -149,7 +149,8 @@ class Verifier:
             return dict.fromkeys(lost, "too many bookies are missing (the brake is held)")
         now_ms = ports.clock.epoch_ms()
         decision = await Decisions(store, root).get(ledger.ledger_id)
-        is_accepted = decision is not None and decision.is_accepted and decision.is_valid(present.registered)
+        is_of_ledger = decision is not None and decision.is_accepted and decision.is_of(ledger.metadata)
+        is_accepted = is_of_ledger and decision is not None and decision.is_valid(present.registered)
         accepted = decision.copies if decision is not None and is_accepted else frozenset()
         opened = await MaintenanceWindows(store, root).open_at(now_ms)
         in_maintenance = {bookie for window in opened for bookie in window.bookies}

@@ -290,6 +290,7 @@ class DeadLetters:
         """
         losses = await self._losses(task, parked)
         decision = self._decision(task.ledger_id, Verdict.LOSS_ACCEPTED, reason, parked, losses.lost)
+        decision = replace(decision, ledger_ctime_ms=losses.ledger.metadata.ctime_ms)
         if not decision.has_room_for_ids or not all(part.entries for part in losses.lost):
             losses = losses.without_ids()
             decision = replace(decision, lost=losses.lost)

@@ -87,6 +87,11 @@ copies of them (R41). The entries are sent only after it has returned: once a ta
 again, so the observation would be lost."""
 
 
+NoteFound = Callable[[Mapping[EntryId, BookieId]], Awaitable[None]]
+"""Called with entries that a record names as lost, each with the source that served it. They are sent only after it has
+returned, because a record must not name entries that a bookie has (R148)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOutcome:
     """The result of copying one position."""
@@ -117,6 +122,11 @@ class CopyOutcome:
 
 async def note_no_lacking(holders: Set[BookieId]) -> None:
     """Do nothing: a ``NoteLacking`` for callers that do not record these holders."""
+    return
+
+
+async def note_no_found(served_by: Mapping[EntryId, BookieId]) -> None:
+    """Do nothing: a ``NoteFound`` for copies without entries that a record names as lost."""
     return
 
 
@@ -171,6 +181,7 @@ class Copier:
         may_continue: MayContinue,
         rank: int = 0,
         note_lacking: NoteLacking = note_no_lacking,
+        note_found: NoteFound = note_no_found,
     ) -> list[CopyOutcome]:
         """Copy positions of one fragment, each to its own target; read each missing entry once.
 
@@ -182,9 +193,9 @@ class Copier:
             The outcome of each of ``copies``, in their order.
 
         Raises:
-            BkhealError: as raised by ``may_continue`` or ``note_lacking``.
+            BkhealError: as raised by ``may_continue``, ``note_lacking`` or ``note_found``.
         """
-        outcomes = await _CopyRun(self, ledger, copies, may_continue, rank, note_lacking).run()
+        outcomes = await _CopyRun(self, ledger, copies, may_continue, rank, note_lacking, note_found).run()
         for copy, outcome in zip(copies, outcomes, strict=True):
             step = copy.step
             expected = step.entry_count - step.stripe.held_count(step.position, copy.held, step.first, step.last)
@@ -225,9 +236,12 @@ class _CopyRun:
         may_continue: MayContinue,
         rank: int,
         note_lacking: NoteLacking,
+        note_found: NoteFound,
     ) -> None:
         self._rank = rank
         self._note_lacking = note_lacking
+        self._note_found = note_found
+        self._recorded_lost = copies[0].recorded_lost
         digest = stored_digest(ledger)
         self._copier = copier
         self._may_continue = may_continue
@@ -382,6 +396,9 @@ class _CopyRun:
             return chunk
         [receiver] = self._receivers
         waiting, rest = list(chunk), list[EntryId]()
+        if self._recorded_lost:  # the worker must see whether a source has these
+            waiting = [entry_id for entry_id in chunk if entry_id not in self._recorded_lost]
+            rest = [entry_id for entry_id in chunk if entry_id in self._recorded_lost]
         while waiting and not self._is_over():
             async with self._copier.slots.hold([receiver.bookie], self._rank):
                 orders = self._orders(
@@ -430,7 +447,9 @@ class _CopyRun:
             unreadable = [entry for entry in fetched.unreadable if entry.entry_id not in left_out]
             self._end_unreadable([entry for entry in unreadable if entry.is_final], unreadable, asked)
             damaged = {copy.bookie for copy in fetched.corrupt if copy.entry_id in fetched.packets}
-            if (fetched.lacking or damaged) and not await self._try_note_lacking(fetched.lacking | damaged):
+            if (fetched.lacking or damaged) and not await self._try(self._note_lacking(fetched.lacking | damaged)):
+                return None
+            if self._recorded_lost and not await self._note_recorded(fetched):
                 return None
             if self._is_over() or not await self._should_continue():
                 return None
@@ -452,9 +471,16 @@ class _CopyRun:
         for receiver in ended:
             receiver.end_unreadable([entry for entry in unreadable if receiver in asked[entry.entry_id]])
 
-    async def _try_note_lacking(self, holders: Set[BookieId]) -> bool:
+    async def _note_recorded(self, fetched: FetchedEntries) -> bool:
+        """Note the entries that a source served although a record names them as lost; return False if this failed."""
+        found = {
+            entry_id: fetched.served_by[entry_id] for entry_id in fetched.packets if entry_id in self._recorded_lost
+        }
+        return not found or await self._try(self._note_found(found))
+
+    async def _try(self, note: Awaitable[None]) -> bool:
         try:
-            await self._note_lacking(holders)
+            await note
         except BkhealError as error:
             self._error = self._error or error
             return False

@@ -52,6 +52,9 @@ class PositionCopy:
     note_progress: NoteProgress = note_nothing
     may_leave_out: EntryRuns = NOTHING_HELD
     """Entries whose loss an operator accepted. They are copied if any source has them (R148)."""
+    recorded_lost: EntryRuns = NOTHING_HELD
+    """The entries that a record names as lost, whether or not they may be left out. Equal for positions of a
+    fragment."""
 
 
 class Receiver:

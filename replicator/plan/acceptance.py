@@ -1,9 +1,9 @@
 """The entries that a copy may leave out, because an operator accepted that they are lost (R148). Pure.
 
-The invariant: an entry is left out of a copy only if the record of an accepted loss names it by its id, every
-registered bookie of its write set denies it or has a damaged copy at the time of the copy, and every other bookie of
-its write set is the one that the record names. Everything else is unknown: a bookie that has just disappeared, is
-awaited or fails to answer may have a copy (S6).
+The invariant: an entry is left out of a copy only if the record of an accepted loss names it by its id and names every
+bookie of its write set, and each of these, if it is registered, denies it or has a damaged copy at the time of the
+copy. Everything else is unknown: a bookie that is awaited or fails to answer may have a copy (S6), and a program that
+does not change the record gave another bookie to a position only with all its entries.
 
 Whether an entry may be left out at all is decided here, by the metadata, the record and the registered bookies. The
 copier then asks the bookies (``UnreadableEntry.proves_loss``), and the installation checks that no bookie that counted
@@ -68,7 +68,7 @@ NOTHING_ACCEPTED: Final = Acceptance()
 
 def acceptance(metadata: LedgerMetadata, bookies: Bookies, decision: Decision) -> Acceptance:
     """Return what a decision permits for a ledger with this metadata while these bookies are registered."""
-    if not decision.is_accepted or not decision.is_valid(bookies.registered):
+    if not decision.is_accepted or not decision.is_of(metadata) or not decision.is_valid(bookies.registered):
         return NOTHING_ACCEPTED
     by_first = {fragment.first_entry_id: index for index, fragment in enumerate(metadata.fragments)}
     found: dict[EntryId, AcceptedFragment] = {}
@@ -82,16 +82,18 @@ def acceptance(metadata: LedgerMetadata, bookies: Bookies, decision: Decision) -
 
 
 def _fitting(metadata: LedgerMetadata, index: int, bookies: Bookies, loss: LostFragment) -> AcceptedFragment | None:
-    """Return the accepted loss of a fragment; None if a member that may have a copy cannot be asked."""
+    """Return the accepted loss of a fragment; None if a member is awaited, or is not the one that the record names."""
     stripe, members, entries = metadata.stripe, metadata.fragments[index].members, loss.lost_entries
     first, last = loss.first_entry_id, loss.last_entry_id
     lost_positions: set[int] = set()
     for position, member in enumerate(members):
         count = stripe.held_count(position, entries, first, last)
-        if not count or member in bookies.registered:
+        if not count:
             continue
         if member in bookies.awaited or loss.bookie_at(position) != member:
             return None
+        if member in bookies.registered:
+            continue
         if count == stripe.count(position, first, last) and position in loss.positions:
             lost_positions.add(position)
     return AcceptedFragment(entries, frozenset(lost_positions), frozenset(members) - bookies.registered)

@@ -24,7 +24,9 @@ from functools import partial
 from typing import Any, Final
 
 from bookie.client.placement.groups import log_targets_outside_groups
-from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import PreconditionFailedError, Versioned
+from bookie.metadata.port import MultiFailedError
+from bookie.metadata.tasks.decisions import RecordedDecision
 from bookie.metadata.tasks.format import UnreadableTaskError
 from bookie.model.availability import EntryRuns
 from bookie.model.errors import ConflictError, PermanentError, TransientError
@@ -110,6 +112,8 @@ class Execution:
         recorded."""
         self._acceptance = NOTHING_ACCEPTED
         """The entries that copies of this round may leave out."""
+        self._record_lock = asyncio.Lock()
+        """Held while the record of the accepted loss is changed."""
         self._is_any_lacking = False
         """Whether a source served no good copy of some entry in this round."""
         self.is_completed = False
@@ -268,16 +272,17 @@ class Execution:
                 incarnations[step.target],
                 partial(self._reservation.note_progress, ledger, step, incarnations[step.target]),
                 self._may_leave_out(step),
+                self._recorded_lost(step.first),
             )
             for step, overwritten in wanted
         ]
         may_continue = partial(self._may_copy_chunk, [step for step, _ in wanted])
-        note_lacking = partial(self._mark_lacking, ledger)
-        outcomes = await self._copier.copy(ledger, copies, may_continue, self._rank, note_lacking)
+        notes = partial(self._mark_lacking, ledger), partial(self._note_found, ledger, steps)
+        outcomes = await self._copier.copy(ledger, copies, may_continue, self._rank, *notes)
         self._note_damage(ledger, outcomes)
         for (step, overwritten), outcome in zip(wanted, outcomes, strict=True):
             if outcome.is_complete:
-                entries = self._acceptance.entries(step.first)
+                entries = self._recorded_lost(step.first)
                 copied = CopiedStep(
                     step,
                     incarnation=incarnations[step.target],
@@ -299,6 +304,54 @@ class Execution:
         entries = self._acceptance.entries(step.first)
         unread = self._unread.get(step.old) if step.is_in_place else None
         return entries.without(unread) if entries and unread else entries
+
+    def _recorded_lost(self, first_entry_id: EntryId) -> EntryRuns:
+        """Return the entries of a fragment that the record of the accepted loss names."""
+        record = self._found.record
+        loss = None if record is None else record.decision.loss_of(first_entry_id)
+        return EntryRuns(()) if loss is None else loss.lost_entries
+
+    async def _note_found(
+        self, ledger: Versioned, steps: Sequence[CopyPosition], served_by: Mapping[EntryId, BookieId]
+    ) -> None:
+        """Remove entries that sources served from the record of the accepted loss (R148).
+
+        Otherwise the record would permit to leave them out if they are lost again, and audits would accept this. The
+        other members that the record names for these entries lack them, so they are marked.
+
+        Raises:
+            PreconditionFailedError: the record has changed.
+            LeaseLostError: the lock is no longer ours.
+            TransientError, OutcomeUnknownError: the store did not answer.
+        """
+        async with self._record_lock:
+            record, first = self._found.record, steps[0].first
+            loss = None if record is None else record.decision.loss_of(first)
+            if record is None or loss is None:
+                return
+            decision = record.decision.after_finding(ledger.metadata.stripe, first, EntryRuns.of(sorted(served_by)))
+            change, lock = self._ports.decisions.replacing(record, decision), self._lease.check()
+            self._lease.ensure_session()
+            try:
+                await self._ports.store.multi([lock, change])
+            except MultiFailedError as error:
+                if error.index == 0:
+                    raise self._lease.lost() from error
+                raise PreconditionFailedError(ledger.ledger_id, change.path) from error
+            self._found.record = RecordedDecision(decision, record.version + 1)
+        _log.warning(
+            "entries whose loss was accepted have a copy",
+            extra={"ledger_id": ledger.ledger_id, "first_entry_id": min(served_by), "entries": len(served_by)},
+        )
+        stripe, filled = ledger.metadata.stripe, {step.target for step in steps}
+        lacking = {
+            denial.bookie
+            for denial in loss.denials
+            for entry_id, source in served_by.items()
+            if stripe.stores(denial.position, entry_id) and denial.bookie not in {source, *filled}
+        }
+        if lacking := lacking & ledger.metadata.members():
+            await self._mark_lacking(ledger, lacking)
 
     async def _test_damaged_bookies(
         self, ledger: Versioned, steps: Sequence[Step], incarnations: Mapping[BookieId, str]
@@ -330,9 +383,9 @@ class Execution:
         target, key = step.target, _key(ledger, step)
         others = without(EntryRuns(((step.first, step.last),)), [entry_id])
         may_continue = partial(self._may_copy_chunk, [step])
-        note_lacking = partial(self._mark_lacking, ledger)
-        copies = [PositionCopy(step, others, incarnation)]
-        [outcome] = await self._copier.copy(ledger, copies, may_continue, self._rank, note_lacking)
+        notes = partial(self._mark_lacking, ledger), partial(self._note_found, ledger, [step])
+        copies = [PositionCopy(step, others, incarnation, recorded_lost=self._recorded_lost(step.first))]
+        [outcome] = await self._copier.copy(ledger, copies, may_continue, self._rank, *notes)
         refusal = outcome.target_failure
         if outcome.is_complete:
             refusal = await self._copier.first_bad_answer(ledger, target, [entry_id], self._rank)
@@ -499,9 +552,10 @@ class Execution:
         self, ledger: Versioned, ready: Sequence[CopiedStep], completing: Conditions | None = None
     ) -> InstallResult:
         reserved = self._reservation.current
-        accepted = self._found.accepted
-        installed = await self._installer.install(ledger, ready, reserved, self._registered_at, completing, accepted)
-        self._found.accepted = installed.accepted
+        async with self._record_lock:  # other fragments may be copied at the same time, and change the record
+            record = self._found.record
+            installed = await self._installer.install(ledger, ready, reserved, self._registered_at, completing, record)
+            self._found.record = installed.accepted
         if installed.lacking:
             await self._mark_lacking(ledger, installed.lacking)
         for bookie in installed.again:  # the next round asks it again for the same entries

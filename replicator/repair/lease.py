@@ -46,11 +46,12 @@ class NodesReadWithTask:
     reservation: Node | None
     parked: Node | None
     failure: Node | None
+    decision: Node | None
 
 
 def other_node_paths(ports: RepairPorts, ledger_id: LedgerId) -> list[str]:
     """Return the paths of the nodes in ``NodesReadWithTask``, in the order of its fields."""
-    own = (ports.reservations, ports.parked, ports.failures)
+    own = (ports.reservations, ports.parked, ports.failures, ports.decisions)
     return [ports.ledgers.path(ledger_id), *(records.path(ledger_id) for records in own)]
 
 

@@ -54,6 +54,7 @@ from bookie.metadata.ledgers.ledgers import (
 )
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.metadata.port import Check
+from bookie.metadata.tasks.decisions import RecordedDecision
 from bookie.metadata.tasks.locks import SeenNode
 from bookie.metadata.tasks.moves import MOVES_MAX, WINDOW_MS
 from bookie.metadata.tasks.parked import ParkReason
@@ -138,9 +139,8 @@ class LedgerRepair:
         self._turn = turn
         self._task = lease.held.task
         self._is_first_look = lease.other_nodes is not None
-        self._is_acceptance_read = False
         self._started_ms = context.ports.clock.epoch_ms()
-        self._found = TurnFindings()
+        self._found = TurnFindings(record=self._accepted_loss())
         self._holdings = Holdings(context.ports.transport, context.ports.clock)
         self._reservation = ReservationHolder(context.ports, lease)
         self._unfinished = UnfinishedTurn(context.ports, lease, turn, self._found)
@@ -195,7 +195,7 @@ class LedgerRepair:
             view = await self._inspect()
             knowledge = await self._knowledge(view)
             plan = await self._plan(view, knowledge)
-            if await self._learns_acceptance(plan):
+            if self._learns_acceptance(plan):
                 knowledge = await self._knowledge(view)
                 plan = await self._plan(view, knowledge)
             wait_s = self._unclosed.remaining_s(plan, view.bookies)
@@ -220,27 +220,31 @@ class LedgerRepair:
             return None
         except PreconditionFailedError as error:
             self._reservation.note_lost()
-            if error.path == self._ports.decisions.path(self._task.ledger_id):
-                self._found.accepted = None  # an operator or an audit withdrew it
+            if error.path == self._ports.decisions.path(self._task.ledger_id):  # an audit withdrew it, for example
+                self._found.is_record_used = False
                 self._found.left_out.clear()
+                known = await self._ports.decisions.read(self._task.ledger_id)
+                self._found.record = known if known is not None and known.decision.is_accepted else None
             return None
 
-    async def _learns_acceptance(self, plan: Plan) -> bool:
+    def _accepted_loss(self) -> RecordedDecision | None:
+        """Return the record of the accepted loss, as read under the lock; None if there is none."""
+        nodes = self._lease.other_nodes
+        known = None if nodes is None else self._ports.decisions.recorded(self._task.ledger_id, nodes.decision)
+        return known if known is not None and known.decision.is_accepted else None
+
+    def _learns_acceptance(self, plan: Plan) -> bool:
         """Whether an accepted loss, which was not considered yet, may permit to copy blocked positions (R148).
 
         An operator needs the lock to write the record. The audit that withdraws it does not, so each transaction that
         relies on the record checks its version.
-
-        Raises:
-            StoreUnavailableError: no answer.
         """
-        if self._is_acceptance_read or not any(block.reason in _ENDED_BY_ACCEPTANCE for block in plan.blocked):
+        known = self._found.record
+        if known is None or self._found.is_record_used:
             return False
-        known = await self._ports.decisions.recorded(self._task.ledger_id)
-        self._is_acceptance_read = True
-        if known is None or not known.decision.is_accepted:
+        if not any(block.reason in _ENDED_BY_ACCEPTANCE for block in plan.blocked):
             return False
-        self._found.accepted = known
+        self._found.is_record_used = True
         first_ids = {loss.first_entry_id for loss in known.decision.lost if loss.entries}
         for key in [key for key in self._found.unreadable if key.first_entry_id in first_ids]:
             del self._found.unreadable[key]  # another copy may leave these entries out
@@ -398,7 +402,7 @@ class LedgerRepair:
             is_ready = await self._lease.may_continue()
             return await self._execute(plan, view, knowledge, is_move=True) if is_ready else self._stopped()
         if plan.blocked:
-            if await self._learns_acceptance(plan):
+            if self._learns_acceptance(plan):
                 return None
             return await self._unfinished.end_blocked(plan.blocked, view.bookies)
         return await self._complete(Ending.MOVED if self._found.moved_copies else Ending.NOTHING_MISSING, view)

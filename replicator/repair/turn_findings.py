@@ -27,8 +27,10 @@ class TurnFindings:
     """Bookies that refused copies, with their last answers."""
     unreadable: dict[PositionKey, str] = field(default_factory=dict)
     """Positions with an entry that every live holder denied, each with the evidence."""
-    accepted: RecordedDecision | None = None
-    """The accepted loss of the ledger, after a plan needed it (R148); None if there is none, or before."""
+    record: RecordedDecision | None = None
+    """The record of the accepted loss of the ledger, as last known; None if there is none."""
+    is_record_used: bool = False
+    """Whether plans use the record, because one of them was blocked without it (R148)."""
     left_out: dict[PositionKey, EntryRuns] = field(default_factory=dict)
     """Positions filled in place, with the entries that were left out there because their loss was accepted."""
     unreadable_for_now: list[str] = field(default_factory=list)
@@ -49,6 +51,11 @@ class TurnFindings:
     """Why a recovery failed in this turn; empty if none did."""
     is_recovery_failure_permanent: bool = False
     """Whether another recovery would fail too unless the bookies change."""
+
+    @property
+    def accepted(self) -> RecordedDecision | None:
+        """The record of the accepted loss, if plans use it."""
+        return self.record if self.is_record_used else None
 
     def result(self, task: Task, ending: Ending, *, reason: ParkReason | None = None, detail: str = "") -> TaskResult:
         """Return the result of the turn of ``task`` with this ending."""

@@ -59,8 +59,9 @@ SureOption = Annotated[
 
 _HTTP_NOT_FOUND: Final = 404
 _SHOWN_MAX: Final = 20
-_RANGES_MAX: Final = 5
 """Largest number of ledgers named in a line."""
+_RANGES_MAX: Final = 5
+"""Largest number of ranges of lost entries shown for a fragment."""
 _DECISION_REASON_CHARS_MAX: Final = 500
 """Largest number of recorded characters of an operator's reason."""
 

@@ -27,11 +27,12 @@ from typing import Final, NamedTuple, TypeAlias
 
 from bookie.metadata.nodes import child_names, ensure_path, find, ledger_ids, remove
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import NODE_DATA_MAX, BadVersionError, Create, MetadataStore, NoNodeError, SetData
+from bookie.metadata.port import NODE_DATA_MAX, BadVersionError, Create, MetadataStore, Node, NoNodeError, SetData
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.availability import EntryRuns, RunGroup, RunsBuilder
 from bookie.model.errors import InvariantError, PermanentError
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.metadata import LedgerMetadata
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 from bookie.model.schedule import Stripe
 
@@ -132,29 +133,43 @@ class LostFragment:
         An entry of the position that the target got was found, so it is not lost any more. If a very large loss was
         found in part, its acceptance ends, and an operator has to accept the rest again.
         """
-        first, last, position = self.first_entry_id, self.last_entry_id, copy.position
-        lost = self.lost_entries
+        position, lost = copy.position, self.lost_entries
         if found := self.found_by(stripe, position, copy.left_out):
             lost = EntryRuns.of(each for each in lost if each not in found) if len(found) < len(lost) else EntryRuns()
-        if not lost:
-            return None
         denials = [denial for denial in self.denials if denial.position != position]
         if copy.left_out:
             denials.append(Denial(position, copy.target, len(copy.left_out)))
-        named = [
-            (at, bookie)
-            for at, bookie in zip(self.positions, self.bookies, strict=False)
-            if at != position and stripe.held_count(at, lost, first, last)
-        ]
-        positions = tuple(at for at, _ in named)
+        named = [(at, bookie) for at, bookie in zip(self.positions, self.bookies, strict=False) if at != position]
+        return self._with_lost(stripe, lost, named, denials)
+
+    def after_finding(self, stripe: Stripe, found: EntryRuns) -> LostFragment | None:
+        """Return the loss without the entries in ``found``, of which a bookie has a copy; None if nothing is left."""
+        named = list(zip(self.positions, self.bookies, strict=False))
+        return self._with_lost(stripe, self.lost_entries.without(found), named, self.denials)
+
+    def _with_lost(
+        self, stripe: Stripe, lost: EntryRuns, named: Sequence[tuple[int, BookieId]], denials: Iterable[Denial]
+    ) -> LostFragment | None:
+        if not lost:
+            return None
+        first, last = self.first_entry_id, self.last_entry_id
+        storing = [(at, bookie) for at, bookie in named if stripe.held_count(at, lost, first, last)]
+        positions = tuple(at for at, _ in storing)
         return replace(
             self,
             positions=positions,
-            bookies=tuple(bookie for _, bookie in named),
+            bookies=tuple(bookie for _, bookie in storing),
             denials=tuple(sorted(denials, key=lambda denial: denial.position)),
             entries=lost.groups,
             shared=shared_positions(stripe, positions, lost, first, last),
         )
+
+    def with_denials_only(self) -> LostFragment:
+        """Return the loss as long as copies of all its positions may make it, apart from names of bookies."""
+        count = self.last_entry_id - self.first_entry_id + 1
+        named = zip(self.positions, self.bookies, strict=False)
+        added = tuple(Denial(position, bookie, count) for position, bookie in named)
+        return replace(self, positions=(), bookies=(), shared=(), denials=(*self.denials, *added))
 
     def covers(self, positions: Sequence[int], bookies: Collection[BookieId], absent: int) -> bool:
         """Return whether a loss without ids covers all entries denied by bookies in the fragment.
@@ -186,6 +201,12 @@ class Decision:
     """Why the ledger was parked; None if it was no longer parked."""
     lost: tuple[LostFragment, ...] = ()
     """The accepted losses, by first entry."""
+    ledger_ctime_ms: int | None = None
+    """The creation time in the metadata of the ledger; None if it has none, and in records of earlier releases."""
+
+    def is_of(self, metadata: LedgerMetadata) -> bool:
+        """Return whether the ledger may be the one that was judged: a ledger may be deleted and its id used again."""
+        return self.ledger_ctime_ms is None or self.ledger_ctime_ms == metadata.ctime_ms
 
     @property
     def bookies(self) -> tuple[BookieId, ...]:
@@ -203,24 +224,42 @@ class Decision:
 
     def after_copies(self, stripe: Stripe, copies: Iterable[AcceptedCopy]) -> Decision:
         """Return the record after these copies."""
-        lost: dict[EntryId, LostFragment] = {fragment.first_entry_id: fragment for fragment in self.lost}
+        decision = self
         for copy in copies:
-            fragment = lost.get(copy.first_entry_id)
-            if fragment is None:
-                continue
-            left = fragment.after_copy(stripe, copy)
-            more = 0 if left is None else len(left.entries) - len(fragment.entries)
-            if left is None or (more > 0 and sum(len(each.entries) for each in lost.values()) + more > LOST_GROUPS_MAX):
-                del lost[copy.first_entry_id]
-            else:
-                lost[copy.first_entry_id] = left
-        return replace(self, lost=tuple(lost.values()))
+            fragment = decision.loss_of(copy.first_entry_id)
+            if fragment is not None:
+                decision = decision._with_fragment(fragment, fragment.after_copy(stripe, copy))
+        return decision
+
+    def after_finding(self, stripe: Stripe, first_entry_id: EntryId, found: EntryRuns) -> Decision:
+        """Return the record after a bookie served ``found``, entries of a fragment: they are not lost any more."""
+        fragment = self.loss_of(first_entry_id)
+        if fragment is None or not fragment.entries:
+            return self
+        return self._with_fragment(fragment, fragment.after_finding(stripe, found))
+
+    def loss_of(self, first_entry_id: EntryId) -> LostFragment | None:
+        """Return the accepted loss of the fragment with this first entry; None if it has none."""
+        return next((fragment for fragment in self.lost if fragment.first_entry_id == first_entry_id), None)
+
+    def _with_fragment(self, before: LostFragment, after: LostFragment | None) -> Decision:
+        """Return the record with ``after`` in place of ``before``, or with neither if it would have too many groups."""
+        more = 0 if after is None else len(after.entries) - len(before.entries)
+        if more > 0 and sum(len(each.entries) for each in self.lost) + more > LOST_GROUPS_MAX:
+            after = None
+        kept = (after if each is before else each for each in self.lost)
+        return replace(self, lost=tuple(each for each in kept if each is not None))
 
     @property
     def has_room_for_ids(self) -> bool:
-        """Whether a record has room for the ids of the lost entries, including its growth by copies."""
+        """Whether a record has room for the ids of the lost entries, including its growth by copies.
+
+        A copy replaces a lost bookie by a denial, which is longer. The other half of the node is for longer names of
+        bookies and more groups of entries.
+        """
         groups = sum(len(fragment.entries) for fragment in self.lost)
-        return groups <= LOST_GROUPS_MAX and len(encode_record(self, without=["ledger_id"])) <= NODE_DATA_MAX // 2
+        grown = replace(self, lost=tuple(fragment.with_denials_only() for fragment in self.lost))
+        return groups <= LOST_GROUPS_MAX and len(encode_record(grown, without=["ledger_id"])) <= NODE_DATA_MAX // 2
 
     @property
     def is_accepted(self) -> bool:
@@ -273,10 +312,8 @@ class Decisions:
         Raises:
             StoreUnavailableError: no answer.
         """
-        path = self.path(ledger_id)
-        await self._store.sync(path)
-        node = await find(self._store, path)
-        return None if node is None else _decode(ledger_id, node.data)
+        known = await self.read(ledger_id)
+        return None if known is None else known.decision
 
     async def list(self) -> builtins.list[Decision]:
         """Return every decision, by ledger id. Two requests, or a few more for very many decisions.
@@ -319,15 +356,18 @@ class Decisions:
         stat = await self._store.stat(path)
         return Create(path, data) if stat is None else SetData(path, data, stat.version)
 
-    async def recorded(self, ledger_id: LedgerId) -> RecordedDecision | None:
-        """Return the decision about a ledger with its version, for the holder of its lock; None as in ``get``.
-
-        It is no older than the lock, which an operator needs to write it.
+    async def read(self, ledger_id: LedgerId) -> RecordedDecision | None:
+        """Return the decision about a ledger with its version, no older than this call; None if missing or damaged.
 
         Raises:
             StoreUnavailableError: no answer.
         """
-        node = await find(self._store, self.path(ledger_id))
+        path = self.path(ledger_id)
+        await self._store.sync(path)
+        return self.recorded(ledger_id, await find(self._store, path))
+
+    def recorded(self, ledger_id: LedgerId, node: Node | None) -> RecordedDecision | None:
+        """Return the decision in a node; None if there is no node or it is damaged."""
         decision = None if node is None else _decode(ledger_id, node.data)
         return None if node is None or decision is None else RecordedDecision(decision, node.stat.version)
 

@@ -35,6 +35,7 @@ from typing import Final, Protocol
 from bookie.client.held_entries import HeldEntriesReader
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
+from bookie.metadata.tasks.decisions import Decision, LostFragment
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.clock import Clock
@@ -61,8 +62,10 @@ _SILENCE: Final = frozenset({Status.TIMEOUT, Status.UNREACHABLE, Status.UNRESOLV
 _SURE_STATUSES: Final = frozenset({Status.OK, Status.NO_LEDGER, Status.NO_ENTRY})
 """Answers of a healthy bookie: entries outside the list are absent."""
 _NOTHING: Final = EntryRuns(())
-AcceptedEntries = Mapping[LedgerId, Mapping[EntryId, EntryRuns]]
-"""The entries that operators accepted as lost, by ledger, and by the first entry of their fragment."""
+AcceptedEntries = Mapping[LedgerId, Mapping[EntryId, LostFragment]]
+"""The accepted losses that name the lost entries, by ledger, and by the first entry of their fragment."""
+ReadDecision = Callable[[LedgerId], Awaitable[Decision | None]]
+"""Returns the present decision about a ledger."""
 _LACKING_STATUSES: Final = _SURE_STATUSES | {Status.CORRUPT}
 """Answers of a bookie that cannot serve entries outside the list: these are absent or damaged (R105)."""
 _LISTS: Final = _LACKING_STATUSES | {Status.LIMBO}
@@ -133,6 +136,7 @@ class Asker:
         registered: Callable[[], Awaitable[AbstractSet[BookieId]]],
         clock: Clock,
         accepted: AcceptedEntries = MappingProxyType({}),
+        decision: ReadDecision | None = None,
     ) -> None:
         """Prepare; no request is sent yet.
 
@@ -141,9 +145,12 @@ class Asker:
             ledgers: reads the metadata again for the second look at a ledger.
             registered: lists the registered bookies; the list is not older than the call.
             clock: for pauses between attempts.
-            accepted: the entries that operators accepted as lost.
+            accepted: the losses of entries that operators accepted.
+            decision: reads the decision about a ledger again for the second look, because workers and operators change
+                it. None: ``accepted`` is present.
         """
         self._accepted = accepted
+        self._read_decision = decision
         self._held = HeldEntriesReader(transport, clock, LIST_TIMEOUT_S)
         self._ledgers = ledgers
         self._list_registered = registered
@@ -233,10 +240,20 @@ class Asker:
             for bookie, reply in second.items()
         }
         self._count(newest, replies, answers)
-        accepted = self._accepted.get(ledger.ledger_id, {})
+        accepted = await self._accepted_of(current)
         if found := tuple(findings(newest, _holdings(newest, replies), accepted)):
             answers.absent += sum(each.absent for each in found)
             answers.found.append((newest, found))
+
+    async def _accepted_of(self, ledger: Versioned) -> Mapping[EntryId, LostFragment]:
+        """Return the accepted losses of a ledger that name the lost entries."""
+        known = self._accepted.get(ledger.ledger_id, {})
+        if not known or self._read_decision is None:
+            return known
+        decision = await self._read_decision(ledger.ledger_id)
+        if decision is None or not decision.is_accepted or not decision.is_of(ledger.metadata):
+            return {}
+        return losses_by_first_entry(decision.lost)
 
     def _count(self, ledger: SettledLedger, replies: Mapping[BookieId, CopyReply], answers: Answers) -> None:
         for bookie, reply in replies.items():
@@ -299,6 +316,11 @@ class Asker:
             is_unread=is_unread,
             detail=read.detail,
         )
+
+
+def losses_by_first_entry(lost: Iterable[LostFragment]) -> dict[EntryId, LostFragment]:
+    """Return the losses that name the lost entries by their ids."""
+    return {loss.first_entry_id: loss for loss in lost if loss.entries}
 
 
 def _doubtful_as_unknown(reply: CopyReply, *, is_second: bool, is_failing: bool) -> CopyReply:

@@ -19,7 +19,7 @@ from bookie.client.resolve import RegistrationResolver
 from bookie.metadata.access import PLAIN_ACCESS, ZooKeeperAccess
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.ledgers.ledgers import LedgerStore
-from bookie.metadata.tasks.decisions import LostFragment
+from bookie.metadata.tasks.decisions import Decisions, LostFragment
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.ownership import OWNER_COLUMNS
@@ -28,7 +28,7 @@ from bookie.runtime.clock import SystemClock
 from bookie.wire.routing import open_transport
 from bookie.wire.security import SecurityFiles
 from spark_jobs.checks.findings import FindingKind
-from spark_jobs.checks.replicas.asking import AcceptedEntries, Answers, Asker
+from spark_jobs.checks.replicas.asking import AcceptedEntries, Answers, Asker, losses_by_first_entry
 from spark_jobs.checks.replicas.expected import SettledLedger, settled_row
 from spark_jobs.checks.replicas.verdict import BIGINT_MAX, FragmentFinding
 from spark_jobs.connect import connected_at_pace
@@ -134,15 +134,13 @@ async def _opened(settings: TaskSettings, stack: AsyncExitStack) -> Asker:
         return (await registrations.list()).registered
 
     ledgers = LedgerStore(connection.store, connection.cluster, random.SystemRandom())
-    return Asker(transport, ledgers, registered, clock, accepted_entries(settings.accepted))
+    decisions = Decisions(connection.store, connection.cluster.root)
+    return Asker(transport, ledgers, registered, clock, accepted_entries(settings.accepted), decisions.get)
 
 
 def accepted_entries(accepted: Mapping[LedgerId, Iterable[LostFragment]]) -> AcceptedEntries:
-    """Return the accepted entries of the losses that name them by their ids."""
-    return {
-        ledger_id: {loss.first_entry_id: loss.lost_entries for loss in lost if loss.entries}
-        for ledger_id, lost in accepted.items()
-    }
+    """Return the losses that name the lost entries by their ids."""
+    return {ledger_id: losses_by_first_entry(lost) for ledger_id, lost in accepted.items()}
 
 
 def answer_rows(answers: Answers, settings: TaskSettings) -> pa.RecordBatch:

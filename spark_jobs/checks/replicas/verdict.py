@@ -6,8 +6,9 @@ copy that may return, as in the bookie check. A damaged copy, which the bookie l
 counts as one that may return, because its bytes may be read by other means. A bookie that the fragment names twice has
 one copy. The severity is ``LOST`` only if every holder denies the entry (S13).
 
-A finding is accepted if an operator accepted the loss of every entry with a missing copy, by its id, and no bookie of
-the entry lists it (R148). If one does, the entry is not lost, and the missing copies can be made.
+A finding is accepted if an operator accepted the loss of every entry with a missing copy, by its id, no bookie of the
+entry lists it, and the record names each bookie that lacks it (R148). If one lists it, the entry is not lost, and the
+missing copies can be made. A bookie that the record does not name got the entry from another program, and lost it.
 
 R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from bookie.metadata.tasks.decisions import LostFragment
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.schedule import Stripe
@@ -31,7 +33,7 @@ BIGINT_MAX: Final = (1 << 63) - 1
 """The largest number that a table can hold. If the length of a ledger is damaged, the computed bytes can exceed it or
 be negative; if its last entry is damaged, the computed entries can exceed it."""
 _NOTHING: Final = EntryRuns(())
-_NONE_ACCEPTED: Final = MappingProxyType[EntryId, EntryRuns]({})
+_NONE_ACCEPTED: Final = MappingProxyType[EntryId, LostFragment]({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +79,19 @@ class FragmentFinding:
 
 
 def findings(
-    ledger: SettledLedger, holdings: Mapping[BookieId, Holdings], accepted: Mapping[EntryId, EntryRuns] = _NONE_ACCEPTED
+    ledger: SettledLedger,
+    holdings: Mapping[BookieId, Holdings],
+    accepted: Mapping[EntryId, LostFragment] = _NONE_ACCEPTED,
 ) -> Iterator[FragmentFinding]:
     """Yield a finding for each fragment of which some bookie certainly lacks entries.
 
     Args:
         ledger: the expected entries.
         holdings: the answers of the bookies; a bookie without an answer here counts as not registered.
-        accepted: the entries that an operator accepted as lost, by the first entry of their fragment.
+        accepted: the accepted losses that name the lost entries, by the first entry of their fragment.
     """
     for fragment in ledger.fragments:
-        entries = accepted.get(EntryId(fragment.first), _NOTHING)
-        found = _Fragment(ledger, fragment, holdings, entries).finding()
+        found = _Fragment(ledger, fragment, holdings, accepted.get(EntryId(fragment.first))).finding()
         if found is not None:
             yield found
 
@@ -98,7 +101,7 @@ class _Fragment:
     ledger: SettledLedger
     fragment: SettledFragment
     holdings: Mapping[BookieId, Holdings]
-    accepted: EntryRuns
+    accepted: LostFragment | None
 
     def finding(self) -> FragmentFinding | None:
         lacking = {position: count for position in range(self._size) if (count := self._absent(position))}
@@ -119,22 +122,27 @@ class _Fragment:
             bytes_estimate=None if size is None else max(0, min(round(size * absent), BIGINT_MAX)),
             detail="; ".join(self._detail(position, count) for position, count in list(lacking.items())[:_NAMED_MAX]),
             is_damaged=any(self._of(position).is_damaged for position in lacking),
-            is_accepted=bool(self.accepted) and self._is_accepted(lacking),
+            is_accepted=self.accepted is not None and self._is_accepted(lacking, self.accepted),
         )
 
-    def _is_accepted(self, lacks: Collection[int]) -> bool:
-        """Whether each entry that some bookie lacks is accepted as lost, and listed by no bookie of its write set."""
-        members = self.fragment.members
+    def _is_accepted(self, lacks: Collection[int], loss: LostFragment) -> bool:
+        """Whether each entry that some bookie lacks is accepted as lost, and listed by no bookie of its write set.
+
+        The record must also name each bookie that lacks entries.
+        """
+        members, accepted = self.fragment.members, loss.lost_entries
+        if any(loss.bookie_at(position) != members[position] for position in lacks):
+            return False
         lists = [self._of(each).entries for each in range(self._size) if self._lists(each)]
         absent = [self._of(position).entries for position in lacks]
         for first, last in self._stripe.uniform_ranges(
-            [*lists, *absent, self.accepted], self.fragment.first, self.fragment.last
+            [*lists, *absent, accepted], self.fragment.first, self.fragment.last
         ):
             for start in self._stripe.starts(first, last):
                 where = self._stripe.write_set(start)
                 is_lacked = any(each in lacks and first not in self._of(each).entries for each in where)
                 is_listed = any(self._lists(each) and first in self.holdings[members[each]].entries for each in where)
-                if is_lacked and (is_listed or first not in self.accepted):
+                if is_lacked and (is_listed or first not in accepted):
                     return False
         return True
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from bookie.metadata.port import NODE_DATA_MAX
 from bookie.metadata.tasks.decisions import (
     LOST_GROUPS_MAX,
     AcceptedCopy,
@@ -18,6 +19,7 @@ from bookie.metadata.tasks.decisions import (
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.availability import EntryRuns, RunGroup
 from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.records import encode_record
 from bookie.model.schedule import Stripe
 from tests.worlds.cluster import ROOT, MemoryCluster
 from tests.worlds.ledgers import names
@@ -101,3 +103,31 @@ def test_the_acceptance_of_a_fragment_ends_if_its_record_would_have_too_many_gro
     regular = EntryRuns.of(range(1, every_third.last + 1, 6))
     assert [part.lost_entries for part in after(regular)] == [regular]
     assert after(EntryRuns.of(entry for entry in loss.lost_entries if entry % 18 in (1, 4))) == ()
+
+
+def test_a_record_with_room_for_ids_fits_into_a_node_after_all_copies() -> None:
+    wide, at_most = 50, 500
+    bookies, targets = (names(" ".join(f"{kind}{number}:1" for number in range(wide))) for kind in "bt")
+
+    def decision(fragments: int) -> Decision:
+        return decided(
+            *(
+                LostFragment(
+                    EntryId(first),
+                    EntryId(first + 999),
+                    tuple(range(wide)),
+                    bookies,
+                    entries=(RunGroup(first, first, 1, 0),),
+                    shared=tuple(range(wide)),
+                )
+                for first in range(0, 1000 * fragments, 1000)
+            )
+        )
+
+    largest = max(number for number in range(1, at_most, 50) if decision(number).has_room_for_ids)
+    lost: list[LostFragment] = []
+    for fragment in decision(largest).lost:
+        first = fragment.first_entry_id
+        copies = (AcceptedCopy(first, at, target, EntryRuns.of([first])) for at, target in enumerate(targets))
+        lost += decided(fragment).after_copies(Stripe(wide, wide), copies).lost
+    assert len(encode_record(decided(*lost), without=["ledger_id"])) <= NODE_DATA_MAX

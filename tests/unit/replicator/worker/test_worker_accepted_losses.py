@@ -74,7 +74,8 @@ async def is_reported(world: RepairWorld) -> bool:
         return (await world.registrations.list()).registered
 
     lost = {each.ledger_id: each.lost for each in await decisions_of(world).accepted()}
-    asker = Asker(world.bookies.transport, world.ledgers, registered, world.clock, accepted_entries(lost))
+    decisions, entries = decisions_of(world), accepted_entries(lost)
+    asker = Asker(world.bookies.transport, world.ledgers, registered, world.clock, entries, decisions.get)
     settled = settled_metadata(LEDGER, await world.metadata(LEDGER))
     found = (await asker.ask_all([settled], await registered())).found
     return any(not is_accepted(each, lost.get(LEDGER, ())) for _, findings in found for each in findings)
@@ -363,6 +364,82 @@ async def test_an_entry_that_an_interrupted_copy_left_on_a_target_is_not_lost() 
             await world.heal()
         await assert_only(world, set(range(0, COUNT, 3)) - {3})
         assert await world.is_clean()
+
+
+async def test_an_accepted_entry_that_was_found_and_is_lost_again_is_not_left_out() -> None:
+    async with a_world("a b c t u") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        await world.heal()
+        (target,) = (await world.metadata(LEDGER)).members() - frozenset(names("a c"))
+        await world.bookies.put("c", LEDGER, [PACKETS[EntryId(1)]])
+        assert await is_reported(world)
+        await world.tasks.marking.mark(LEDGER, [target])
+        await world.heal()
+        await assert_only(world, set())
+        assert await world.is_clean()
+        assert (await decision_of(world)).lost == ()
+        world.bookies["c"].results[EntryId(1)] = answers(Status.NO_ENTRY)
+        await world.lose(target)
+        await world.heal()
+        assert target in (await world.metadata(LEDGER)).members()
+        assert await parked_for(world) is ParkReason.UNREADABLE_ENTRIES
+
+
+@in_virtual_time
+async def test_an_ensemble_that_another_program_changed_after_the_acceptance_permits_nothing() -> None:
+    """Such a program copies every entry, so the accepted one was found, although the record still names it."""
+    async with a_world("a b c t x") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        await world.heal()
+        members = (await world.metadata(LEDGER)).last_fragment.members
+        (target,) = frozenset(members) - frozenset(names("a c"))
+        (spare,) = frozenset(names("t x")) - {target}
+        ledger = await world.ledgers.read(LEDGER)
+        changed = ledger.metadata.with_members({0: (members[0], target, spare)})
+        await world.ledgers.write(LEDGER, changed, ledger.version)
+        kept = [PACKETS[each] for each in should_hold(changed, spare, PACKETS) if each != 1]
+        await world.bookies.put(spare, LEDGER, kept)
+        assert await is_reported(world)
+        await world.lose(target)
+        await world.heal()
+        assert (await world.metadata(LEDGER)).last_fragment.members == changed.last_fragment.members
+        assert await parked_for(world) is ParkReason.UNREADABLE_ENTRIES
+
+
+@in_virtual_time
+async def test_a_new_ledger_with_the_id_of_a_deleted_one_has_no_accepted_loss() -> None:
+    async with a_world("a b c t u") as world:
+        await stored(world, {"c": {1}}, replace(STRIPED, ctime_ms=1))
+        await world.lose("b")
+        await world.heal()
+        await accept(world)
+        await world.heal()
+        members = (await world.metadata(LEDGER)).last_fragment.members
+        await world.ledgers.delete(LEDGER)
+        again = make_metadata((0, " ".join(members)), quorum=(2, 2), last=COUNT - 1, length=10 * COUNT)
+        await world.ledgers.create(LEDGER, replace(again, ctime_ms=2))
+        assert await is_reported(world)
+        await world.lose(members[1])
+        await world.heal()
+        assert (await world.metadata(LEDGER)).last_fragment.members == members
+        assert await parked_for(world) is ParkReason.UNREADABLE_ENTRIES
+
+
+@in_virtual_time
+async def test_members_that_lack_an_accepted_entry_get_it_if_it_is_found_during_another_copy() -> None:
+    async with a_world("a b c t u") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        await world.heal()
+        await world.bookies.put("c", LEDGER, [PACKETS[EntryId(1)]])
+        await drain(world, BookieId("c"), LEDGER)
+        await world.heal()
+        assert "c" not in (await world.metadata(LEDGER)).members()
+        await assert_only(world, set())
+        assert await world.is_clean()
+        assert (await decision_of(world)).lost == ()
         assert not await is_reported(world)
 
 
