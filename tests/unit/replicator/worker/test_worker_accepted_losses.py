@@ -285,25 +285,33 @@ async def test_a_source_that_has_an_accepted_entry_gives_it() -> None:
         assert (await decision_of(world)).lost == () or not await is_reported(world)
 
 
-@in_virtual_time
-async def test_an_accepted_entry_that_was_found_and_is_lost_again_is_not_left_out() -> None:
-    async with a_world("a b c t u") as world:
-        await b_is_lost_and_c_lacks_an_entry(world)
-        await accept(world)
-        await world.heal()
-        (target,) = (await world.metadata(LEDGER)).members() - frozenset(names("a c"))
-        await world.bookies.put("c", LEDGER, [PACKETS[EntryId(1)]])
-        assert await is_reported(world)
-        await world.tasks.marking.mark(LEDGER, [target])
-        await world.heal()
-        await assert_only(world, set())
-        assert await world.is_clean()
-        assert (await decision_of(world)).lost == ()
-        world.bookies["c"].results[EntryId(1)] = answers(Status.NO_ENTRY)
-        await world.lose(target)
-        await world.heal()
-        assert target in (await world.metadata(LEDGER)).members()
-        assert await parked_for(world) is ParkReason.UNREADABLE_ENTRIES
+@pytest.mark.parametrize("is_pulling", [False, True])
+def test_an_accepted_entry_that_was_found_and_is_lost_again_is_not_left_out(is_pulling: bool) -> None:
+    @in_virtual_time
+    async def check() -> None:
+        async with a_world("a b c t u") as world:
+            await b_is_lost_and_c_lacks_an_entry(world)
+            await accept(world)
+            await world.heal(is_pulling=is_pulling)
+            (target,) = (await world.metadata(LEDGER)).members() - frozenset(names("a c"))
+            await world.bookies.put("c", LEDGER, [PACKETS[EntryId(1)]])
+            assert await is_reported(world)
+            if is_pulling:
+                world.copying = {target}
+                await world.kill(target)
+                await world.register(target)
+            await world.tasks.marking.mark(LEDGER, [target])
+            await world.heal(is_pulling=is_pulling)
+            await assert_only(world, set())
+            assert await world.is_clean()
+            assert (await decision_of(world)).lost == ()
+            world.bookies["c"].results[EntryId(1)] = answers(Status.NO_ENTRY)
+            await world.lose(target)
+            await world.heal(is_pulling=is_pulling)
+            assert target in (await world.metadata(LEDGER)).members()
+            assert await parked_for(world) is ParkReason.UNREADABLE_ENTRIES
+
+    check()
 
 
 @in_virtual_time
