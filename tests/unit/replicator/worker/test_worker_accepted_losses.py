@@ -101,6 +101,8 @@ async def test_a_position_is_copied_without_the_accepted_entries() -> None:
         assert result.outcome is Outcome.ACCEPTED_TASK_STAYS
         assert [loss.lost_entries for loss in result.lost] == [EntryRuns.of([1])]
         assert await parked_for(world) is None
+        again = await accept(world)
+        assert (again.outcome, "no loss after this decision" in again.detail) == (Outcome.ALREADY_ACCEPTED, True)
         recorder = await world.heal()
         assert recorder.endings() == [Ending.REPAIRED]
         assert (await world.metadata(LEDGER)).last_fragment.members == names("a t c")
