@@ -16,6 +16,7 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.wire.port import Status
 from replicator.knowledge.evidence import Answer, UnreadableEntry
+from replicator.repair import execution
 from replicator.repair.install import Installer
 from replicator.repair.lease import Lease
 from replicator.telemetry.events import Ending
@@ -313,6 +314,32 @@ def test_an_accepted_entry_that_was_found_and_is_lost_again_is_not_left_out(is_p
             assert target in (await world.metadata(LEDGER)).members()
             assert await parked_for(world) is ParkReason.UNREADABLE_ENTRIES
 
+    check()
+
+
+@pytest.mark.parametrize("changes_max", [0, 10])
+def test_if_some_accepted_entries_are_found_the_others_stay_accepted_within_a_bound(
+    changes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @in_virtual_time
+    async def check() -> None:
+        async with a_world("a b c t u") as world:
+            await stored(world, {"c": {1, 4}})
+            await world.lose("b")
+            await world.heal()
+            await accept(world)
+            await world.heal()
+            (target,) = (await world.metadata(LEDGER)).members() - frozenset(names("a c"))
+            await world.bookies.put("c", LEDGER, [PACKETS[EntryId(1)]])
+            await world.tasks.marking.mark(LEDGER, [target])
+            await world.heal()
+            await assert_only(world, {4} if changes_max else {1, 4})
+            assert await world.is_clean() is bool(changes_max)
+            lost = [loss.lost_entries for loss in (await decision_of(world)).lost]
+            assert lost == ([EntryRuns.of([4])] if changes_max else [])
+            assert await is_reported(world) is not bool(changes_max)
+
+    monkeypatch.setattr(execution, "RECORD_CHANGES_MAX", changes_max)
     check()
 
 
