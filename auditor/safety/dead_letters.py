@@ -59,6 +59,7 @@ from bookie.wire.port import Status
 _SHOWN_MAX: Final = 5
 _LIST_TIMEOUT_S: Final = 15.0
 _ATTEMPTS_MAX: Final = 4
+_TASK_NOT_PARKED: Final = "its task is not parked, so no loss after this decision is accepted"
 
 
 class Outcome(enum.StrEnum):
@@ -238,7 +239,8 @@ class DeadLetters:
             return _refused(result.ledger_id, _not_parked_text(result.ledger_id))
         if result.outcome is Outcome.REFUSED and result.detail == _not_parked_text(result.ledger_id):
             found = await self._accept_without_task(result.ledger_id)
-            return found if found.outcome is Outcome.ALREADY_ACCEPTED else result
+            is_accepted = found.outcome is Outcome.ALREADY_ACCEPTED
+            return replace(found, detail=f"{found.detail}; {_TASK_NOT_PARKED}") if is_accepted else result
         return result
 
     async def _accept_without_task(self, ledger_id: LedgerId) -> DeadLetterResult:

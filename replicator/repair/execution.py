@@ -61,6 +61,10 @@ STEPS_MAX: Final = 1000
 """The most steps of one round: their reservation is one node, and a ledger may have thousands of fragments. The next
 round plans the others."""
 
+RECORD_CHANGES_MAX: Final = 10
+"""How often a turn removes entries of one fragment from the record of the accepted loss: it writes once for each chunk
+with such entries. If more are found, the acceptance of the fragment ends, and an operator accepts the rest again."""
+
 
 class Execution:
     """The changes that one turn of a task makes to the cluster, over all its rounds."""
@@ -114,6 +118,8 @@ class Execution:
         """The entries that copies of this round may leave out."""
         self._record_lock = asyncio.Lock()
         """Held while the record of the accepted loss is changed."""
+        self._record_changes: Counter[EntryId] = Counter()
+        """How often entries were removed from the record in this turn, by the first entry of their fragment."""
         self._is_any_lacking = False
         """Whether a source served no good copy of some entry in this round."""
         self.is_completed = False
@@ -329,7 +335,12 @@ class Execution:
             loss = None if record is None else record.decision.loss_of(first)
             if record is None or loss is None:
                 return
-            decision = record.decision.after_finding(ledger.metadata.stripe, first, EntryRuns.of(sorted(served_by)))
+            self._record_changes[first] += 1
+            if self._record_changes[first] > RECORD_CHANGES_MAX:
+                decision = record.decision.without_fragment(first)
+            else:
+                found = EntryRuns.of(sorted(served_by))
+                decision = record.decision.after_finding(ledger.metadata.stripe, first, found)
             change, lock = self._ports.decisions.replacing(record, decision), self._lease.check()
             self._lease.ensure_session()
             try:

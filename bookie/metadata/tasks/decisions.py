@@ -238,6 +238,10 @@ class Decision:
             return self
         return self._with_fragment(fragment, fragment.after_finding(stripe, found))
 
+    def without_fragment(self, first_entry_id: EntryId) -> Decision:
+        """Return the record without the loss of a fragment."""
+        return replace(self, lost=tuple(each for each in self.lost if each.first_entry_id != first_entry_id))
+
     def loss_of(self, first_entry_id: EntryId) -> LostFragment | None:
         """Return the accepted loss of the fragment with this first entry; None if it has none."""
         return next((fragment for fragment in self.lost if fragment.first_entry_id == first_entry_id), None)
