@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
