@@ -69,7 +69,7 @@ _MEMORY: Final = Path("/dev/shm")
 
 
 def sample(kind: Any) -> Any:
-    """Return a value of a type. All fields of a dataclass get values."""
+    """Return a value of a type. All fields of a dataclass or a named tuple get values."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if is_dataclass(kind):
         hints = typing.get_type_hints(kind)
@@ -85,6 +85,8 @@ def sample(kind: Any) -> Any:
     kind = getattr(kind, "__supertype__", kind)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return next(iter(kind))
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        return kind(*(sample(each) for each in typing.get_type_hints(kind).values()))
     return {int: 5, str: "bk1:3181", bool: True, float: 1.5, bytes: b"b"}[kind]
 
 
