@@ -27,10 +27,12 @@ _LEDGER: Final = (
                  (size, finding) -> size + CAST(coalesce(finding.bytes_estimate, 0) AS double)) AS bytes_estimate""",
     "found",
 )
-_CRITICAL_MISSING: Final = (
-    "array_distinct(flatten(transform("
-    f"filter(found, finding -> finding.severity_rank = {Severity.CRITICAL.value}), finding -> finding.missing)))"
-)
+# The worst severity of most ledgers is below critical, so their findings need no comparison.
+_CRITICAL_MISSING: Final = f"""
+    IF(severity_rank > {Severity.CRITICAL.value}, CAST(array() AS array<string>),
+       array_distinct(flatten(transform(
+           filter(found, finding -> finding.severity_rank = {Severity.CRITICAL.value}), finding -> finding.missing))))
+"""
 _LIMITED: Final = "not marked by this run, which reached its limit (limit), unless it was marked before"
 _PACKED: Final = "packed binary"
 
