@@ -78,7 +78,7 @@ _COMMANDS: Final = {
         "simpletest": "auditor.cli.ledgers.simpletest:simpletest",
     },
     "Set-up": {
-        "cluster": "auditor.cli.cluster.bookies:cluster_app",
+        "cluster": "auditor.cli.cluster.root:app",
         "config": "auditor.cli.configuration.command:app",
         "auditor-token": "auditor.cli.audit.remote:auditor_token",
         "bench": "auditor.cli.bench:app",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from auditor.cli.cluster import bookies
 from auditor.cli.main import app
+from auditor.operating.bookie_list import list_bookies
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.layout import cookie_path, lost_bookie_delay_path
@@ -50,9 +50,9 @@ async def test_a_lost_bookie_is_shown_with_the_times_of_its_loss_and_marks(clust
     downs = FirstSeenDown(cluster.keeper, ROOT)
     async with cluster.connected("") as client:
         await client.ports.tasks.switches.set_lost_bookie_delay_s(DELAY_S)
-    assert (await row())["first_seen_down"] is None
+    assert (await row(cluster))["first_seen_down"] is None
     await downs.reconcile({LOST}, SINCE_MS, registered=set())
-    lost = await row()
+    lost = await row(cluster)
     assert lost["state"] == "lost"
     assert lost["first_seen_down"] == rfc3339(SINCE_MS)
     assert lost["audit_due"] == rfc3339(SINCE_MS + DELAY_S * 1000)
@@ -61,7 +61,7 @@ async def test_a_lost_bookie_is_shown_with_the_times_of_its_loss_and_marks(clust
 async def test_bookies_are_listed_although_the_delay_cannot_be_read(cluster: CommandCluster) -> None:
     await FirstSeenDown(cluster.keeper, ROOT).reconcile({LOST}, SINCE_MS, registered=set())
     await put(cluster.keeper, lost_bookie_delay_path(ROOT), b"10m", ROOT)
-    lost = await row()
+    lost = await row(cluster)
     assert (lost["first_seen_down"], lost["audit_due"]) == (rfc3339(SINCE_MS), None)
     assert "at which its ledgers are marked is unknown" in lost["detail"]
 
@@ -71,7 +71,7 @@ async def test_the_time_of_marks_is_after_the_maintenance_window(cluster: Comman
     until_ms = EPOCH_MS + 7_200_000
     window = Window(LOST, (LOST,), "me@host", EPOCH_MS, until_ms)
     await MaintenanceWindows(cluster.keeper, ROOT).start(window)
-    assert (await row())["audit_due"] == rfc3339(until_ms)
+    assert (await row(cluster))["audit_due"] == rfc3339(until_ms)
 
 
 def test_a_note_contains_why_nothing_is_marked(cluster: CommandCluster) -> None:
@@ -97,7 +97,8 @@ def notes() -> list[str]:
     return [line for line in lines if line.startswith(("note: nothing is marked", f"note: {LOST}"))]
 
 
-async def row() -> dict[str, Any]:
-    rows, _ = await bookies._bookies("zk://h/l")
-    (found,) = (each for each in rows if each["bookie_id"] == LOST)
-    return found
+async def row(cluster: CommandCluster) -> dict[str, Any]:
+    async with cluster.connected("zk://h/l") as client:
+        found = await list_bookies(client)
+    (lost,) = (each for each in found.rows if each["bookie_id"] == LOST)
+    return lost
