@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Set
 from typing import TYPE_CHECKING, Final
 
 from auditor.cli.output import counting, print_note
@@ -47,62 +48,114 @@ async def watch(
         NotAClusterError, StoreUnavailableError: no answer.
         WriteOutcomeUnknownError, ConflictError: marking again failed; watch again.
     """
-    from auditor.operating.drain_status import accepted_losses_on, observe_drains, remaining_data_on
-    from auditor.safety.draining import Left, judge, mark_unmarked, read_holdings_of_ledgers
+    from auditor.operating.drain_status import observe_drains, remaining_data_on
 
-    ports = client.ports
-    clock = ports.clock
+    clock = client.ports.clock
     started_s = clock.monotonic_s()
-    marked_s = started_s - REMARK_INTERVAL_S
     left = await remaining_data_on(client, bookies, counting)
     if on_first is not None:
         on_first(left)
+    if not is_waiting:
+        return await observe_drains(client, bookies, drains, left)
     at_start = len(left.holdings.ledgers)
-    polled_s = clock.monotonic_s() - started_s
-    not_drained: list[BookieId] = []
-    is_noted = False
+    deadline_s = math.inf if timeout_s is None else started_s + timeout_s
+    wait = _Wait(client, bookies, drains, left, clock.monotonic_s() - started_s, deadline_s, unloading)
     with counting("moved", at_start) as advance:
-        while is_waiting and not left.is_certainly_empty:
-            before, begun_s = len(left.holdings.ledgers), clock.monotonic_s()
-            if not before and not left.scanned.is_complete:
-                break  # unreadable metadata does not become readable by waiting
-            drains = await Drains(client.store, client.cluster.root).read()
-            registered = (await ports.registrations.list()).registered
-            if not_drained := [bookie for bookie in bookies if bookie in registered and bookie not in drains]:
-                break
-            if left.unmarked and begun_s - marked_s >= REMARK_INTERVAL_S:
-                await mark_unmarked(ports, left, drains.keys())
-                marked_s = begun_s
-            if not is_noted:
-                is_noted = _note_never_marked(left, drains)
-            if unloading is not None:
-                writable = (await ports.registrations.list()).writable & frozenset(bookies)
-                left_s = None if timeout_s is None else max(0.0, started_s + timeout_s - begun_s)
-                await unloading.unload_due(left.holdings.open_topics, writable, left_s)
-                if unloading.failure(left.holdings) is not None:
-                    break
-                begun_s = clock.monotonic_s()
-            pause_s = max(POLL_S if before else 0.0, polled_s / POLL_SHARE if before else 0.0)
-            if timeout_s is not None and begun_s - started_s + pause_s > timeout_s:
-                break
-            await clock.sleep(pause_s)
-            begun_s = clock.monotonic_s()
-            accepted, ids = await accepted_losses_on(client, bookies), sorted(left.holdings.ledgers)
-            holdings, scanned = await read_holdings_of_ledgers(ports.ledgers, bookies, ids, accepted)
-            holdings.accepted |= left.holdings.accepted
-            scanned.unreadable_count = max(scanned.unreadable_count, left.scanned.unreadable_count)
-            left = Left(holdings, scanned)
-            polled_s = clock.monotonic_s() - begun_s
-            advance(before - len(holdings.ledgers))
-            left = (
-                await judge(holdings, scanned, ports.tasks, client.parked)
-                if holdings.ledgers
-                else await remaining_data_on(client, bookies, counting)
-            )
+        await wait.run(advance)
     passed_s = clock.monotonic_s() - started_s
-    moved = at_start - len(left.holdings.ledgers)
-    rate = moved / passed_s if is_waiting and moved > 0 and passed_s > 0 else None
-    return await observe_drains(client, bookies, drains, left, rate, not_drained)
+    moved = at_start - len(wait.left.holdings.ledgers)
+    rate = moved / passed_s if moved > 0 and passed_s > 0 else None
+    return await observe_drains(client, bookies, wait.drains, wait.left, rate, wait.not_drained)
+
+
+class _Wait:
+    """A wait in progress: the data left at the last check, and what follows from it."""
+
+    def __init__(
+        self,
+        client: ConnectedBookKeeper,
+        bookies: tuple[BookieId, ...],
+        drains: Mapping[BookieId, Drain],
+        left: Left,
+        check_s: float,
+        deadline_s: float,
+        unloading: TopicUnloading | None,
+    ) -> None:
+        """Begin after a first check, which took ``check_s``. ``deadline_s`` is a time of the monotonic clock."""
+        self.drains = drains
+        self.left = left
+        self.not_drained: list[BookieId] = []
+        """Registered bookies without a drain, which ended the wait."""
+        self._client = client
+        self._clock = client.ports.clock
+        self._bookies = bookies
+        self._check_s = check_s
+        self._deadline_s = deadline_s
+        self._unloading = unloading
+        self._marked_s = -math.inf
+        self._is_noted = False
+
+    async def run(self, advance: Callable[[int], object]) -> None:
+        """Check again until nothing is left, nothing can change, or the next check would be after the deadline.
+
+        ``advance`` receives the number of ledgers that left the bookies since the previous check.
+        """
+        while not self.left.is_certainly_empty and await self._may_change():
+            pause_s = max(POLL_S, self._check_s / POLL_SHARE) if self.left.holdings.ledgers else 0.0
+            if self._clock.monotonic_s() + pause_s > self._deadline_s:
+                return
+            await self._clock.sleep(pause_s)
+            await self._check(advance)
+
+    async def _may_change(self) -> bool:
+        """Mark ledgers and unload topics if this is due. Return False if nothing moves the data that is left."""
+        if not self.left.holdings.ledgers and not self.left.scanned.is_complete:
+            return False  # unreadable metadata does not become readable by waiting
+        registered = await self._client.ports.registrations.list()
+        self.drains = await Drains(self._client.store, self._client.cluster.root).read()
+        self.not_drained = [
+            bookie for bookie in self._bookies if bookie in registered.registered and bookie not in self.drains
+        ]
+        if self.not_drained:
+            return False
+        await self._mark_if_due()
+        if not self._is_noted:
+            self._is_noted = _note_never_marked(self.left, self.drains)
+        return self._unloading is None or await self._unload_if_due(self._unloading, registered.writable)
+
+    async def _mark_if_due(self) -> None:
+        from auditor.safety.draining import mark_unmarked
+
+        now_s = self._clock.monotonic_s()
+        if self.left.unmarked and now_s - self._marked_s >= REMARK_INTERVAL_S:
+            await mark_unmarked(self._client.ports, self.left, self.drains.keys())
+            self._marked_s = now_s
+
+    async def _unload_if_due(self, unloading: TopicUnloading, writable: Set[BookieId]) -> bool:
+        """Return False if only open ledgers are left, and their topics cannot be unloaded."""
+        left_s = self._deadline_s - self._clock.monotonic_s()
+        within_s = None if math.isinf(left_s) else max(0.0, left_s)
+        await unloading.unload_due(self.left.holdings.open_topics, writable & frozenset(self._bookies), within_s)
+        return unloading.failure(self.left.holdings) is None
+
+    async def _check(self, advance: Callable[[int], object]) -> None:
+        """Read the ledgers that were left; if none of them is left now, read all ledgers."""
+        from auditor.operating.drain_status import accepted_losses_on, remaining_data_on
+        from auditor.safety.draining import Left, judge, read_holdings_of_ledgers
+
+        ports, before, begun_s = self._client.ports, self.left, self._clock.monotonic_s()
+        accepted = await accepted_losses_on(self._client, self._bookies)
+        ids = sorted(before.holdings.ledgers)
+        holdings, scanned = await read_holdings_of_ledgers(ports.ledgers, self._bookies, ids, accepted)
+        holdings.accepted |= before.holdings.accepted
+        scanned.unreadable_count = max(scanned.unreadable_count, before.scanned.unreadable_count)
+        self.left = Left(holdings, scanned)
+        self._check_s = self._clock.monotonic_s() - begun_s
+        advance(len(ids) - len(holdings.ledgers))
+        if holdings.ledgers:
+            self.left = await judge(holdings, scanned, ports.tasks, self._client.parked)
+        else:
+            self.left = await remaining_data_on(self._client, self._bookies, counting)
 
 
 def _note_never_marked(left: Left, drains: Mapping[BookieId, Drain]) -> bool:
