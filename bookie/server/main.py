@@ -59,7 +59,7 @@ from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.settings import BookieSettings
 from bookie.server.upkeep.collector import Collector, CollectorSettings
 from bookie.server.upkeep.damage_repair import DamageRepair
-from bookie.server.upkeep.disk_watch import DiskWatch, free_bytes, should_be_read_only
+from bookie.server.upkeep.disk_watch import DiskWatch, ReadOnlyReason, free_bytes, should_be_read_only
 from bookie.server.upkeep.drain_watch import DrainWatch
 from bookie.server.upkeep.operator_read_only import OperatorReadOnly, read_recorded_request
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
@@ -478,7 +478,10 @@ def _start_upkeep(context: _Context, metadata: _Metadata, bookie: _Bookie) -> _U
         bookie.keeper,
         clock,
         read_only_below_bytes=settings.read_only_below_bytes,
-        is_read_only_requested=lambda: drain.is_drained or read_only.wish is not None,
+        requests={
+            ReadOnlyReason.OPERATOR: lambda: read_only.wish is not None,
+            ReadOnlyReason.DRAIN: lambda: drain.is_drained,
+        },
         journal_paths=settings.journal_dirs,
         ledger_path=settings.ledger_dirs[0],
     )

@@ -21,7 +21,7 @@ from bookie.server.metrics import bookie_metrics
 from bookie.server.service import BookieIdentity
 from bookie.server.settings import AdministrationAccess
 from bookie.server.upkeep.collector import Collector, CollectorSettings
-from bookie.server.upkeep.disk_watch import DiskWatch
+from bookie.server.upkeep.disk_watch import DiskWatch, ReadOnlyReason
 from bookie.server.upkeep.drain_watch import DrainWatch
 from bookie.server.upkeep.operator_read_only import OperatorReadOnly, read_recorded_request
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
@@ -77,7 +77,10 @@ async def open_administered(
         keeper,
         clock,
         read_only_below_bytes=0,
-        is_read_only_requested=lambda: drain.is_drained or read_only.wish is not None,
+        requests={
+            ReadOnlyReason.OPERATOR: lambda: read_only.wish is not None,
+            ReadOnlyReason.DRAIN: lambda: drain.is_drained,
+        },
     )
     pace = CollectorSettings(interval_s=0, confirm_after_s=0)
     collector = Collector(cluster.store, cluster.cluster, bookie.storage, US, clock, rng, pace)

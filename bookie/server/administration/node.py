@@ -286,10 +286,9 @@ class Node:
 
     def _read_only(self) -> pb.ReadOnlyState:
         wish = self.read_only.wish
-        reasons = [*(["operator"] if wish else []), *(["drain"] if self.drain.is_drained else []), *self.watch.reasons]
         return pb.ReadOnlyState(
             is_read_only=self.service.is_read_only,
-            reasons=reasons,
+            reasons=self.watch.reasons,
             asked_by="" if wish is None else wish.asked_by,
             asked_ms=0 if wish is None else wish.asked_ms,
         )

@@ -18,9 +18,11 @@ does not refuse a writer that chose it because of its registration.
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from bookie.model.errors import BkhealError
@@ -56,6 +58,24 @@ _CHECK_INTERVAL_S_MAX: Final = 2 * INTERVAL_S
 writing threads."""
 
 
+class ReadOnlyReason(enum.StrEnum):
+    """Why a bookie is read-only, in the words of its state."""
+
+    OPERATOR = "operator"
+    """An operator requested it."""
+    DRAIN = "drain"
+    """The bookie is drained."""
+    STALLED_DISK = "stalled-disk"
+    """A write has not ended for ``STALL_READ_ONLY_S``."""
+    DISK_FULL = "disk-full"
+    """A disk reported that it was full, at most ``_FULL_HOLD_S`` ago."""
+    DISK_SPACE = "disk-space"
+    """Free space is below the threshold."""
+
+
+_NO_REQUESTS: Final[Mapping[ReadOnlyReason, Callable[[], bool]]] = MappingProxyType({})
+
+
 def should_be_read_only(was_read_only: bool, free_bytes: int, read_only_below_bytes: int) -> bool:
     """Return whether a bookie with this much space on its fullest disk refuses plain adds. Threshold 0: never."""
     if was_read_only:
@@ -84,7 +104,7 @@ class DiskWatch:
         clock: Clock,
         *,
         read_only_below_bytes: int,
-        is_read_only_requested: Callable[[], bool] = lambda: False,
+        requests: Mapping[ReadOnlyReason, Callable[[], bool]] = _NO_REQUESTS,
         journal_paths: Sequence[Path] = (),
         ledger_path: Path | None = None,
     ) -> None:
@@ -97,8 +117,7 @@ class DiskWatch:
             keeper: changes the registration.
             clock: time.
             read_only_below_bytes: the threshold of free space.
-            is_read_only_requested: called at each check. It returns whether an operator made the bookie read-only or
-                drains it.
+            requests: the reasons other than disks, and for each one whether it applies now.
             journal_paths: the directories of the journals, for messages; may be empty.
             ledger_path: the first ledger directory, for messages.
         """
@@ -108,9 +127,11 @@ class DiskWatch:
         self._keeper = keeper
         self._clock = clock
         self._read_only_below_bytes = read_only_below_bytes
-        self._is_read_only_requested = is_read_only_requested
-        self._is_low = service.is_read_only and not is_read_only_requested()
+        self._requests = requests
+        self._is_low = service.is_read_only and not self._requested()
         self._is_stalled = False
+        self._free_bytes: int | None = None
+        """The free bytes at the last check that could read them; None: there was no such check."""
         self._space_unknown_because = ""
         self._looking = asyncio.Lock()
         self._was_full_at_s: float | None = None
@@ -123,14 +144,17 @@ class DiskWatch:
         self._ledger_path = ledger_path
 
     @property
-    def reasons(self) -> tuple[str, ...]:
-        """The reasons why the disks keep the bookie read-only, as of the last check."""
+    def reasons(self) -> tuple[ReadOnlyReason, ...]:
+        """The reasons why the bookie is read-only: current requests, and the disks as of the last check."""
         found = {
-            "stalled-disk": self._is_stalled,
-            "disk-full": self._was_recently_full(),
-            "disk-space": self._is_low,
+            ReadOnlyReason.STALLED_DISK: self._is_stalled,
+            ReadOnlyReason.DISK_FULL: self._was_recently_full(),
+            ReadOnlyReason.DISK_SPACE: self._is_low,
         }
-        return tuple(name for name, is_so in found.items() if is_so)
+        return (*self._requested(), *(reason for reason, is_so in found.items() if is_so))
+
+    def _requested(self) -> tuple[ReadOnlyReason, ...]:
+        return tuple(reason for reason, is_requested in self._requests.items() if is_requested())
 
     def journal_problem(self, number: int) -> str:
         """Return why the disk of journal ``number`` (from 0) keeps the bookie read-only; empty if it does not."""
@@ -167,13 +191,18 @@ class DiskWatch:
         await self._check_disk_space()
         was_read_only = self._service.is_read_only
         self._is_stalled = stalled_s >= STALL_READ_ONLY_S
-        is_read_only = self._is_stalled or self._was_recently_full() or self._is_low or self._is_read_only_requested()
+        reasons = self.reasons
+        is_read_only = bool(reasons)
         if is_read_only == was_read_only:
             return
-        _log.warning(
-            "read-only mode changes",
-            extra={"is_read_only": is_read_only, "stalled_s": stalled_s, "problems": self._problems()},
-        )
+        fields = {
+            "reasons": ", ".join(reasons),
+            "free_bytes": self._free_bytes,
+            "read_only_below_bytes": self._read_only_below_bytes,
+            "stalled_s": stalled_s,
+            "problems": self._problems(),
+        }
+        _log.warning("bookie becomes read-only" if is_read_only else "bookie becomes writable", extra=fields)
         if not is_read_only:
             self._service.is_read_only = False
         await self._keeper.switch(is_read_only=is_read_only, deadline_s=ANNOUNCE_DEADLINE_S)
@@ -196,6 +225,7 @@ class DiskWatch:
             self._storage.takes_no_adds, free, int(self._read_only_below_bytes * _RECOVERY_FACTOR)
         )
         self._is_low = should_be_read_only(self._is_low, free, self._read_only_below_bytes)
+        self._free_bytes = free
 
     def _check_stalls(self) -> None:
         now_s, seen = self._clock.monotonic_s(), self._changes

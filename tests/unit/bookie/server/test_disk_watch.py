@@ -93,6 +93,19 @@ async def test_adds_are_refused_and_accepted_again_step_by_step() -> None:
 
 
 @in_virtual_time
+async def test_the_log_says_why_a_bookie_becomes_read_only(caplog: pytest.LogCaptureFixture) -> None:
+    world = await DiskWatchWorld().open()
+    await world.check(THRESHOLD - 1)
+    await world.check(2 * THRESHOLD)
+    changes = [
+        (record.__dict__["reasons"], record.__dict__["free_bytes"])
+        for record in caplog.records
+        if record.levelname == "WARNING" and "reasons" in record.__dict__
+    ]
+    assert changes == [("disk-space", THRESHOLD - 1), ("", 2 * THRESHOLD)]
+
+
+@in_virtual_time
 async def test_plain_adds_are_accepted_while_the_bookie_is_registered_as_writable() -> None:
     world = await DiskWatchWorld().open()
     answers: list[tuple[bool, Status]] = []

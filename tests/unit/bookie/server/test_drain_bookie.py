@@ -10,7 +10,7 @@ from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
-from bookie.server.upkeep.disk_watch import DiskWatch
+from bookie.server.upkeep.disk_watch import DiskWatch, ReadOnlyReason
 from bookie.server.upkeep.drain_watch import DrainWatch
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from tests.worlds.clocks import VirtualClock
@@ -37,7 +37,7 @@ async def test_a_drained_bookie_is_read_only_until_the_drain_is_cancelled() -> N
         keeper,
         clock,
         read_only_below_bytes=0,
-        is_read_only_requested=lambda: drain.is_drained,
+        requests={ReadOnlyReason.DRAIN: lambda: drain.is_drained},
     )
     following = asyncio.create_task(drain.run(watch.check))
 
