@@ -180,6 +180,8 @@ class Compactor:
                     _log.error("entry log kept, it cannot be opened", extra={"log_id": log_id, "error": str(error)})
                     done.kept_damaged += 1
                     continue
+                if size is None and self.logs.is_incomplete:
+                    continue  # its directory may have failed before the removal was durable
                 if size is None:  # removed just before a crash, or when a disk was full
                     await self.disk.sync_directory(DIRECTORY)
                     await self.index.write((), [key, end_key(log_id)])
@@ -313,7 +315,12 @@ class Compactor:
             await self.index.write(puts, [end_key(target_id)])
 
     async def _remove(self, log_id: int) -> bool:
-        """Remove a log to which the index does not refer. Return False if its directory failed and it stays."""
+        """Remove a log to which the index does not refer. Return False if its directory failed and it stays.
+
+        If a directory fails before the removal is durable, the log may return with it. Its records in the index stay,
+        so that a later run removes the log.
+        """
+        before = self.disk.out_of_use_count
         try:
             await self.disk.unlink(log_path(log_id))
         except DirectoryFailedError as error:
@@ -321,7 +328,8 @@ class Compactor:
             return False
         await self.logs.forget(log_id)
         await self.disk.sync_directory(DIRECTORY)
-        await self.index.write((), [dead_key(log_id), end_key(log_id)])
+        if self.disk.out_of_use_count == before:
+            await self.index.write((), [dead_key(log_id), end_key(log_id)])
         return True
 
 
