@@ -120,8 +120,9 @@ async def rebuild(journals: Sequence[Disk], ledgers: Disk, index: EntryIndex) ->
 async def adopt(ledgers: Disk, index: EntryIndex, ids: Sequence[int]) -> RebuiltIndex:
     """Add the entries of entry logs to an index in use, and put new ledgers in limbo. Idempotent.
 
-    If the index locates an entry in an older log, its place is replaced: compaction or a repair has stored the entry
-    again, and the index lost that write. The older log may have been removed since, or its copy may be damaged.
+    If the index locates an entry in a log with a smaller id, its place is replaced: compaction or a repair has stored
+    the entry again, and the index lost that write. The older log may have been removed since, or its copy may be
+    damaged. A place in a log with a greater id is kept.
 
     Args:
         ledgers: the disk of the entry logs, which are read and synced.
@@ -157,7 +158,7 @@ class _IndexRebuild:
     disk: Disk
     index: EntryIndex
     adopted: frozenset[int] | None = None
-    """The logs that are added to an index in use; places in them that it already has are kept. None: the index is
+    """The logs that are added to an index in use; its places in logs with greater ids are kept. None: the index is
     new."""
     result: RebuiltIndex = field(default_factory=RebuiltIndex)
     _dead: dict[int, int] = field(default_factory=dict)
@@ -245,11 +246,12 @@ class _IndexRebuild:
         for key, place, ledger_id, entry_id in named:
             if (before := places.get(key)) is None:
                 self.result.entries += 1
-            elif before == place or (self.adopted is not None and before.log_id in self.adopted):
+            elif before == place or (self.adopted is not None and before.log_id >= log_id):
                 continue
             else:
                 self.result.superseded += 1
-                replaced[before.log_id] = replaced.get(before.log_id, 0) + before.size + RECORD_HEADER_SIZE
+                if self.adopted is None or before.log_id not in self.adopted:
+                    replaced[before.log_id] = replaced.get(before.log_id, 0) + before.size + RECORD_HEADER_SIZE
                 self._add_dead(before.log_id, before.size + RECORD_HEADER_SIZE)
                 if (before.size, before.crc) != (place.size, place.crc):
                     self.result.report(

@@ -195,14 +195,20 @@ async def test_a_start_salvages_a_journal_once_and_continues_an_interrupted_salv
         await salvage_at_start([journal], [ledgers], *directories, problem, random.Random(1), SystemClock())
 
     await start()
-    shutil.rmtree(tmp_path / "journal" / CURRENT / "journal")  # the state after a crash that follows the rename
+    new = tmp_path / "journal" / CURRENT / "journal"
+    shutil.rmtree(new)  # the state after a crash that follows the rename
     await start()
+    for name in ("mark-0.tmp", "place"):  # the states after crashes that precede the mark
+        shutil.rmtree(new)
+        new.mkdir()
+        (new / name).write_bytes(b"")
+        await start()
     for mark in (tmp_path / "journal" / CURRENT / "journal").iterdir():
         mark.write_bytes(b"rubbish")
     with pytest.raises(DamagedJournalError, match=r"salvaged before.*journal\.damaged"):
         await start()
-    [aside] = (tmp_path / "journal" / CURRENT).glob("journal.damaged-*")
-    shutil.rmtree(aside)
+    for aside in (tmp_path / "journal" / CURRENT).glob("journal.damaged-*"):
+        shutil.rmtree(aside)
     await start()
     for disk in (journal, ledgers):
         await disk.close()

@@ -4,6 +4,10 @@ Earlier disks under the same bookie id may have held any entries and fences of e
 bookie (apache/bookkeeper #4812, BP-46). So each of these ledgers is durably fenced and put into limbo here, and marked
 for repair. The repair copies the missing entries to the bookie, and the collector clears the limbo of a complete
 ledger.
+
+Disks whose index was rebuilt have ledgers that no metadata places there, because a repair was copying them. Those in
+the entry logs are in limbo already, but the replay of the journal may have ended this again, and it adds ledgers that
+are only in the journal. So each ledger that the disks have is put in limbo as well.
 """
 
 from __future__ import annotations
@@ -65,6 +69,8 @@ async def enter_limbo(
 ) -> int:
     """Put every ledger that names ``bookie`` in limbo, mark it for repair, and return their number. Idempotent.
 
+    Other ledgers of which there are entries in ``storage`` are put in limbo, too, and not marked.
+
     If an error is raised, the result is incomplete, and nothing must be served.
 
     Args:
@@ -94,6 +100,7 @@ async def enter_limbo(
             count += await _enter(page, ledgers, tasks, storage, bookie)
             page = []
     count += await _enter(page, ledgers, tasks, storage, bookie)
+    await _enter_stored(storage)
     if store.session.epoch != session.epoch:  # a new session may be on a server that is behind the one at the start
         raise StoreUnavailableError("the session was lost while the ledgers were read: start again")
     _log.warning("ledgers of earlier disks put in limbo", extra={"bookie_id": bookie, "ledgers": count})
@@ -128,3 +135,11 @@ async def _enter(
     await storage.set_limbo(named + unreadable)
     await tasks.marking.mark_many([(ledger_id, [bookie]) for ledger_id in named])
     return len(named) + len(unreadable)
+
+
+async def _enter_stored(storage: LedgerStorage) -> None:
+    after = -1
+    while stored := await storage.ledger_ids(after, _PAGE):
+        known = frozenset(await storage.limbo_ids(after, _PAGE))
+        await storage.set_limbo([ledger_id for ledger_id in stored if ledger_id not in known])
+        after = stored[-1]

@@ -31,7 +31,7 @@ from bookie.server.joining.succession import OfflineRepairRefusedError, predeces
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.errors import DamagedJournalError, LostIndexError
-from bookie.storage.journal.replay import DIRECTORY
+from bookie.storage.journal.replay import DIRECTORY, is_of_used_journal
 from bookie.storage.port import DiskError
 from bookie.storage.salvaging import SalvagedJournal, begin_journals, damage_of, salvage
 from bookie.storage.settings import StorageSettings
@@ -178,7 +178,7 @@ def _has_earlier_salvage(journal_paths: Sequence[Path]) -> bool:
         try:
             found.append(any(entry.name.startswith(_SET_ASIDE) for entry in path.iterdir()))
             journal = path / DIRECTORY
-            if not (journal.is_dir() and any(journal.iterdir())):
+            if not (journal.is_dir() and any(is_of_used_journal(entry.name) for entry in journal.iterdir())):
                 return False
         except OSError as error:
             raise DiskError(f"{path} cannot be read: {error.strerror}") from error

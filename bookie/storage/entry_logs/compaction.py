@@ -4,8 +4,12 @@ The order of the steps makes this safe. After a crash between any two steps, eac
 index names:
 
 1. copy the live entries to a new log, and make it durable;
-2. for each entry that the index still locates in the old log, write the new place to the index;
+2. write their new places to the index;
 3. remove the old log, which the index no longer refers to. A reader with an outdated place looks it up again.
+
+Steps 1 and 2 are made page by page, and no checkpoint or collection runs during a page. So nothing that a log contains
+is older than an entry in a log with a smaller id, and a search through the logs without an index finds the last version
+of each entry (``bookie.storage.rebuilding``).
 
 A log that cannot be read to its end never counts as empty: it is kept (apache/bookkeeper #4607). A log with damaged
 content is not read again until the next major collection or a restart. After an I/O error, which may be temporary, the
@@ -20,8 +24,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -45,7 +49,6 @@ from bookie.storage.entry_logs.dead_bytes import dead_bytes, increased
 from bookie.storage.entry_logs.entry_log import (
     DIRECTORY,
     HEADER_SIZE,
-    RECORD_HEADER_SIZE,
     EntryLogs,
     EntryLogWriter,
     decode_header,
@@ -177,6 +180,8 @@ class Compactor:
                     _log.error("entry log kept, it cannot be opened", extra={"log_id": log_id, "error": str(error)})
                     done.kept_damaged += 1
                     continue
+                if size is None and self.logs.is_incomplete:
+                    continue  # its directory may have failed before the removal was durable
                 if size is None:  # removed just before a crash, or when a disk was full
                     await self.disk.sync_directory(DIRECTORY)
                     await self.index.write((), [key, end_key(log_id)])
@@ -204,12 +209,15 @@ class Compactor:
         copied = 0
         try:
             async with aclosing(self._live(log_id, size, end)) as pages:
-                async for live in pages:
-                    target = target or await self._create()
-                    values = await target.append([(entry.body, entry.crc) for entry in live])
-                    await target.sync()
-                    is_named = True  # from here on, the index may refer to the target
-                    await self._complete(self._write_new_places(target.log_id, target.size, live, values))
+                async for page in pages:
+                    async with self._exclusive():
+                        if not (live := await self._still_live(page)):
+                            continue
+                        target = target or await self._create()
+                        values = await target.append([(entry.body, entry.crc) for entry in live])
+                        await target.sync()
+                        is_named = True  # from here on, the index may refer to the target
+                        await self._complete(self._write_new_places(target.log_id, target.size, live, values))
                     copied += sum(len(entry.body) for entry in live)
             if target is not None:
                 await self._complete(self._finish(target.log_id))
@@ -227,20 +235,36 @@ class Compactor:
         self._completing = guarded("compaction", work)
         await asyncio.shield(self._completing)
 
+    @asynccontextmanager
+    async def _exclusive(self) -> AsyncIterator[None]:
+        """Hold the checkpointer's lock, if the run is cancelled until the write to the index has ended."""
+        lock = self.checkpointer.exclusive()
+        await lock.acquire()
+        try:
+            yield
+        finally:
+            if self._completing is None or self._completing.done():
+                lock.release()
+            else:
+                self._completing.add_done_callback(lambda _: lock.release())
+
+    async def _still_live(self, page: Sequence[_Live]) -> list[_Live]:
+        current = await self.index.get_many([entry.key for entry in page])
+        return [entry for entry, now in zip(page, current, strict=True) if now == entry.old]
+
     async def _create(self) -> EntryLogWriter:
         log_id = self.logs.take_id()
         await self.index.write([(dead_key(log_id), pack_dead(_UNFINISHED)), log_end_put(log_id, HEADER_SIZE)])
         return await self.logs.create(log_id)
 
     async def _live(self, log_id: int, size: int, end: int) -> AsyncGenerator[list[_Live], None]:
-        """Yield the live entries of a log, page by page."""
+        """Yield the entries of a log that are live at this moment, page by page."""
         async with aclosing(self._records(log_id, size, end)) as windows:
             async for records in windows:
                 step = 1 if fault_point("compaction.tiny_page") else self.settings.flush_page_entries
                 for start in range(0, len(records), step):
                     page = [_live_record(location, body) for location, body in records[start : start + step]]
-                    values = await self.index.get_many([entry.key for entry in page])
-                    if live := [entry for entry, value in zip(page, values, strict=True) if value == entry.old]:
+                    if live := await self._still_live(page):
                         yield live
 
     async def _records(self, log_id: int, size: int, end: int) -> AsyncGenerator[list[tuple[Location, bytes]], None]:
@@ -276,21 +300,13 @@ class Compactor:
     async def _write_new_places(
         self, target_id: int, target_end: int, live: Sequence[_Live], values: Sequence[bytes]
     ) -> None:
-        """Write the new places of entries that did not move; count their old places and useless copies as dead.
+        """Write the new places of entries, and count their old places as dead. The run holds ``_exclusive``.
 
         Both happen in one write. So if the process ends before the old log is removed, the next run removes it.
         """
-        async with self.checkpointer.exclusive():
-            current = await self.index.get_many([entry.key for entry in live])
-            puts, dead = [], 0
-            for entry, now, value in zip(live, current, values, strict=True):
-                if now == entry.old:
-                    puts.append((entry.key, value))
-                else:
-                    dead += len(entry.body) + RECORD_HEADER_SIZE
-            left = dead_bytes(now for entry, now in zip(live, current, strict=True) if now == entry.old)
-            more = await increased(self.index, left | ({target_id: dead} if dead else {}))
-            await self.index.write([*puts, *more, log_end_put(target_id, target_end)])
+        puts = [(entry.key, value) for entry, value in zip(live, values, strict=True)]
+        more = await increased(self.index, dead_bytes(entry.old for entry in live))
+        await self.index.write([*puts, *more, log_end_put(target_id, target_end)])
 
     async def _finish(self, target_id: int) -> None:
         """Record that a target is complete."""
@@ -299,7 +315,12 @@ class Compactor:
             await self.index.write(puts, [end_key(target_id)])
 
     async def _remove(self, log_id: int) -> bool:
-        """Remove a log to which the index does not refer. Return False if its directory failed and it stays."""
+        """Remove a log to which the index does not refer. Return False if its directory failed and it stays.
+
+        If a directory fails before the removal is durable, the log may return with it. Its records in the index stay,
+        so that a later run removes the log.
+        """
+        before = self.disk.out_of_use_count
         try:
             await self.disk.unlink(log_path(log_id))
         except DirectoryFailedError as error:
@@ -307,7 +328,8 @@ class Compactor:
             return False
         await self.logs.forget(log_id)
         await self.disk.sync_directory(DIRECTORY)
-        await self.index.write((), [dead_key(log_id), end_key(log_id)])
+        if self.disk.out_of_use_count == before:
+            await self.index.write((), [dead_key(log_id), end_key(log_id)])
         return True
 
 

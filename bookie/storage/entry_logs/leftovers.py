@@ -62,11 +62,14 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
     In a log that stays, the bytes of the entries to which the index does not refer are counted as dead, so compaction
     can free the space. In a log that cannot be read to its end, nothing is counted.
 
+    If a directory fails before the removals are durable, the records of the logs stay for a later start.
+
     Raises:
         DiskFullError: no more files may be opened.
         DiskError: the index cannot be read or written, or a removal cannot be made durable.
     """
     removed: list[int] = []
+    before = disk.out_of_use_count
     leftovers = sorted({*log_ids, *await uncounted(index)})
     present = frozenset(await entry_log_ids(disk)) if leftovers else frozenset()
 
@@ -102,6 +105,7 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
         await index.write(puts, () if found.is_end_right else [end_key(log_id)])
     if removed:
         await disk.sync_directory(DIRECTORY)
+    if removed and disk.out_of_use_count == before:
         await index.write((), [key for log_id in removed for key in (dead_key(log_id), end_key(log_id))])
 
 

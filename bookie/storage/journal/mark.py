@@ -25,6 +25,8 @@ _MAGIC: Final = b"\x93bkhjmrk"
 _SLOT: Final = struct.Struct(">8sHxxQQ")  # magic, format, epoch, durable sequence
 _CRC: Final = struct.Struct(">I")
 _FORMAT: Final = 1
+SLOT_NAMES: Final = ("mark-0", "mark-1")
+"""The names of the slot files."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -85,7 +87,7 @@ class MarkSlots:
             self.mark, self._next_slot = mark, 1 - self._next_slot
 
     def _path(self, slot: int) -> str:
-        return f"{self.directory}/mark-{slot}"
+        return f"{self.directory}/{SLOT_NAMES[slot]}"
 
 
 def _encode(mark: JournalMark) -> bytes:

@@ -25,7 +25,7 @@ from bookie.storage.journal.format import (
     find_batch_header,
     used_size,
 )
-from bookie.storage.journal.mark import JournalMark
+from bookie.storage.journal.mark import SLOT_NAMES, JournalMark
 from bookie.storage.port import Disk, DiskError
 
 _log = logging.getLogger(__name__)
@@ -198,6 +198,14 @@ def file_path(number: int) -> str:
 async def file_numbers(disk: Disk) -> list[int]:
     """Return the numbers of the journal files, ascending. Files with other names are ignored."""
     return sorted(int(found[1], 16) for name in await disk.names(DIRECTORY) if (found := _NAME.fullmatch(name)))
+
+
+def is_of_used_journal(name: str) -> bool:
+    """Return whether a file with this name shows that its journal was begun: it is a mark or has batches.
+
+    A journal whose beginning was interrupted may have its place, or a temporary file, but no mark.
+    """
+    return name in SLOT_NAMES or _NAME.fullmatch(name) is not None
 
 
 def _lost(place: str, what: str) -> DamagedJournalError:

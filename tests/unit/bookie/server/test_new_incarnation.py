@@ -21,7 +21,9 @@ from bookie.server.joining.admission import Admission, RoleDirectory, admit
 from bookie.server.joining.directories import Role
 from bookie.server.joining.identity import IdentityError, Refusal
 from bookie.server.joining.limbo import finish_start
-from bookie.storage.disks.memory import Operation, yield_control
+from bookie.server.joining.succession import succeed
+from bookie.storage.disks.memory import MemoryIndex, Operation, yield_control
+from bookie.storage.rebuilding import rebuild
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
 from tests.worlds.cluster import MemoryCluster
@@ -131,6 +133,33 @@ async def test_a_ledger_whose_metadata_is_denied_is_in_limbo() -> None:
     world.cell.deny(world.ledgers.path(FREE))
     _, storage = await world.start(is_new=True)
     assert (await storage.list_entries(FREE)).status is Status.LIMBO
+
+
+@in_virtual_time
+async def test_after_a_rebuilt_index_every_ledger_with_entries_is_in_limbo() -> None:
+    """Including ledgers that no metadata places here: one in the journal only, and one whose last limbo had ended."""
+    world, in_journal = IncarnationWorld(), LedgerId(4)
+    await world.found()
+    before, storage = await world.start()
+    await world.ledgers.create_many([(FREE, OTHERS), (in_journal, OTHERS)])
+    await storage.set_limbo([FREE])
+    await storage.add(AddBatch(FREE, b"key", [entry(FREE, 0, b"")], is_recovery=True))
+    await storage.clear_limbo(FREE)
+    await storage.checkpoint()
+    await storage.add(AddBatch(in_journal, b"key", [entry(in_journal, 0, b"")]))
+    await storage.abort()
+    machine = world.machine = world.machine.after_kill()
+    machine.index = MemoryIndex()
+    await rebuild([machine.journal], machine.ledgers, machine.index)
+    await succeed([machine.journal, machine.ledgers], before.incarnation, None, world.seeds)
+    for _ in range(2):
+        _, storage = await world.restart()
+        for ledger_id in (FREE, in_journal):
+            results = (await storage.read(ledger_id, [EntryId(0), EntryId(1)])).results
+            assert [result.status for result in results] == [Status.OK, Status.LIMBO]
+            reply = await storage.add(AddBatch(ledger_id, b"key", [entry(ledger_id, 1, b"")]))
+            assert reply.status is Status.LIMBO
+        await storage.close()
 
 
 @in_virtual_time

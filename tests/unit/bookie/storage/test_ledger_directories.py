@@ -14,6 +14,7 @@ import pytest
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import EntryId, LedgerId
 from bookie.server.damaged_entries import DamagedEntries
+from bookie.storage.disks.index_format import dead_range
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation
 from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
 from bookie.storage.entry_logs.entry_log import DIRECTORY
@@ -49,6 +50,8 @@ class Directories:
     unlisted: set[int] = field(default_factory=set)
     unremovable: set[int] = field(default_factory=set)
     """The directories from which no file can be removed."""
+    unsyncable: set[int] = field(default_factory=set)
+    """The directories that cannot be synced."""
     settings: StorageSettings = field(default_factory=StorageSettings)
     spread: SpreadDisk = field(init=False)
     store: LedgerStorage = field(init=False)
@@ -58,6 +61,8 @@ class Directories:
             self.fail(number, broken(Operation.LIST))
         for number in self.unremovable:
             self.fail(number, broken(Operation.UNLINK))
+        for number in self.unsyncable:
+            self.fail(number, broken(Operation.SYNC_DIRECTORY))
         self.spread = await SpreadDisk.over(self.parts(), self.clock)
         self.store = await LedgerStorage.open(self.journal, self.spread, self.index, self.settings, self.clock)
 
@@ -256,6 +261,45 @@ async def test_a_removed_log_does_not_come_back_after_a_power_loss(seed: int) ->
     await world.start()
     assert world.logs() == left
     assert await world.statuses(*range(10)) == [Status.OK] * 10
+    await world.store.abort()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_removed_log_that_comes_back_with_a_failed_directory_is_removed_again(seed: int) -> None:
+    world = Directories([MemoryDisk(), MemoryDisk(capacity_bytes=1 << 41), MemoryDisk()])
+    await world.start()
+    await world.flush(*range(10))
+    await world.flush(*range(10))
+    world.fail(1, broken(Operation.SYNC_DIRECTORY))
+    for _ in range(2):
+        await world.store.compact()
+    assert (world.logs()[1], world.problems()) == (1, [False, True, False])
+    await world.store.abort()
+    world.disks = [disk.crash(random.Random(seed)) for disk in world.disks]
+    for _ in range(2):
+        await world.restart()
+        await world.store.compact()
+    assert sum(world.logs()) == 1
+    assert [key for key, _ in await world.index.range(*dead_range(), 10)] == []
+    assert await world.statuses(*range(10)) == [Status.OK] * 10
+    await world.store.abort()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_leftover_log_that_comes_back_with_a_failed_directory_is_removed_again(seed: int) -> None:
+    world = Directories([MemoryDisk(), MemoryDisk(capacity_bytes=1 << 41), MemoryDisk()])
+    await world.start()
+    world.fail(1, broken(Operation.SYNC, after=1))
+    await world.flush(*range(6))
+    world.unsyncable = {1}
+    await world.restart()
+    assert (world.logs()[1], world.problems()) == (0, [False, True, False])
+    world.unsyncable = set()
+    await world.store.abort()
+    world.disks = [disk.crash(random.Random(seed)) for disk in world.disks]
+    await world.restart()
+    assert (world.logs()[1], world.problems()) == (0, [False] * 3)
+    assert await world.statuses(*range(6)) == [Status.OK] * 6
     await world.store.abort()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -104,6 +105,35 @@ async def test_files_with_other_names_next_to_the_logs_change_nothing() -> None:
     assert (found.entries, found.ledgers, found.finding_count) == (11, 2, 0)
     await store.close()
     assert {f"{DIRECTORY}/{name}.log" for name in others} <= set(ledgers.paths())
+
+
+async def test_an_entry_stored_again_while_its_log_is_compacted_has_its_last_version() -> None:
+    """The flush of the last version is under way when the compaction begins, so its log has the smaller id."""
+    journal, ledgers, index = MemoryDisk(), MemoryDisk(), MemoryIndex()
+    store = await opened(journal, ledgers, index)
+    await add(store, L1, *range(3))
+    await add(store, L2, *range(10))
+    await store.checkpoint()
+    await collect(store, L2)
+    newer, is_flushing = raw_entry(1, 1, b"newer"), asyncio.Event()
+    assert (await store.add(AddBatch(L1, KEY, [newer], is_recovery=True))).status is Status.OK
+
+    async def slow_flush(operation: Operation, path: str) -> None:
+        if operation is Operation.APPEND and path == log_path(2):
+            is_flushing.set()
+            for _ in range(100):
+                await asyncio.sleep(0)
+
+    ledgers.before = slow_flush
+    flush = asyncio.create_task(store.checkpoint())
+    await is_flushing.wait()
+    assert (await store.compact()).removed_logs == 1
+    await flush
+    await store.abort()
+    store, found = await rebuilt(journal.restarted(), ledgers.restarted())
+    assert await read(store, L1, *range(3)) == [(Status.OK, data) for data in (raw_entry(1, 0), newer, raw_entry(1, 2))]
+    assert found.superseded == 0
+    await store.close()
 
 
 async def test_a_deleted_ledger_with_a_remaining_log_reappears_and_can_be_collected_again() -> None:

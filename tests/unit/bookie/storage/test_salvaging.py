@@ -11,9 +11,10 @@ from dataclasses import replace
 import pytest
 
 from bookie.model.ids import LedgerId
+from bookie.runtime.fault_points import inject_faults
 from bookie.storage import salvaging
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, yield_control
-from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_path
+from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_ids, log_path
 from bookie.storage.errors import DamagedJournalError, LostIndexError
 from bookie.storage.journal.format import FILE_HEADER_SIZE
 from bookie.storage.journal.replay import DIRECTORY
@@ -397,6 +398,62 @@ async def test_entries_that_the_index_lost_after_the_journal_was_trimmed_are_ser
             assert await read(store, ledger_id, *ids) == [(Status.OK, raw_entry(ledger_id, each)) for each in ids]
         await store.abort()
         disks = disks.copy()
+
+
+async def test_the_last_version_is_served_if_the_index_lost_the_writes_of_several_flushes() -> None:
+    disks = Disks()
+    store = await disks.open()
+    await add(store, L1, 0)
+    await store.checkpoint()
+    older = disks.index.restarted()
+    versions = [raw_entry(L1, 0, b"version %d" % number) for number in range(3)]
+    for version in versions:
+        assert (await store.add(AddBatch(L1, KEY, [version], is_recovery=True))).status is Status.OK
+        await store.checkpoint()
+    await store.abort()
+    disks = disks.with_index(older)
+    for _ in range(2):  # the second time, it is repeated
+        await salvage([disks.journal], disks.ledgers, disks.index, SETTINGS)
+    await disks.salvaged()
+    store = await disks.open()
+    assert await read(store, L1, 0) == [(Status.OK, versions[-1])]
+    await store.compact(1.0)
+    assert await log_ids(disks.ledgers) == [4]
+    await store.close()
+
+
+async def test_a_salvage_restores_no_old_version_from_an_unfinished_compaction() -> None:
+    disks, syncs = Disks(), 0
+    store = await disks.open()
+    await add(store, L1, *range(3))
+    await add(store, L2, *range(10))
+    await store.checkpoint()
+    await collect(store, L2)
+    await store.checkpoint()
+
+    async def full_after_the_first_page(operation: Operation, path: str) -> None:
+        nonlocal syncs
+        syncs += operation is Operation.SYNC and path == log_path(2)
+        if syncs == 3:
+            raise DiskFullError("no space left")
+
+    disks.ledgers.before = full_after_the_first_page
+    with inject_faults(lambda name: name == "compaction.tiny_page"), pytest.raises(DiskFullError):
+        await store.compact()
+    disks.ledgers.before = yield_control
+    while store.is_full:  # noqa: ASYNC110 (turns of the loop)
+        await asyncio.sleep(0)
+    newer = raw_entry(L1, 0, b"newer")
+    assert (await store.add(AddBatch(L1, KEY, [newer], is_recovery=True))).status is Status.OK
+    await store.checkpoint()
+    await store.abort()
+    disks = disks.copy()
+    assert log_path(2) in disks.ledgers.paths()
+    lose_marks(disks)
+    await disks.salvaged()
+    store = await disks.open()
+    assert await read(store, L1, 0, 1) == [(Status.OK, newer), (Status.OK, raw_entry(L1, 1))]
+    await store.close()
 
 
 @pytest.mark.parametrize("is_trimmed", [True, False])

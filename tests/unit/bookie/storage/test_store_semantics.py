@@ -755,22 +755,25 @@ async def test_a_compaction_after_a_cancelled_one_keeps_what_that_one_copied() -
     for entry_ids in (range(3), range(1)):
         await world.add(*entry_ids)
         await world.store.checkpoint()
-    is_copied = asyncio.Event()
+    syncs, is_writing, may_write = 0, asyncio.Event(), asyncio.Event()
 
     async def before(operation: Operation, path: str) -> None:
-        if operation is Operation.SYNC and path.endswith(f"{3:016x}.log"):
-            is_copied.set()
+        nonlocal syncs
+        syncs += operation is Operation.SYNC and path.endswith(f"{3:016x}.log")
+        if operation is Operation.INDEX_WRITE and syncs == 2:  # the copies are durable, and the index has other places
+            is_writing.set()
+            await may_write.wait()
         await asyncio.sleep(0)
 
-    world.ledgers.before = before
-    async with world.store._parts.checkpointer.exclusive():
-        cancelled = asyncio.create_task(world.store.compact(below=2.0))
-        await is_copied.wait()
-        await settle()
-        cancelled.cancel()
-        await asyncio.wait([cancelled])
-        compaction = asyncio.create_task(world.store.compact(below=2.0))
-        await settle()
+    world.ledgers.before = world.index.before = before
+    cancelled = asyncio.create_task(world.store.compact(below=2.0))
+    await is_writing.wait()
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    compaction = asyncio.create_task(world.store.compact(below=2.0))
+    await settle()
+    assert world.store._parts.checkpointer.exclusive().locked()
+    may_write.set()
     await compaction
     assert [await world.status_of(number) for number in range(3)] == [Status.OK] * 3
     await world.store.abort()
