@@ -24,9 +24,7 @@ from functools import partial
 from typing import Any, Final
 
 from bookie.client.placement.groups import log_targets_outside_groups
-from bookie.metadata.ledgers.ledgers import PreconditionFailedError, Versioned
-from bookie.metadata.port import MultiFailedError
-from bookie.metadata.tasks.decisions import RecordedDecision
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.format import UnreadableTaskError
 from bookie.model.availability import EntryRuns
 from bookie.model.errors import ConflictError, PermanentError, TransientError
@@ -44,6 +42,7 @@ from replicator.plan.acceptance import NOTHING_ACCEPTED, Acceptance
 from replicator.plan.planner import Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.queue.ordering import is_large
+from replicator.repair.accepted_loss import AcceptedLoss
 from replicator.repair.conditions import Conditions
 from replicator.repair.context import RepairContext
 from replicator.repair.install import CopiedStep, Installer, InstallResult
@@ -61,10 +60,6 @@ STEPS_MAX: Final = 1000
 """The most steps of one round: their reservation is one node, and a ledger may have thousands of fragments. The next
 round plans the others."""
 
-RECORD_CHANGES_MAX: Final = 10
-"""How often a turn removes entries of one fragment from the record of the accepted loss: it writes once for each chunk
-with such entries. If more are found, the acceptance of the fragment ends, and an operator accepts the rest again."""
-
 
 class Execution:
     """The changes that one turn of a task makes to the cluster, over all its rounds."""
@@ -77,6 +72,7 @@ class Execution:
         holdings: Holdings,
         reservation: ReservationHolder,
         found: TurnFindings,
+        accepted: AcceptedLoss,
     ) -> None:
         """Prepare the execution for a turn of this ``rank`` (``queue.ordering.rank``); add its results to ``found``."""
         self._ports = context.ports
@@ -93,6 +89,7 @@ class Execution:
         self._holdings = holdings
         self._reservation = reservation
         self._found = found
+        self._accepted = accepted
         self._installer = Installer(context.ports, context.copier, holdings, lease)
         self._copied: dict[tuple[PositionKey, BookieId, EntryId], CopiedStep] = {}
         self._registered_at: dict[BookieId, int] = {}
@@ -116,10 +113,6 @@ class Execution:
         recorded."""
         self._acceptance = NOTHING_ACCEPTED
         """The entries that copies of this round may leave out."""
-        self._record_lock = asyncio.Lock()
-        """Held while the record of the accepted loss is changed."""
-        self._record_changes: Counter[EntryId] = Counter()
-        """How often entries were removed from the record in this turn, by the first entry of their fragment."""
         self._is_any_lacking = False
         """Whether a source served no good copy of some entry in this round."""
         self.is_completed = False
@@ -278,7 +271,7 @@ class Execution:
                 incarnations[step.target],
                 partial(self._reservation.note_progress, ledger, step, incarnations[step.target]),
                 self._may_leave_out(step),
-                self._recorded_lost(step.first),
+                self._accepted.entries(step.first),
             )
             for step, overwritten in wanted
         ]
@@ -288,7 +281,7 @@ class Execution:
         self._note_damage(ledger, outcomes)
         for (step, overwritten), outcome in zip(wanted, outcomes, strict=True):
             if outcome.is_complete:
-                entries = self._recorded_lost(step.first)
+                entries = self._accepted.entries(step.first)
                 copied = CopiedStep(
                     step,
                     incarnation=incarnations[step.target],
@@ -311,45 +304,19 @@ class Execution:
         unread = self._unread.get(step.old) if step.is_in_place else None
         return entries.without(unread) if entries and unread else entries
 
-    def _recorded_lost(self, first_entry_id: EntryId) -> EntryRuns:
-        """Return the entries of a fragment that the record of the accepted loss names."""
-        record = self._found.record
-        loss = None if record is None else record.decision.loss_of(first_entry_id)
-        return EntryRuns(()) if loss is None else loss.lost_entries
-
     async def _note_found(
         self, ledger: Versioned, steps: Sequence[CopyPosition], served_by: Mapping[EntryId, BookieId]
     ) -> None:
         """Remove entries that sources served from the record of the accepted loss (R148).
 
-        Otherwise the record would permit to leave them out if they are lost again, and audits would accept this. The
-        other members that the record names for these entries lack them, so they are marked.
+        The other members that the record names for these entries lack them, so they are marked.
 
         Raises:
-            PreconditionFailedError: the record has changed.
-            LeaseLostError: the lock is no longer ours.
-            TransientError, OutcomeUnknownError: the store did not answer.
+            PreconditionFailedError, LeaseLostError, TransientError, OutcomeUnknownError: see ``AcceptedLoss.remove``.
         """
-        async with self._record_lock:
-            record, first = self._found.record, steps[0].first
-            loss = None if record is None else record.decision.loss_of(first)
-            if record is None or loss is None:
-                return
-            self._record_changes[first] += 1
-            if self._record_changes[first] > RECORD_CHANGES_MAX:
-                decision = record.decision.without_fragment(first)
-            else:
-                found = EntryRuns.of(sorted(served_by))
-                decision = record.decision.after_finding(ledger.metadata.stripe, first, found)
-            change, lock = self._ports.decisions.replacing(record, decision), self._lease.check()
-            self._lease.ensure_session()
-            try:
-                await self._ports.store.multi([lock, change])
-            except MultiFailedError as error:
-                if error.index == 0:
-                    raise self._lease.lost() from error
-                raise PreconditionFailedError(ledger.ledger_id, change.path) from error
-            self._found.record = RecordedDecision(decision, record.version + 1)
+        loss = await self._accepted.remove(ledger, steps[0].first, served_by)
+        if loss is None:
+            return
         _log.warning(
             "entries whose loss was accepted have a copy",
             extra={"ledger_id": ledger.ledger_id, "first_entry_id": min(served_by), "entries": len(served_by)},
@@ -395,7 +362,7 @@ class Execution:
         others = without(EntryRuns(((step.first, step.last),)), [entry_id])
         may_continue = partial(self._may_copy_chunk, [step])
         notes = partial(self._mark_lacking, ledger), partial(self._note_found, ledger, [step])
-        copies = [PositionCopy(step, others, incarnation, recorded_lost=self._recorded_lost(step.first))]
+        copies = [PositionCopy(step, others, incarnation, recorded_lost=self._accepted.entries(step.first))]
         [outcome] = await self._copier.copy(ledger, copies, may_continue, self._rank, *notes)
         refusal = outcome.target_failure
         if outcome.is_complete:
@@ -563,10 +530,10 @@ class Execution:
         self, ledger: Versioned, ready: Sequence[CopiedStep], completing: Conditions | None = None
     ) -> InstallResult:
         reserved = self._reservation.current
-        async with self._record_lock:  # other fragments may be copied at the same time, and change the record
-            record = self._found.record
+        async with self._accepted.lock:
+            record = self._accepted.current
             installed = await self._installer.install(ledger, ready, reserved, self._registered_at, completing, record)
-            self._found.record = installed.accepted
+            self._accepted.note_written(installed.accepted)
         if installed.lacking:
             await self._mark_lacking(ledger, installed.lacking)
         for bookie in installed.again:  # the next round asks it again for the same entries
@@ -590,7 +557,7 @@ class Execution:
             if copy.left_out:
                 _log.info("entries with an accepted loss were left out of a copy", extra=_left_out_fields(ledger, copy))
                 if copy.step.target == copy.step.old:
-                    self._found.left_out[key] = copy.left_out
+                    self._accepted.note_left_out(key, copy.left_out)
             damaged = self._damaged_entries(ledger, key)
             is_in_place = copy.step.target == copy.step.old
             replaced = damaged.intersection(copy.overwritten) if is_in_place else damaged

@@ -53,8 +53,6 @@ from bookie.metadata.ledgers.ledgers import (
     Versioned,
 )
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
-from bookie.metadata.port import Check
-from bookie.metadata.tasks.decisions import RecordedDecision
 from bookie.metadata.tasks.locks import SeenNode
 from bookie.metadata.tasks.moves import MOVES_MAX, WINDOW_MS
 from bookie.metadata.tasks.parked import ParkReason
@@ -74,7 +72,6 @@ from replicator.knowledge.holdings import (
     lacking_write_sets,
 )
 from replicator.knowledge.moving import why_not_moved
-from replicator.plan.acceptance import NOTHING_ACCEPTED, acceptance
 from replicator.plan.moves import planning_moves
 from replicator.plan.planner import (
     Knowledge,
@@ -88,6 +85,7 @@ from replicator.plan.steps import CopyPosition
 from replicator.queue.ordering import MISPLACED
 from replicator.queue.task_queue import Turn
 from replicator.repair import execution
+from replicator.repair.accepted_loss import AcceptedLoss
 from replicator.repair.conditions import Conditions, verdict_conditions
 from replicator.repair.context import RepairContext
 from replicator.repair.execution import Execution
@@ -100,8 +98,6 @@ from replicator.telemetry.events import Ending, TaskResult
 
 _log = logging.getLogger(__name__)
 
-_ENDED_BY_ACCEPTANCE: Final = (ParkReason.NO_LIVE_COPY, ParkReason.UNREADABLE_ENTRIES)
-"""Reasons of blocked positions that an accepted loss may end (R148)."""
 ROUNDS_MAX: Final = 12
 """The most rounds of a turn that repair no further position. Each round adds knowledge; if these are not enough, the
 ledger changes faster than it can be repaired."""
@@ -140,12 +136,15 @@ class LedgerRepair:
         self._task = lease.held.task
         self._is_first_look = lease.other_nodes is not None
         self._started_ms = context.ports.clock.epoch_ms()
-        self._found = TurnFindings(record=self._accepted_loss())
+        self._found = TurnFindings()
+        self._accepted = AcceptedLoss(context.ports, lease)
         self._holdings = Holdings(context.ports.transport, context.ports.clock)
         self._reservation = ReservationHolder(context.ports, lease)
         self._unfinished = UnfinishedTurn(context.ports, lease, turn, self._found)
         self._unclosed = UnclosedLedgerRepair(context.ports, lease, context.grace_periods, self._holdings, self._found)
-        self._execution = Execution(context, lease, turn.rank, self._holdings, self._reservation, self._found)
+        self._execution = Execution(
+            context, lease, turn.rank, self._holdings, self._reservation, self._found, self._accepted
+        )
 
     async def run(self) -> TaskResult:
         """Work on the task until its turn ends. Refusals by the store and by bookies become part of the result."""
@@ -195,7 +194,7 @@ class LedgerRepair:
             view = await self._inspect()
             knowledge = await self._knowledge(view)
             plan = await self._plan(view, knowledge)
-            if self._learns_acceptance(plan):
+            if self._uses_accepted_loss(plan):
                 knowledge = await self._knowledge(view)
                 plan = await self._plan(view, knowledge)
             wait_s = self._unclosed.remaining_s(plan, view.bookies)
@@ -220,35 +219,15 @@ class LedgerRepair:
             return None
         except PreconditionFailedError as error:
             self._reservation.note_lost()
-            if error.path == self._ports.decisions.path(self._task.ledger_id):  # an audit withdrew it, for example
-                self._found.is_record_used = False
-                self._found.left_out.clear()
-                known = await self._ports.decisions.read(self._task.ledger_id)
-                self._found.record = known if known is not None and known.decision.is_accepted else None
+            if error.path == self._accepted.path:  # an audit withdrew it, for example
+                await self._accepted.read_again()
             return None
 
-    def _accepted_loss(self) -> RecordedDecision | None:
-        """Return the record of the accepted loss, as read under the lock; None if there is none."""
-        nodes = self._lease.other_nodes
-        known = None if nodes is None else self._ports.decisions.recorded(self._task.ledger_id, nodes.decision)
-        return known if known is not None and known.decision.is_accepted else None
-
-    def _learns_acceptance(self, plan: Plan) -> bool:
-        """Whether an accepted loss, which was not considered yet, may permit to copy blocked positions (R148).
-
-        An operator needs the lock to write the record. The audit that withdraws it does not, so each transaction that
-        relies on the record checks its version.
-        """
-        known = self._found.record
-        if known is None or self._found.is_record_used:
-            return False
-        if not any(block.reason in _ENDED_BY_ACCEPTANCE for block in plan.blocked):
-            return False
-        self._found.is_record_used = True
-        first_ids = {loss.first_entry_id for loss in known.decision.lost if loss.entries}
-        for key in [key for key in self._found.unreadable if key.first_entry_id in first_ids]:
-            del self._found.unreadable[key]  # another copy may leave these entries out
-        return bool(first_ids)
+    def _uses_accepted_loss(self, plan: Plan) -> bool:
+        """Whether an accepted loss, which was not considered yet, may permit to copy blocked positions (R148)."""
+        first_entry_ids = self._accepted.use(plan.blocked)
+        self._found.forget_unreadable(first_entry_ids)
+        return bool(first_entry_ids)
 
     async def _inspect(self) -> View:
         """Read the metadata, then the bookies, then the members' entries.
@@ -281,8 +260,7 @@ class LedgerRepair:
     async def _knowledge(self, view: View) -> Knowledge:
         """Return what this turn knows, for a plan."""
         ledger, bookies, shortfall = view.ledger, view.bookies, view.shortfall
-        accepted = self._found.accepted
-        permitted = NOTHING_ACCEPTED if accepted is None else acceptance(ledger.metadata, bookies, accepted.decision)
+        permitted = self._accepted.acceptance(ledger.metadata, bookies)
         lacking = dict(shortfall.lacking)
         complete: set[PositionKey] = set()
         for key in shortfall.positions if permitted.fragments else ():
@@ -334,7 +312,7 @@ class LedgerRepair:
         others = frozenset[int]()
         if await lacking_count(stripe, position, known, first, last):
             others = await lacking_write_sets(stripe, position, known, first, last)
-        left_out = self._found.left_out.get(key)
+        left_out = self._accepted.left_out(key)
         if others or left_out is None:
             return others, False
         held = await run_cooperatively(EntryRuns.union_with_pauses(listed, left_out))
@@ -402,7 +380,7 @@ class LedgerRepair:
             is_ready = await self._lease.may_continue()
             return await self._execute(plan, view, knowledge, is_move=True) if is_ready else self._stopped()
         if plan.blocked:
-            if self._learns_acceptance(plan):
+            if self._uses_accepted_loss(plan):
                 return None
             return await self._unfinished.end_blocked(plan.blocked, view.bookies)
         return await self._complete(Ending.MOVED if self._found.moved_copies else Ending.NOTHING_MISSING, view)
@@ -442,13 +420,8 @@ class LedgerRepair:
         if self._unclosed.has_doubts or self._found.unreadable or fault_point("replicator.complete_apart"):
             return None
         own = self._ports.ledgers.path(view.ledger.ledger_id)  # the write itself checks this version
-        checks = (*view.conditions.checks, *self._acceptance_checks())
+        checks = (*view.conditions.checks, *self._accepted.checks())
         return replace(view.conditions, checks=tuple(check for check in checks if check.path != own))
-
-    def _acceptance_checks(self) -> list[Check]:
-        """Return the condition that the record of the accepted loss, if this turn relies on it, is unchanged (I18)."""
-        accepted = self._found.accepted
-        return [] if accepted is None else [Check(self._ports.decisions.path(self._task.ledger_id), accepted.version)]
 
     async def _conclude(self, plan: Plan, view: View) -> TaskResult:
         """End a turn that has nothing left to copy: park or fail, or complete the task because nothing is missing."""
@@ -472,7 +445,7 @@ class LedgerRepair:
         are_doubts_kept = view is not None and not view.ledger.metadata.is_closed and bool(view.bookies.awaited)
         doubts = None if are_doubts_kept else await self._unclosed.doubts_deletion()
         unreserved = SeenNode(self._ports.reservations.path(self._task.ledger_id), None)
-        relied = () if view is None else self._acceptance_checks()
+        relied = () if view is None else self._accepted.checks()
         operations = (*conditions.checks, *relied, *([] if doubts is None else [doubts]))
         if not await self._lease.complete(operations, seen=[unreserved, *conditions.registrations]):
             return self._ended(Ending.MARKED_AGAIN)
