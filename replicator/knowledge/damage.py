@@ -9,7 +9,7 @@ bytes again after such an add, so another bookie replaces it immediately, if the
 A damaged entry without a good copy is not noted. It parks its position (R23).
 
 An entry that an Apache bookie could not read is found by asking the bookie again, so it is kept for one round only
-(``repair.execution``, R139).
+(``repair.turn_damage``, R139).
 
 The notes outlive a turn, because a turn may end before it can act on them: a bookie may be unreachable, or a recovery
 may come first. They do not outlive the process. They are hints: if a note is outdated, a good copy is replaced by an

@@ -70,6 +70,11 @@ class PositionKey:
     position: int
     bookie: BookieId
 
+    @staticmethod
+    def of(metadata: LedgerMetadata, step: Step) -> PositionKey:
+        """Return the position that a step repairs."""
+        return PositionKey(metadata.fragments[step.fragment_index].first_entry_id, step.position, step.old)
+
 
 _IN_PLACE: Final = (Cause.INCOMPLETE, Cause.DAMAGED)
 """The causes that are repaired in place if possible."""

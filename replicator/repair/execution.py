@@ -14,9 +14,7 @@ R rules are defined in docs/failure-model.md.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from collections import Counter
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence, Set
 from contextlib import aclosing
 from dataclasses import replace
@@ -33,11 +31,10 @@ from bookie.runtime.fault_points import fault_point
 from bookie.runtime.waiting import results_as_completed, run_cooperatively
 from bookie.wire.port import Status
 from replicator.copying.copier import CopyOutcome
-from replicator.copying.receiver import REPORTED_MAX, PositionCopy
-from replicator.knowledge.damage import LEDGER_COPIES_MAX, KnownDamage, without
-from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry, describe
+from replicator.copying.receiver import PositionCopy
+from replicator.knowledge.damage import without
+from replicator.knowledge.evidence import Answer, describe
 from replicator.knowledge.holdings import Holdings, Shortfall
-from replicator.knowledge.stored_again import STORED_AGAIN_MAX
 from replicator.plan.acceptance import NOTHING_ACCEPTED, Acceptance
 from replicator.plan.planner import Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
@@ -48,6 +45,7 @@ from replicator.repair.context import RepairContext
 from replicator.repair.install import CopiedStep, Installer, InstallResult
 from replicator.repair.lease import Lease
 from replicator.repair.reservation_holder import ReservationHolder
+from replicator.repair.turn_damage import TurnDamage
 from replicator.repair.turn_findings import TurnFindings
 
 _log = logging.getLogger(__name__)
@@ -79,10 +77,7 @@ class Execution:
         self._placement = context.ports.placement
         self._recent = context.ports.recent
         self._copier = context.copier
-        self._events = context.events
         self._returns = context.returns
-        self._damage = context.damage
-        self._stored_again = context.stored_again
         self._use = context.use
         self._lease = lease
         self._rank = rank
@@ -90,24 +85,13 @@ class Execution:
         self._reservation = reservation
         self._found = found
         self._accepted = accepted
+        self._damage = TurnDamage(context.damage, context.stored_again, context.events)
         self._installer = Installer(context.ports, context.copier, holdings, lease)
         self._copied: dict[tuple[PositionKey, BookieId, EntryId], CopiedStep] = {}
         self._registered_at: dict[BookieId, int] = {}
         """For each target of this round, the transaction that created its registration."""
         self._returned: set[BookieId] = set()
         """The lost bookies whose return ended a copy of this round, even if they have left again."""
-        self._shown = KnownDamage()
-        """The damaged copies that bookies showed when this round asked them for their entries, up to a limit."""
-        self._unread: dict[BookieId, EntryRuns] = {}
-        """For each bookie, all entries that it could not read in this round."""
-        self._unverified: dict[BookieId, EntryRuns] = {}
-        """For each bookie, all entries whose bytes did not verify in this round."""
-        self._reported: set[tuple[BookieId, EntryId]] = set()
-        """The damaged copies reported in this turn, up to a limit."""
-        self._tried: set[BookieId] = set()
-        """The bookies that served a damaged entry after it was stored again in this turn."""
-        self._counted: set[BookieId] = set()
-        """The bookies that showed damaged copies which were stored again in this turn."""
         self._marked: set[BookieId] = set()
         """The sources found to lack entries or to have damaged copies, after they were added to the task or
         recorded."""
@@ -139,7 +123,11 @@ class Execution:
             TransientError, OutcomeUnknownError: the store did not answer.
         """
         ledger = plan.ledger
-        keys = ((_key(ledger, step), step) for step in plan.steps[:STEPS_MAX] if isinstance(step, CopyPosition))
+        keys = (
+            (PositionKey.of(ledger.metadata, step), step)
+            for step in plan.steps[:STEPS_MAX]
+            if isinstance(step, CopyPosition)
+        )
         targets = {(key.first_entry_id, key.position): step.target for key, step in keys}
         with self._use.copying(ledger.ledger_id, targets):
             return await self._copy_and_install(plan, shortfall, completing, acceptance)
@@ -186,7 +174,7 @@ class Execution:
 
         If the task already named this source, the mark did not change it, and would not prevent its deletion.
         """
-        return self._is_any_lacking or bool(self._damage.of(ledger.ledger_id))
+        return self._is_any_lacking or self._damage.is_any_known(ledger.ledger_id)
 
     async def _prepare(self, ledger: Versioned, steps: Sequence[Step]) -> dict[BookieId, str]:
         """Reserve the plan, then let targets pin the ledger; return the incarnations of the targets.
@@ -254,9 +242,9 @@ class Execution:
         done: list[CopiedStep] = []
         wanted: list[tuple[CopyPosition, tuple[EntryId, ...]]] = []
         for step in steps:
-            key, incarnation = _key(ledger, step), incarnations[step.target]
+            key, incarnation = PositionKey.of(ledger.metadata, step), incarnations[step.target]
             before = self._copied.get((key, step.target, step.last))
-            overwritten = tuple(sorted(self._damaged_entries(ledger, key))) if step.is_in_place else ()
+            overwritten = tuple(sorted(self._damage.entries(ledger, key))) if step.is_in_place else ()
             is_usable = before is not None and before.incarnation == incarnation and not before.left_out
             if before is not None and is_usable and not overwritten:
                 done.append(replace(before, step=step))  # an earlier round copied it, but its write was refused
@@ -278,7 +266,7 @@ class Execution:
         may_continue = partial(self._may_copy_chunk, [step for step, _ in wanted])
         notes = partial(self._mark_lacking, ledger), partial(self._note_found, ledger, steps)
         outcomes = await self._copier.copy(ledger, copies, may_continue, self._rank, *notes)
-        self._note_damage(ledger, outcomes)
+        self._found.note_refusals(self._damage.note_read(ledger, outcomes))
         for (step, overwritten), outcome in zip(wanted, outcomes, strict=True):
             if outcome.is_complete:
                 entries = self._accepted.entries(step.first)
@@ -292,16 +280,16 @@ class Execution:
                     has_accepted=step.stripe.held_count(step.position, entries, step.first, step.last) > 0,
                     absent=self._acceptance.absent(step.first),
                 )
-                self._copied[_key(ledger, step), step.target, step.last] = copied
+                self._copied[PositionKey.of(ledger.metadata, step), step.target, step.last] = copied
                 done.append(copied)
             else:
-                self._note_failure(ledger, step, self._with_own_damage_evidence(step, outcome))
+                self._note_failure(ledger, step, self._damage.with_own_evidence(step, outcome))
         return len(done) == len(steps), done
 
     def _may_leave_out(self, step: CopyPosition) -> EntryRuns:
         """Return the entries that a copy may leave out, except those that its own bookie could not read (R148)."""
         entries = self._acceptance.entries(step.first)
-        unread = self._unread.get(step.old) if step.is_in_place else None
+        unread = self._damage.unread_by(step.old) if step.is_in_place else None
         return entries.without(unread) if entries and unread else entries
 
     async def _note_found(
@@ -334,31 +322,19 @@ class Execution:
     async def _test_damaged_bookies(
         self, ledger: Versioned, steps: Sequence[Step], incarnations: Mapping[BookieId, str]
     ) -> bool:
-        """Try one entry first on each bookie with several damaged ones: store it again, and read it back (R139).
+        """Store one damaged entry again on each bookie with several of them, and read it back (R139).
 
-        So if the disk of a bookie fails, each attempt stores only this entry there. It is the last damaged one, because
-        Apache's bookies read the last entry of a ledger to answer about any other: if it is damaged, all seem to be.
         Return whether the bookies must be asked again for that reason.
         """
-        counts: Counter[BookieId] = Counter()
-        last: dict[BookieId, tuple[EntryId, CopyPosition]] = {}
-        for step in steps:
-            if not isinstance(step, CopyPosition) or not step.is_in_place or step.target in self._tried:
-                continue
-            entries = self._damaged_entries(ledger, _key(ledger, step)) if step.target in incarnations else ()
-            counts[step.target] += len(entries)
-            for entry_id in entries:
-                if step.target not in last or entry_id > last[step.target][0]:
-                    last[step.target] = entry_id, step
         is_one_restored = False
-        for target, (entry_id, step) in last.items():
-            if counts[target] > 1:
-                is_one_restored |= await self._restore(ledger, step, entry_id, incarnations[target])
+        registered = [step for step in steps if step.target in incarnations]
+        for step, entry_id in self._damage.to_try_first(ledger, registered):
+            is_one_restored |= await self._restore(ledger, step, entry_id, incarnations[step.target])
         return is_one_restored
 
     async def _restore(self, ledger: Versioned, step: CopyPosition, entry_id: EntryId, incarnation: str) -> bool:
         """Store an entry in place and read it back; return whether the bookie can read it now and could not before."""
-        target, key = step.target, _key(ledger, step)
+        target, key = step.target, PositionKey.of(ledger.metadata, step)
         others = without(EntryRuns(((step.first, step.last),)), [entry_id])
         may_continue = partial(self._may_copy_chunk, [step])
         notes = partial(self._mark_lacking, ledger), partial(self._note_found, ledger, [step])
@@ -371,8 +347,8 @@ class Execution:
             self._found.failed_targets[target] = refusal
         if refusal is not None or not outcome.is_complete:  # the copy of all entries shows other reasons
             return False
-        self._tried.add(target)
-        if entry_id not in self._shown.of(ledger.ledger_id).get(key, ()):
+        self._damage.note_tried(target)
+        if not self._damage.is_shown(ledger, key, entry_id):
             return False
         self._found.fragments.add(key.first_entry_id)
         self._found.entries += outcome.entries
@@ -380,24 +356,9 @@ class Execution:
         self._found.replaced_copies += 1
         return True
 
-    def _with_own_damage_evidence(self, step: CopyPosition, outcome: CopyOutcome) -> CopyOutcome:
-        """Return the outcome with the damaged copies of the position's own bookie as evidence.
-
-        So an entry that this bookie could not read does not count as lost because every other bookie denies it.
-        """
-        if not step.is_in_place or not outcome.unreadable:
-            return outcome
-        nothing = EntryRuns(())
-        unread, unverified = self._unread.get(step.old, nothing), self._unverified.get(step.old, nothing)
-
-        def completed(entry: UnreadableEntry) -> UnreadableEntry:
-            if entry.entry_id in unread:
-                return replace(entry, answers=(*entry.answers, Answer(step.old, Status.IO_ERROR)))
-            if entry.entry_id in unverified:
-                return replace(entry, answers=(*entry.answers, Answer(step.old, Status.CORRUPT)))
-            return entry
-
-        return replace(outcome, unreadable=tuple(map(completed, outcome.unreadable)))
+    def note_shown_damage(self, ledger: Versioned, shortfall: Shortfall) -> None:
+        """Note the damaged copies that bookies showed when they were asked for their entries in this round."""
+        self._found.note_refusals(self._damage.note_shown(ledger, shortfall))
 
     def _note_failure(self, ledger: Versioned, step: Step, outcome: CopyOutcome) -> None:
         if outcome.target_failure is not None:
@@ -405,7 +366,7 @@ class Execution:
         elif outcome.unreadable_count:
             evidence = describe(outcome.unreadable, outcome.unreadable_count)
             if outcome.is_permanent_failure:
-                self._found.unreadable[_key(ledger, step)] = evidence
+                self._found.unreadable[PositionKey.of(ledger.metadata, step)] = evidence
             else:
                 self._found.unreadable_for_now.append(
                     f"fragment {step.fragment_index} position {step.position}: {evidence}"
@@ -440,43 +401,6 @@ class Execution:
                 extra={"ledger_id": ledger.ledger_id, "bookie_id": bookie},
             )
 
-    def note_damaged(self, ledger: Versioned, shortfall: Shortfall) -> None:
-        """Report copies that their bookies could not read, or that did not verify; the next copies overwrite them.
-
-        They are recorded for one round only, because it is not known yet whether another bookie has a good copy, and
-        the next round asks again. They are replaced together with the missing entries of their bookie, so a large
-        number of them is no reason to replace the bookie. If there are too many to record, at least the last one of
-        each bookie is recorded.
-        """
-        self._unread, self._unverified = dict(shortfall.unread), dict(shortfall.damaged)
-        for bookie in self._unread.keys() | self._unverified.keys():
-            if bookie not in self._counted and self._stored_again.is_at_bound(ledger.ledger_id, bookie):
-                detail = f"copies were replaced there {STORED_AGAIN_MAX} times, and are damaged again"
-                self._found.failed_targets[bookie] = Answer(bookie, Status.IO_ERROR, detail)
-        found = list(itertools.islice(shortfall.damaged_copies(), LEDGER_COPIES_MAX))
-        known = self._reported | self._damage.copies(ledger.ledger_id) if found else frozenset()
-        self._report(ledger, [copy for copy in found if (copy.bookie, copy.entry_id) not in known])
-        if len(self._reported) < LEDGER_COPIES_MAX:
-            self._reported.update((copy.bookie, copy.entry_id) for copy in found)
-        self._shown = KnownDamage()
-        self._shown.note(ledger, found)
-
-    def _damaged_entries(self, ledger: Versioned, key: PositionKey) -> set[EntryId]:
-        """Return the entries of a position with damaged copies on its bookie."""
-        ledger_id = ledger.ledger_id
-        return {*self._damage.of(ledger_id).get(key, ()), *self._shown.of(ledger_id).get(key, ())}
-
-    def _note_damage(self, ledger: Versioned, outcomes: Sequence[CopyOutcome]) -> None:
-        """Report the damaged copies that were read; record those with a good copy elsewhere for the next plan."""
-        met = outcomes[0].corrupt
-        known = self._damage.copies(ledger.ledger_id) if met else frozenset()
-        fresh = [copy for copy in met if (copy.bookie, copy.entry_id) not in known]
-        self._report(ledger, fresh)
-        without_good = {entry.entry_id for outcome in outcomes for entry in outcome.unreadable}
-        without_good.update(copy.entry_id for copy in fresh if any(copy.entry_id in each.left_out for each in outcomes))
-        for bookie in self._damage.note(ledger, [copy for copy in fresh if copy.entry_id not in without_good]):
-            self._found.failed_targets[bookie] = Answer(bookie, Status.CORRUPT, "too many damaged copies")
-
     async def _mark_lacking(self, ledger: Versioned, sources: Set[BookieId]) -> None:
         """Add sources that did not serve an entry of a closed ledger, or only a damaged copy, to its task (R41, R140).
 
@@ -500,10 +424,6 @@ class Execution:
         else:
             self._marked.update(fresh)
             _log.info("sources without good copies are marked", extra=extra)
-
-    def _report(self, ledger: Versioned, copies: Sequence[CorruptCopy]) -> None:
-        for corrupt in copies[:REPORTED_MAX]:
-            self._events.copy_corrupt(ledger.ledger_id, corrupt)
 
     async def _entries_already_held(
         self,
@@ -548,31 +468,18 @@ class Execution:
         for copy in installed.done:
             if isinstance(copy.step, CopyPosition):
                 self._recent.note_listing(copy.step.target, is_answered=True)
-            self._found.repaired.add(_key(ledger, copy.step))
+            self._found.repaired.add(PositionKey.of(ledger.metadata, copy.step))
             self._found.fragments.add(ledger.metadata.fragments[copy.step.fragment_index].first_entry_id)
             self._found.entries += copy.entries
             self._found.bytes += copy.bytes
             self._found.moved_copies += copy.step.cause is Cause.MISPLACED
-            key = _key(ledger, copy.step)
+            key = PositionKey.of(ledger.metadata, copy.step)
             if copy.left_out:
                 _log.info("entries with an accepted loss were left out of a copy", extra=_left_out_fields(ledger, copy))
                 if copy.step.target == copy.step.old:
                     self._accepted.note_left_out(key, copy.left_out)
-            damaged = self._damaged_entries(ledger, key)
-            is_in_place = copy.step.target == copy.step.old
-            replaced = damaged.intersection(copy.overwritten) if is_in_place else damaged
-            self._found.replaced_copies += len(replaced)
-            self._count_stored(ledger, copy.step)
-            for known in (self._damage, self._shown):  # damage found after the copy in place began stays
-                known.replaced(ledger.ledger_id, key, replaced)
+            self._found.replaced_copies += self._damage.note_installed(ledger, copy)
         return installed
-
-    def _count_stored(self, ledger: Versioned, step: Step) -> None:
-        """Count, once per turn, that copies were stored again on the bookie that showed them to be damaged."""
-        is_shown = step.target == step.old and _key(ledger, step) in self._shown.of(ledger.ledger_id)
-        if is_shown and step.target not in self._counted:
-            self._counted.add(step.target)
-            self._stored_again.note(ledger.ledger_id, step.target)
 
 
 def _left_out_fields(ledger: Versioned, copy: CopiedStep) -> dict[str, object]:
@@ -583,7 +490,3 @@ def _held(step: CopyPosition, shortfall: Shortfall) -> EntryRuns:
     """Return the entries that the target of a copy in place has, including damaged copies."""
     is_all = step.cause is Cause.DAMAGED and step.is_in_place and step.target not in dict(shortfall.held)
     return EntryRuns(((step.first, step.last),)) if is_all else shortfall.held_by(step.target)
-
-
-def _key(ledger: Versioned, step: Step) -> PositionKey:
-    return PositionKey(ledger.metadata.fragments[step.fragment_index].first_entry_id, step.position, step.old)

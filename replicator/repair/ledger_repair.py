@@ -245,7 +245,7 @@ class LedgerRepair:
         conditions = await verdict_conditions(self._ports, ledger, self._task, bookies)
         conditions = replace(conditions, checks=(*conditions.checks, *drain_checks))
         shortfall = await self._holdings.shortfall(ledger, self._task.missing, bookies)
-        self._execution.note_damaged(ledger, shortfall)
+        self._execution.note_shown_damage(ledger, shortfall)
         if not ledger.metadata.is_closed:
             await self._unclosed.doubt(shortfall.incomplete_members())
         return View(ledger, bookies, conditions, shortfall)
