@@ -12,22 +12,25 @@ R rules are defined in docs/failure-model.md.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import PreconditionFailedError, Versioned
 from bookie.metadata.port import Check, MultiFailedError
-from bookie.metadata.tasks.decisions import LostFragment, RecordedDecision
+from bookie.metadata.tasks.decisions import RecordedDecision
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.availability import EntryRuns
-from bookie.model.ids import EntryId
+from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from replicator.plan.acceptance import NOTHING_ACCEPTED, Acceptance, acceptance
 from replicator.plan.planner import Blocked, PositionKey
 from replicator.ports import RepairPorts
 from replicator.repair.lease import Lease
+
+_log = logging.getLogger(__name__)
 
 RECORD_CHANGES_MAX: Final = 10
 """How often a turn removes entries of one fragment from the record: it writes once for each chunk with such entries. If
@@ -115,8 +118,10 @@ class AcceptedLoss:
         """Note the record that an installation wrote. Call this while ``lock`` is held since ``current`` was read."""
         self._current = record
 
-    async def remove(self, ledger: Versioned, first_entry_id: EntryId, found: Iterable[EntryId]) -> LostFragment | None:
-        """Remove entries of a fragment that sources served. Return the loss before that; None if there is none.
+    async def remove(
+        self, ledger: Versioned, first_entry_id: EntryId, served_by: Mapping[EntryId, BookieId]
+    ) -> frozenset[BookieId]:
+        """Remove entries of a fragment that sources served. Return the other members that the record named for them.
 
         Otherwise the record would permit to leave them out if they are lost again, and audits would accept this.
 
@@ -129,12 +134,12 @@ class AcceptedLoss:
             record = self._current
             loss = None if record is None else record.decision.loss_of(first_entry_id)
             if record is None or loss is None:
-                return None
+                return frozenset()
             self._changes[first_entry_id] += 1
             if self._changes[first_entry_id] > RECORD_CHANGES_MAX:
                 decision = record.decision.without_fragment(first_entry_id)
             else:
-                entries = EntryRuns.of(sorted(found))
+                entries = EntryRuns.of(sorted(served_by))
                 decision = record.decision.after_finding(ledger.metadata.stripe, first_entry_id, entries)
             change, lock = self._decisions.replacing(record, decision), self._lease.check()
             self._lease.ensure_session()
@@ -145,7 +150,18 @@ class AcceptedLoss:
                     raise self._lease.lost() from error
                 raise PreconditionFailedError(self._ledger_id, change.path) from error
             self._current = RecordedDecision(decision, record.version + 1)
-        return loss
+        _log.warning(
+            "entries whose loss was accepted have a copy",
+            extra={"ledger_id": self._ledger_id, "first_entry_id": min(served_by), "entries": len(served_by)},
+        )
+        stripe = ledger.metadata.stripe
+        denying = {
+            denial.bookie
+            for denial in loss.denials
+            for entry_id, source in served_by.items()
+            if stripe.stores(denial.position, entry_id) and denial.bookie != source
+        }
+        return ledger.metadata.members() & denying
 
 
 def _if_accepted(known: RecordedDecision | None) -> RecordedDecision | None:

@@ -44,7 +44,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final
 
 from bookie.client.placement.judge import EnsembleJudge
-from bookie.metadata.bookies.registration import BookieObservation, Bookies
+from bookie.metadata.bookies.registration import BookieObservation, Bookies, Registration
 from bookie.metadata.ledgers.ledgers import PreconditionFailedError, Versioned
 from bookie.metadata.port import Check, Operation, SetData
 from bookie.metadata.tasks.decisions import AcceptedCopy, RecordedDecision
@@ -138,7 +138,7 @@ class Installer:
         ledger: Versioned,
         copied: Sequence[CopiedStep],
         reserved: LedgerReservations | None,
-        registered_at: Mapping[BookieId, int],
+        targets: Mapping[BookieId, Registration],
         completing: Conditions | None = None,
         accepted: RecordedDecision | None = None,
     ) -> InstallResult:
@@ -149,7 +149,7 @@ class Installer:
             copied: the steps.
             reserved: the reservation of the steps; may be None if everything was filled in place, and for an empty
                 ledger (R118).
-            registered_at: the transaction that created the registration of each target, read before this call.
+            targets: the registration of each target, read before the copies.
             completing: the conditions for deleting the task with these steps, if nothing is missing after them.
             accepted: the record of the accepted loss, for steps that concern its entries.
 
@@ -183,7 +183,7 @@ class Installer:
         bookies, _ = await with_draining(self._ports, seen.bookies, replaced)
         refusals.extend(_unwritable_targets(complete, bookies))
         refusals.extend(_dead_disks(complete, seen))
-        again = _registered_again(complete, seen, registered_at)
+        again = _registered_again(complete, seen, targets)
         valid = [copy for copy in complete if copy.step.target not in again and _is_still_wanted(copy, bookies, seen)]
         few = _with_few_targets(valid)
         done = await run_cooperatively(dropping_worse_moves(ledger.metadata, few, self._ports.placement.judge()))
@@ -342,14 +342,14 @@ def _dead_disks(copied: Iterable[CopiedStep], seen: BookieObservation) -> Iterat
 
 
 def _registered_again(
-    copied: Iterable[CopiedStep], seen: BookieObservation, registered_at: Mapping[BookieId, int]
+    copied: Iterable[CopiedStep], seen: BookieObservation, targets: Mapping[BookieId, Registration]
 ) -> frozenset[BookieId]:
     """Return the targets to ask again: they record no incarnation, and their registration has changed (R136)."""
-    targets = {copy.step.target for copy in copied if isinstance(copy.step, CopyPosition)}
+    copied_to = {copy.step.target for copy in copied if isinstance(copy.step, CopyPosition)}
     return frozenset(
         target
-        for target in targets & seen.registrations.keys() - seen.latest.keys()
-        if seen.registrations[target].czxid != registered_at.get(target)
+        for target in copied_to & seen.registrations.keys() - seen.latest.keys()
+        if target not in targets or seen.registrations[target].czxid != targets[target].czxid
     )
 
 

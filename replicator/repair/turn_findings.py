@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId
-from replicator.knowledge.evidence import Answer
+from replicator.copying.copier import CopyOutcome
+from replicator.knowledge.evidence import Answer, describe
 from replicator.plan.planner import PositionKey
+from replicator.plan.steps import Cause, CopyPosition
+from replicator.repair.install import CopiedStep
 from replicator.telemetry.events import Ending, TaskResult
 
 
@@ -46,6 +49,33 @@ class TurnFindings:
     def note_refusals(self, answers: Iterable[Answer]) -> None:
         """Record the answers of bookies that refused copies, or that plans must avoid for the rest of the turn."""
         self.failed_targets.update((answer.bookie, answer) for answer in answers)
+
+    def note_failure(self, key: PositionKey, step: CopyPosition, outcome: CopyOutcome) -> None:
+        """Record why a position was not copied, for the next plan."""
+        if outcome.target_failure is not None:
+            self.note_refusals([outcome.target_failure])
+        elif outcome.unreadable_count:
+            evidence = describe(outcome.unreadable, outcome.unreadable_count)
+            if outcome.is_permanent_failure:
+                self.unreadable[key] = evidence
+            else:
+                self.unreadable_for_now.append(f"fragment {step.fragment_index} position {step.position}: {evidence}")
+
+    def note_installed(self, key: PositionKey, copy: CopiedStep, replaced_copies: int) -> None:
+        """Count an installed step, and the damaged copies that it has replaced."""
+        self.repaired.add(key)
+        self._count(key, copy.entries, copy.bytes, replaced_copies)
+        self.moved_copies += copy.step.cause is Cause.MISPLACED
+
+    def note_restored(self, key: PositionKey, outcome: CopyOutcome) -> None:
+        """Count a damaged copy that was stored again before the copy of its whole position."""
+        self._count(key, outcome.entries, outcome.bytes, replaced_copies=1)
+
+    def _count(self, key: PositionKey, entries: int, size_bytes: int, replaced_copies: int) -> None:
+        self.fragments.add(key.first_entry_id)
+        self.entries += entries
+        self.bytes += size_bytes
+        self.replaced_copies += replaced_copies
 
     def forget_unreadable(self, first_entry_ids: Collection[EntryId]) -> None:
         """Forget the evidence about fragments, because another copy may leave out their unreadable entries."""

@@ -152,10 +152,9 @@ def _(stack: ExitStack) -> None:
 
 @plants("copies-not-waited-for", "R29, S11", "the metadata names a target before it has acknowledged its copies")
 def _(stack: ExitStack) -> None:
-    async def at_once(self: Any, ledger: Any, steps: Any, shortfall: Any, incarnations: Any) -> Any:
-        return True, [
-            install.CopiedStep(step, incarnation=incarnations[step.target], entries=0, bytes=0) for step in steps
-        ]
+    async def at_once(self: Any, copying: Any, steps: Any) -> Any:
+        disks = copying.targets.incarnation
+        return True, [install.CopiedStep(step, incarnation=disks(step.target), entries=0, bytes=0) for step in steps]
 
     async def whole(self: Installer, ledger: Any, copy: Any) -> None:
         return None
@@ -236,9 +235,9 @@ def _(stack: ExitStack) -> None:
         return EntryRuns.of(sorted({e + more for e in lost for more in (0, 1) if step.first <= e + more <= step.last}))
 
     def make_held(entries_already_held: Any) -> Any:
-        async def with_next(self: Any, ledger: Any, step: Any, *rest: Any) -> Any:
-            held = await entries_already_held(self, ledger, step, *rest)
-            accepted = self._may_leave_out(step)
+        async def with_next(self: Any, copying: Any, step: Any, *rest: Any) -> Any:
+            held = await entries_already_held(self, copying, step, *rest)
+            accepted = self._may_leave_out(copying, step)
             others = and_next(accepted, step).without(accepted)
             return finished(EntryRuns.union_with_pauses(held, others))
 

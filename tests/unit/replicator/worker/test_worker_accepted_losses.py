@@ -608,7 +608,7 @@ async def test_an_entry_that_an_interrupted_copy_left_on_a_target_is_not_lost() 
         with pytest.MonkeyPatch.context() as patch:
             held = EntryRuns.of([3])
 
-            async def already(self: Execution, ledger: Any, step: CopyPosition, *rest: Any) -> EntryRuns:
+            async def already(self: Execution, copying: Any, step: CopyPosition, *rest: Any) -> EntryRuns:
                 return held if step.target == "t" else EntryRuns()
 
             patch.setattr(Execution, "_entries_already_held", already)
