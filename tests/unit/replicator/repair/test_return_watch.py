@@ -9,7 +9,7 @@ from replicator.knowledge.recent import BOOKIES_AGE_S
 from replicator.knowledge.returns import RETURNS_MAX, SAME_RETURN_S, Returns
 from replicator.plan.steps import Cause, CopyPosition
 from replicator.repair.return_watch import ReturnWatch
-from tests.unit.replicator.repair.turns import Turn, a_turn
+from tests.unit.replicator.repair.turns import LockedTurn, a_turn
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.virtual_time import in_virtual_time
 
@@ -29,7 +29,7 @@ COPY = CopyPosition(
 OF_ANOTHER = replace(COPY, position=2, old=C)
 
 
-def watch(turn: Turn, returns: Returns) -> ReturnWatch:
+def watch(turn: LockedTurn, returns: Returns) -> ReturnWatch:
     return ReturnWatch(turn.lease, turn.ports.recent, returns)
 
 

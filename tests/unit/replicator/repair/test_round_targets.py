@@ -7,7 +7,7 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import Status
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.repair.round_targets import RoundTargets, ready_targets
-from tests.unit.replicator.repair.turns import Turn, a_turn
+from tests.unit.replicator.repair.turns import LockedTurn, a_turn
 from tests.worlds.ledgers import LEDGER, make_metadata
 from tests.worlds.virtual_time import in_virtual_time
 
@@ -31,7 +31,7 @@ def copy_to(target: BookieId, old: BookieId = B) -> CopyPosition:
     )
 
 
-async def ready(turn: Turn, *steps: Step) -> RoundTargets:
+async def ready(turn: LockedTurn, *steps: Step) -> RoundTargets:
     ledger = await turn.ports.ledgers.read(LEDGER)
     return await ready_targets(ledger, steps, turn.ports.recent, turn.holdings, turn.reservation, turn.found)
 

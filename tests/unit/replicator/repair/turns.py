@@ -17,7 +17,7 @@ from tests.worlds.repair import RepairWorld, a_world
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class LockedTurn:
     """A turn that has locked ``LEDGER``."""
 
     world: RepairWorld
@@ -29,7 +29,7 @@ class Turn:
 
 
 @asynccontextmanager
-async def a_turn(bookies: str, metadata: LedgerMetadata, missing: str) -> AsyncIterator[Turn]:
+async def a_turn(bookies: str, metadata: LedgerMetadata, missing: str) -> AsyncIterator[LockedTurn]:
     """Lock a ledger in a cluster of ``bookies``, without entries, that is marked as missing ``missing``."""
     async with a_world(bookies) as world:
         await world.ledgers.create(LEDGER, metadata)
@@ -37,10 +37,10 @@ async def a_turn(bookies: str, metadata: LedgerMetadata, missing: str) -> AsyncI
         yield await locked(world)
 
 
-async def locked(world: RepairWorld) -> Turn:
+async def locked(world: RepairWorld) -> LockedTurn:
     ports = world.ports(world.store)
     held = await ports.tasks.locks.lock(LEDGER, "worker", other_node_paths(ports, LEDGER))
     assert held is not None
     lease = Lease(ports, held, world.store.session.epoch)
     holdings = Holdings(ports.transport, ports.clock)
-    return Turn(world, ports, lease, holdings, ReservationHolder(ports, lease), TurnFindings())
+    return LockedTurn(world, ports, lease, holdings, ReservationHolder(ports, lease), TurnFindings())
