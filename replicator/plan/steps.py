@@ -99,5 +99,10 @@ class SwapMember:
         """The same as in ``CopyPosition``."""
         return self.cause in _LOST_OR_DRAINING_CAUSES
 
+    @property
+    def is_in_place(self) -> bool:
+        """The same as in ``CopyPosition``: never, because only the metadata is changed."""
+        return False
+
 
 Step = CopyPosition | SwapMember

@@ -14,18 +14,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import PreconditionFailedError, Versioned
-from bookie.metadata.port import Check, MultiFailedError
-from bookie.metadata.tasks.decisions import RecordedDecision
+from bookie.metadata.port import Check, MultiFailedError, SetData
+from bookie.metadata.tasks.decisions import AcceptedCopy, RecordedDecision
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.availability import EntryRuns
+from bookie.model.errors import InvariantError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from replicator.plan.acceptance import NOTHING_ACCEPTED, Acceptance, acceptance
+from replicator.plan.installable import CopiedStep
 from replicator.plan.planner import Blocked, PositionKey
 from replicator.ports import RepairPorts
 from replicator.repair.lease import Lease
@@ -37,6 +39,13 @@ RECORD_CHANGES_MAX: Final = 10
 more are found, the acceptance of the fragment ends, and an operator accepts the rest again."""
 _ENDED_BY_ACCEPTANCE: Final = (ParkReason.NO_LIVE_COPY, ParkReason.UNREADABLE_ENTRIES)
 """Reasons of blocked positions that an accepted loss may end."""
+
+
+class RecordChange(NamedTuple):
+    """A change of the record, as a part of a transaction."""
+
+    after: RecordedDecision
+    operation: SetData
 
 
 class AcceptedLoss:
@@ -114,8 +123,32 @@ class AcceptedLoss:
         """The record as last known; None if there is none."""
         return self._current
 
-    def note_written(self, record: RecordedDecision | None) -> None:
-        """Note the record that an installation wrote. Call this while ``lock`` is held since ``current`` was read."""
+    def after_copies(self, metadata: LedgerMetadata, copies: Sequence[CopiedStep]) -> RecordChange | None:
+        """Return the change of the record with which the metadata may name the targets of ``copies``; None if none.
+
+        So audits expect the other entries there. Hold ``lock`` from this call until ``note_written``.
+
+        Raises:
+            InvariantError: a copy left out entries without a record.
+        """
+        record = self._current
+        if record is None:
+            if any(copy.left_out for copy in copies):
+                raise InvariantError(f"entries of ledger {self._ledger_id} were left out without an accepted loss")
+            return None
+        if not copies:
+            return None
+        first_ids = [metadata.fragments[copy.step.fragment_index].first_entry_id for copy in copies]
+        changes = [
+            AcceptedCopy(first, copy.step.position, copy.step.target, copy.left_out)
+            for first, copy in zip(first_ids, copies, strict=True)
+        ]
+        decision = record.decision.after_copies(metadata.stripe, changes)
+        after = RecordedDecision(decision, record.version + 1)
+        return RecordChange(after, self._decisions.replacing(record, decision))
+
+    def note_written(self, record: RecordedDecision) -> None:
+        """Note the record that a transaction wrote."""
         self._current = record
 
     async def remove(

@@ -32,12 +32,13 @@ from replicator.copying.receiver import PositionCopy
 from replicator.knowledge.damage import without
 from replicator.knowledge.holdings import Holdings, Shortfall
 from replicator.plan.acceptance import NOTHING_ACCEPTED, Acceptance
+from replicator.plan.installable import CopiedStep
 from replicator.plan.planner import Plan, PositionKey
 from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
 from replicator.repair.accepted_loss import AcceptedLoss
 from replicator.repair.conditions import Conditions
 from replicator.repair.context import RepairContext
-from replicator.repair.install import CopiedStep, Installer, InstallResult
+from replicator.repair.install import Installer, InstallResult
 from replicator.repair.lacking_sources import LackingSources
 from replicator.repair.lease import Lease
 from replicator.repair.reservation_holder import ReservationHolder
@@ -104,7 +105,7 @@ class Execution:
         self._accepted = accepted
         self._damage = TurnDamage(context.damage, context.stored_again, context.events)
         self._lacking = LackingSources(context.ports)
-        self._installer = Installer(context.ports, context.copier, holdings, lease)
+        self._installer = Installer(context.ports, context.copier, holdings, lease, accepted)
         self._copied: dict[tuple[PositionKey, BookieId, EntryId], CopiedStep] = {}
         """The completed copies of the turn. If the write of one is refused, a later round need not copy it again."""
         self.is_completed = False
@@ -354,10 +355,8 @@ class Execution:
     ) -> InstallResult:
         """Install ``ready`` in ``ledger``, the metadata as last written, and record what was installed or refused."""
         reserved = self._reservation.current
-        async with self._accepted.lock:
-            record, targets = self._accepted.current, copying.targets.registrations
-            installed = await self._installer.install(ledger, ready, reserved, targets, completing, record)
-            self._accepted.note_written(installed.accepted)
+        targets = copying.targets.registrations
+        installed = await self._installer.install(ledger, ready, reserved, targets, completing)
         if installed.lacking:
             await self._mark_lacking(copying, installed.lacking)
         for bookie in installed.again:  # the next round asks it again for the same entries
@@ -375,7 +374,7 @@ class Execution:
             key = copying.key(copy.step)
             if copy.left_out:
                 _log.info("entries with an accepted loss were left out of a copy", extra=_left_out_fields(ledger, copy))
-                if copy.step.target == copy.step.old:
+                if copy.step.is_in_place:
                     self._accepted.note_left_out(key, copy.left_out)
             self._found.note_installed(key, copy, self._damage.note_installed(ledger, copy))
         return installed

@@ -35,9 +35,9 @@ from replicator.knowledge.damage import LEDGER_COPIES_MAX, KnownDamage
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 from replicator.knowledge.holdings import Shortfall
 from replicator.knowledge.stored_again import STORED_AGAIN_MAX, RestoredCopyCounts
+from replicator.plan.installable import CopiedStep
 from replicator.plan.planner import PositionKey
 from replicator.plan.steps import CopyPosition, Step
-from replicator.repair.install import CopiedStep
 from replicator.telemetry.events import EventSink
 
 _NOTHING = EntryRuns(())
@@ -163,7 +163,7 @@ class TurnDamage:
         Damage that was found after a copy in place began stays.
         """
         key = PositionKey.of(ledger.metadata, copy.step)
-        is_in_place = copy.step.target == copy.step.old
+        is_in_place = copy.step.is_in_place
         damaged = self.entries(ledger, key)
         replaced = damaged.intersection(copy.overwritten) if is_in_place else damaged
         if is_in_place and key in self._shown.of(ledger.ledger_id) and copy.step.target not in self._counted:

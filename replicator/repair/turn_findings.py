@@ -13,9 +13,9 @@ from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId
 from replicator.copying.copier import CopyOutcome
 from replicator.knowledge.evidence import Answer, describe
+from replicator.plan.installable import CopiedStep
 from replicator.plan.planner import PositionKey
 from replicator.plan.steps import Cause, CopyPosition
-from replicator.repair.install import CopiedStep
 from replicator.telemetry.events import Ending, TaskResult
 
 

@@ -11,11 +11,12 @@ from bookie.model.ids import EntryId
 from bookie.server import copying
 from bookie.wire.port import CopyReply, EntryResult, Status
 from replicator.copying.pull import Pull, Pulled
+from replicator.plan.installable import CopiedStep
 from replicator.plan.steps import Cause
 from replicator.queue import ordering
 from replicator.queue.repayment import Repayment
 from replicator.repair import execution, install
-from replicator.repair.install import CopiedStep, Installer
+from replicator.repair.install import Installer
 from tests.simulation.planting import Registry, swap
 
 PLACEMENT_DEFECTS = Registry()

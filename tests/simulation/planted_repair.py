@@ -22,7 +22,9 @@ from replicator.copying import target
 from replicator.copying.target import Target
 from replicator.knowledge import holdings
 from replicator.knowledge.holdings import Holdings
+from replicator.plan import installable
 from replicator.plan import planner as plan
+from replicator.plan.installable import CopiedStep
 from replicator.plan.steps import CopyPosition
 from replicator.repair import execution, install
 from replicator.repair import ledger_repair as repair
@@ -139,7 +141,8 @@ def _(stack: ExitStack) -> None:
 
     swap(stack, plan._FragmentPlan, "_candidates", lambda _: without_check)
     swap(stack, repair, "target_chooser", lambda _: choose)
-    swap(stack, install, "with_steps", lambda _: with_steps)
+    for module in (install, installable):
+        swap(stack, module, "with_steps", lambda _: with_steps)
 
 
 @plants("copy-without-recovery-flag", "#3783, #4163", "copies are sent as ordinary adds, which fenced bookies refuse")
@@ -154,7 +157,7 @@ def _(stack: ExitStack) -> None:
 def _(stack: ExitStack) -> None:
     async def at_once(self: Any, copying: Any, steps: Any) -> Any:
         disks = copying.targets.incarnation
-        return True, [install.CopiedStep(step, incarnation=disks(step.target), entries=0, bytes=0) for step in steps]
+        return True, [CopiedStep(step, incarnation=disks(step.target), entries=0, bytes=0) for step in steps]
 
     async def whole(self: Installer, ledger: Any, copy: Any) -> None:
         return None

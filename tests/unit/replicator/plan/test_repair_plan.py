@@ -14,6 +14,7 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
+from replicator.plan.installable import with_steps
 from replicator.plan.planner import (
     Blocked,
     Knowledge,
@@ -25,7 +26,6 @@ from replicator.plan.planner import (
     target_chooser,
 )
 from replicator.plan.steps import Cause, CopyPosition, SwapMember
-from replicator.repair.install import with_steps
 from tests.worlds.ledgers import LEDGER, make_metadata, name_set, names
 
 

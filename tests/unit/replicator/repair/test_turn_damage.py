@@ -11,9 +11,9 @@ from replicator.knowledge.damage import KnownDamage
 from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 from replicator.knowledge.holdings import Shortfall
 from replicator.knowledge.stored_again import STORED_AGAIN_MAX, RestoredCopyCounts
+from replicator.plan.installable import CopiedStep
 from replicator.plan.planner import PositionKey
 from replicator.plan.steps import Cause, CopyPosition
-from replicator.repair.install import CopiedStep
 from replicator.repair.turn_damage import TurnDamage
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import Recorder
