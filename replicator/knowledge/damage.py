@@ -28,7 +28,7 @@ from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from replicator.knowledge.evidence import CorruptCopy
-from replicator.plan.planner import PositionKey
+from replicator.plan.steps import PositionKey
 
 LEDGER_COPIES_MAX: Final = 10_000
 """The most damaged copies noted per ledger. Bookies with further ones are replaced completely."""

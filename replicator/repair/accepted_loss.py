@@ -28,7 +28,8 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from replicator.plan.acceptance import NOTHING_ACCEPTED, Acceptance, acceptance
 from replicator.plan.installable import CopiedStep
-from replicator.plan.planner import Blocked, PositionKey
+from replicator.plan.planner import Blocked
+from replicator.plan.steps import PositionKey
 from replicator.ports import RepairPorts
 from replicator.repair.lease import Lease
 

@@ -33,8 +33,8 @@ from replicator.knowledge.damage import without
 from replicator.knowledge.holdings import Holdings, Shortfall
 from replicator.plan.acceptance import NOTHING_ACCEPTED, Acceptance
 from replicator.plan.installable import CopiedStep
-from replicator.plan.planner import Plan, PositionKey
-from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
+from replicator.plan.planner import Plan
+from replicator.plan.steps import Cause, CopyPosition, PositionKey, Step, SwapMember
 from replicator.repair.accepted_loss import AcceptedLoss
 from replicator.repair.conditions import Conditions
 from replicator.repair.context import RepairContext

@@ -31,7 +31,8 @@ from replicator.knowledge.holdings import (
     lacking_count,
     lacking_write_sets,
 )
-from replicator.plan.planner import Knowledge, PositionKey, needs_tail_evidence
+from replicator.plan.planner import Knowledge, needs_tail_evidence
+from replicator.plan.steps import PositionKey
 from replicator.repair.accepted_loss import AcceptedLoss
 from replicator.repair.conditions import Conditions, verdict_conditions
 from replicator.repair.context import RepairContext

@@ -61,8 +61,9 @@ from bookie.runtime.waiting import run_cooperatively
 from replicator.knowledge.holdings import Holdings
 from replicator.knowledge.moving import why_not_moved
 from replicator.plan.moves import planning_moves
-from replicator.plan.planner import Knowledge, Plan, planning_repair, target_chooser
+from replicator.plan.planner import Knowledge, Plan, planning_repair
 from replicator.plan.steps import CopyPosition
+from replicator.plan.target_choice import target_chooser
 from replicator.queue.ordering import MISPLACED
 from replicator.queue.task_queue import Turn
 from replicator.repair import execution

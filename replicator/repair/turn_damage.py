@@ -36,8 +36,7 @@ from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 from replicator.knowledge.holdings import Shortfall
 from replicator.knowledge.stored_again import STORED_AGAIN_MAX, RestoredCopyCounts
 from replicator.plan.installable import CopiedStep
-from replicator.plan.planner import PositionKey
-from replicator.plan.steps import CopyPosition, Step
+from replicator.plan.steps import CopyPosition, PositionKey, Step
 from replicator.telemetry.events import EventSink
 
 _NOTHING = EntryRuns(())

@@ -14,8 +14,7 @@ from bookie.model.ids import BookieId, EntryId
 from replicator.copying.copier import CopyOutcome
 from replicator.knowledge.evidence import Answer, describe
 from replicator.plan.installable import CopiedStep
-from replicator.plan.planner import PositionKey
-from replicator.plan.steps import Cause, CopyPosition
+from replicator.plan.steps import Cause, CopyPosition, PositionKey
 from replicator.telemetry.events import Ending, TaskResult
 
 

@@ -14,7 +14,8 @@ from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
 from replicator.plan.acceptance import NOTHING_ACCEPTED
-from replicator.plan.planner import Blocked, PositionKey
+from replicator.plan.planner import Blocked
+from replicator.plan.steps import PositionKey
 from replicator.repair import accepted_loss
 from replicator.repair.accepted_loss import AcceptedLoss
 from replicator.repair.lease import LeaseLostError

@@ -12,8 +12,7 @@ from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
 from replicator.knowledge.holdings import Shortfall
 from replicator.knowledge.stored_again import STORED_AGAIN_MAX, RestoredCopyCounts
 from replicator.plan.installable import CopiedStep
-from replicator.plan.planner import PositionKey
-from replicator.plan.steps import Cause, CopyPosition
+from replicator.plan.steps import Cause, CopyPosition, PositionKey
 from replicator.repair.turn_damage import TurnDamage
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import Recorder
