@@ -9,7 +9,7 @@ bytes again after such an add, so another bookie replaces it immediately, if the
 A damaged entry without a good copy is not noted. It parks its position (R23).
 
 An entry that an Apache bookie could not read is found by asking the bookie again, so it is kept for one round only
-(``repair.execution``, R139).
+(``repair.turn_damage``, R139).
 
 The notes outlive a turn, because a turn may end before it can act on them: a bookie may be unreachable, or a recovery
 may come first. They do not outlive the process. They are hints: if a note is outdated, a good copy is replaced by an
@@ -28,7 +28,7 @@ from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from replicator.knowledge.evidence import CorruptCopy
-from replicator.plan.planner import PositionKey
+from replicator.plan.steps import PositionKey
 
 LEDGER_COPIES_MAX: Final = 10_000
 """The most damaged copies noted per ledger. Bookies with further ones are replaced completely."""

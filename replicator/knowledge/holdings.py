@@ -50,8 +50,7 @@ from bookie.wire.requests import ReadLast
 from replicator.knowledge.evidence import Answer, CorruptCopy
 from replicator.knowledge.frontier import Frontier, Written, proven
 from replicator.knowledge.loss import acknowledged_sample, has_lost_entries
-from replicator.plan.planner import PositionKey
-from replicator.plan.steps import CopyPosition
+from replicator.plan.steps import CopyPosition, PositionKey
 
 LIST_TIMEOUT_S: Final = 15.0
 FRAGMENTS_COMPARED_PER_STEP: Final = 200

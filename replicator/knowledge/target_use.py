@@ -1,6 +1,6 @@
 """Which bookies are targets of this process: the number of positions per bookie, and the chosen targets per ledger.
 
-With the counts, the next repair can choose a less busy target (``plan.planner.target_chooser``). But counts change, so
+With the counts, the next repair can choose a less busy target (``plan.target_choice``). But counts change, so
 the next attempt at a ledger could choose another target, and copy everything again (R38). Therefore the last choice for
 each position is kept until the ledger is repaired, and is preferred. If a choice is forgotten, entries may be copied
 twice.

@@ -36,15 +36,9 @@ from bookie.model.availability import finished
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.isolation import allowed_bookies
 from bookie.model.metadata import LedgerMetadata
-from replicator.plan.planner import (
-    NOTHING_KNOWN,
-    Begun,
-    Blocked,
-    Knowledge,
-    Plan,
-    PositionKey,
-)
-from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
+from replicator.plan.planner import NOTHING_KNOWN, Blocked, Knowledge, Plan
+from replicator.plan.steps import Cause, CopyPosition, PositionKey, Step, SwapMember
+from replicator.plan.target_choice import Begun
 
 MEMBERS_REPLACED_TOGETHER_MAX: Final = 3
 """The most members of a fragment that are replaced together."""

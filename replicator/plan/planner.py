@@ -27,23 +27,21 @@ R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.m
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
-from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.availability import finished
-from bookie.model.ids import BookieId, EntryId, LedgerId
+from bookie.model.ids import BookieId, EntryId
 from bookie.model.isolation import allowed_bookies, isolation_of
 from bookie.model.metadata import LedgerMetadata, LedgerState
 from bookie.model.schedule import Stripe
 from replicator.plan.acceptance import NOTHING_ACCEPTED, Acceptance
-from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
+from replicator.plan.steps import Cause, CopyPosition, PositionKey, Step, SwapMember
+from replicator.plan.target_choice import Choose
 
 _FRAGMENTS_PER_STEP: Final = 500
 """The number of healthy fragments that are judged between two pauses of a plan: a few milliseconds."""
@@ -62,20 +60,8 @@ class Blocked:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class PositionKey:
-    """Identifies a position across versions of the metadata: fragments keep their first entry, but not their index."""
-
-    first_entry_id: EntryId
-    position: int
-    bookie: BookieId
-
-
 _IN_PLACE: Final = (Cause.INCOMPLETE, Cause.DAMAGED)
 """The causes that are repaired in place if possible."""
-
-Choose = Callable[[PositionKey, Sequence[BookieId], Sequence[BookieId]], BookieId | None]
-"""Chooses a target for a position: (position, members of its fragment, sorted candidates) -> a candidate, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -444,62 +430,3 @@ class _FragmentPlan:
             reason=reason,
             detail=f"fragment {self.index} position {position}: {detail}",
         )
-
-
-_UNRESTRICTED_PLACEMENT: Final = Placement()
-
-Begun = Mapping[tuple[EntryId, int], BookieId]
-"""The targets of earlier partial copies, by the first entry of the fragment and the position."""
-
-PositionCounts = Mapping[BookieId, int]
-"""The number of positions that this process is copying to each bookie."""
-
-
-def target_chooser(
-    ledger_id: LedgerId,
-    write_quorum: int = 1,
-    placement: Placement = _UNRESTRICTED_PLACEMENT,
-    begun: Begun = MappingProxyType({}),
-    positions: PositionCounts = MappingProxyType({}),
-) -> Choose:
-    """Return a function that chooses targets by the placement policy, free space and ``positions``.
-
-    Bookies are drawn with their free space as the weight. If the first bookie drawn already receives copies, a second
-    one is drawn. The second one is chosen if it receives fewer in proportion to its weight and the policy rates it no
-    worse. The draw depends only on the position, so repeated repairs choose the same bookie among equals.
-
-    A target in ``begun`` is preferred if the policy rates it no worse. So the next attempt uses the copies of a failed
-    one, and unused copies do not accumulate on other bookies (R38, R44, #2166).
-    """
-
-    def choose(key: PositionKey, members: Sequence[BookieId], candidates: Sequence[BookieId]) -> BookieId | None:
-        rng = random.Random(f"{ledger_id}/{key.first_entry_id}/{key.position}")  # only to spread load
-        chosen = draw(key, members, candidates, rng)
-        before = begun.get((key.first_entry_id, key.position))
-        if chosen is None or before is None or before not in candidates or before in placement.draining:
-            return chosen
-        return (
-            before if shortfall(before, members, key.position) <= shortfall(chosen, members, key.position) else chosen
-        )
-
-    def draw(
-        key: PositionKey, members: Sequence[BookieId], candidates: Sequence[BookieId], rng: random.Random
-    ) -> BookieId | None:
-        first = placement.replacement(members, key.position, write_quorum, candidates, (), rng)
-        if first is None or not positions.get(first):
-            return first
-        second = placement.replacement(members, key.position, write_quorum, candidates, (first,), rng)
-        weights = placement.weights(candidates)
-        if second is None or share(second, weights) >= share(first, weights):
-            return first
-        is_worse = shortfall(second, members, key.position) > shortfall(first, members, key.position)
-        return first if is_worse else second
-
-    def share(bookie: BookieId, weights: Mapping[BookieId, float]) -> float:
-        return positions.get(bookie, 0) / weights.get(bookie, 1.0)
-
-    def shortfall(target: BookieId, members: Sequence[BookieId], position: int) -> int:
-        ensemble = [*members[:position], target, *members[position + 1 :]]
-        return placement.adherence(ensemble, write_quorum).shortfall
-
-    return choose

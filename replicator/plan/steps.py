@@ -1,4 +1,4 @@
-"""The steps of a repair, as values: copies of positions, and changes of only the metadata."""
+"""The steps of a repair, and the positions that they repair, as values."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bookie.model.ids import BookieId, EntryId
+from bookie.model.metadata import LedgerMetadata
 from bookie.model.schedule import Stripe
 
 
@@ -99,5 +100,24 @@ class SwapMember:
         """The same as in ``CopyPosition``."""
         return self.cause in _LOST_OR_DRAINING_CAUSES
 
+    @property
+    def is_in_place(self) -> bool:
+        """The same as in ``CopyPosition``: never, because only the metadata is changed."""
+        return False
+
 
 Step = CopyPosition | SwapMember
+
+
+@dataclass(frozen=True, slots=True)
+class PositionKey:
+    """Identifies a position across versions of the metadata: fragments keep their first entry, but not their index."""
+
+    first_entry_id: EntryId
+    position: int
+    bookie: BookieId
+
+    @staticmethod
+    def of(metadata: LedgerMetadata, step: Step) -> PositionKey:
+        """Return the position that a step repairs."""
+        return PositionKey(metadata.fragments[step.fragment_index].first_entry_id, step.position, step.old)

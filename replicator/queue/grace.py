@@ -16,7 +16,9 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock
-from replicator.plan.planner import Choose, PositionKey, planning_repair
+from replicator.plan.planner import planning_repair
+from replicator.plan.steps import PositionKey
+from replicator.plan.target_choice import Choose
 from replicator.queue.parking import Circumstances
 
 

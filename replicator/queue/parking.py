@@ -27,7 +27,8 @@ from bookie.metadata.tasks.parked import ParkedTask, ParkReason
 from bookie.model.ids import LedgerId
 from bookie.runtime.clock import Clock
 from replicator.plan.moves import planning_moves
-from replicator.plan.planner import Choose, Plan, planning_repair
+from replicator.plan.planner import Plan, planning_repair
+from replicator.plan.target_choice import Choose
 
 RECHECK_S: Final = 1800.0
 """How long a parked task rests if no change is visible in the store."""

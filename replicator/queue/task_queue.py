@@ -49,7 +49,8 @@ from bookie.runtime.waiting import run_cooperatively
 from replicator.knowledge.absence import Absences, absent_members_not_in_task, awaiting
 from replicator.knowledge.draining import with_draining
 from replicator.knowledge.moving import why_not_moved
-from replicator.plan.planner import growing_losses, target_chooser
+from replicator.plan.planner import growing_losses
+from replicator.plan.target_choice import target_chooser
 from replicator.ports import RepairPorts
 from replicator.queue.grace import GracePeriods
 from replicator.queue.ordering import (

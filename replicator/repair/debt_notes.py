@@ -15,20 +15,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final
 
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.debts import PlacementDebt
 from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.ids import BookieId
 from bookie.runtime.waiting import paced
+from replicator.plan.installable import ENSEMBLES_JUDGED_PER_STEP
 from replicator.plan.steps import Cause, Step
 from replicator.ports import RepairPorts
 
 _log = logging.getLogger(__name__)
-
-ENSEMBLES_JUDGED_PER_STEP: Final = 100
-"""The number of ensembles that are judged between two turns of the event loop: some milliseconds of work."""
 
 
 async def note_debts(ports: RepairPorts, ledger: Versioned, steps: Sequence[Step]) -> None:

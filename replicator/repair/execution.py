@@ -1,54 +1,50 @@
-"""Carry out one round's plan: reserve it, let targets pin the ledger, copy, and install completed steps.
+"""Carry out one round's plan: make its targets ready, copy, and install completed steps.
 
 All positions of a fragment are copied together, so an entry of several positions is read once (``copying.copier``). A
 few fragments are copied concurrently, because a small one has too few chunks to keep a bookie busy. An installation may
 run during the copies of other fragments, because it changes only the members of finished positions.
 
-Problems with bookies are recorded in the findings of the turn. If a lost bookie registers again while its copies are
-replaced, the round ends early (R55). The next one asks the bookie for its entries, and continues the copy if the bookie
-lacks more entries than the target.
+The parts of a round have modules of their own: ``round_targets`` reserves the plan, ``return_watch`` ends the round if
+a lost bookie returns, ``lacking_sources`` marks sources without good copies, ``turn_damage`` decides which damaged
+copies are overwritten, and ``accepted_loss`` which entries may be left out. Problems with bookies are recorded in the
+findings of the turn.
 
 R rules are defined in docs/failure-model.md.
 """
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import logging
-from collections import Counter
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence, Set
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 from bookie.client.placement.groups import log_targets_outside_groups
-from bookie.metadata.ledgers.ledgers import PreconditionFailedError, Versioned
-from bookie.metadata.port import MultiFailedError
-from bookie.metadata.tasks.decisions import RecordedDecision
-from bookie.metadata.tasks.format import UnreadableTaskError
+from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.availability import EntryRuns
-from bookie.model.errors import ConflictError, PermanentError, TransientError
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.waiting import results_as_completed, run_cooperatively
-from bookie.wire.port import Status
 from replicator.copying.copier import CopyOutcome
-from replicator.copying.receiver import REPORTED_MAX, PositionCopy
-from replicator.knowledge.damage import LEDGER_COPIES_MAX, KnownDamage, without
-from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry, describe
+from replicator.copying.receiver import PositionCopy
+from replicator.knowledge.damage import without
 from replicator.knowledge.holdings import Holdings, Shortfall
-from replicator.knowledge.stored_again import STORED_AGAIN_MAX
 from replicator.plan.acceptance import NOTHING_ACCEPTED, Acceptance
-from replicator.plan.planner import Plan, PositionKey
-from replicator.plan.steps import Cause, CopyPosition, Step, SwapMember
-from replicator.queue.ordering import is_large
+from replicator.plan.installable import CopiedStep
+from replicator.plan.planner import Plan
+from replicator.plan.steps import Cause, CopyPosition, PositionKey, Step, SwapMember
+from replicator.repair.accepted_loss import AcceptedLoss
 from replicator.repair.conditions import Conditions
 from replicator.repair.context import RepairContext
-from replicator.repair.install import CopiedStep, Installer, InstallResult
+from replicator.repair.install import Installer, InstallResult
+from replicator.repair.lacking_sources import LackingSources
 from replicator.repair.lease import Lease
 from replicator.repair.reservation_holder import ReservationHolder
+from replicator.repair.return_watch import ReturnWatch
+from replicator.repair.round_targets import RoundTargets, ready_targets
+from replicator.repair.turn_damage import TurnDamage
 from replicator.repair.turn_findings import TurnFindings
 
 _log = logging.getLogger(__name__)
@@ -61,9 +57,25 @@ STEPS_MAX: Final = 1000
 """The most steps of one round: their reservation is one node, and a ledger may have thousands of fragments. The next
 round plans the others."""
 
-RECORD_CHANGES_MAX: Final = 10
-"""How often a turn removes entries of one fragment from the record of the accepted loss: it writes once for each chunk
-with such entries. If more are found, the acceptance of the fragment ends, and an operator accepts the rest again."""
+
+@dataclass(slots=True)
+class CopyingRound:
+    """One round while its plan is carried out. All its copies are made from the metadata of the plan."""
+
+    ledger: Versioned
+    steps: Sequence[Step]
+    shortfall: Shortfall
+    """The entries that incomplete members have."""
+    acceptance: Acceptance
+    """The entries that copies may leave out."""
+    targets: RoundTargets
+    returns: ReturnWatch
+    is_any_lacking: bool = False
+    """Whether a source served no good copy of some entry."""
+
+    def key(self, step: Step) -> PositionKey:
+        """Return the position that a step repairs."""
+        return PositionKey.of(self.ledger.metadata, step)
 
 
 class Execution:
@@ -77,53 +89,31 @@ class Execution:
         holdings: Holdings,
         reservation: ReservationHolder,
         found: TurnFindings,
+        accepted: AcceptedLoss,
     ) -> None:
         """Prepare the execution for a turn of this ``rank`` (``queue.ordering.rank``); add its results to ``found``."""
-        self._ports = context.ports
         self._placement = context.ports.placement
         self._recent = context.ports.recent
         self._copier = context.copier
-        self._events = context.events
         self._returns = context.returns
-        self._damage = context.damage
-        self._stored_again = context.stored_again
         self._use = context.use
         self._lease = lease
         self._rank = rank
         self._holdings = holdings
         self._reservation = reservation
         self._found = found
-        self._installer = Installer(context.ports, context.copier, holdings, lease)
+        self._accepted = accepted
+        self._damage = TurnDamage(context.damage, context.stored_again, context.events)
+        self._lacking = LackingSources(context.ports)
+        self._installer = Installer(context.ports, context.copier, holdings, lease, accepted)
         self._copied: dict[tuple[PositionKey, BookieId, EntryId], CopiedStep] = {}
-        self._registered_at: dict[BookieId, int] = {}
-        """For each target of this round, the transaction that created its registration."""
-        self._returned: set[BookieId] = set()
-        """The lost bookies whose return ended a copy of this round, even if they have left again."""
-        self._shown = KnownDamage()
-        """The damaged copies that bookies showed when this round asked them for their entries, up to a limit."""
-        self._unread: dict[BookieId, EntryRuns] = {}
-        """For each bookie, all entries that it could not read in this round."""
-        self._unverified: dict[BookieId, EntryRuns] = {}
-        """For each bookie, all entries whose bytes did not verify in this round."""
-        self._reported: set[tuple[BookieId, EntryId]] = set()
-        """The damaged copies reported in this turn, up to a limit."""
-        self._tried: set[BookieId] = set()
-        """The bookies that served a damaged entry after it was stored again in this turn."""
-        self._counted: set[BookieId] = set()
-        """The bookies that showed damaged copies which were stored again in this turn."""
-        self._marked: set[BookieId] = set()
-        """The sources found to lack entries or to have damaged copies, after they were added to the task or
-        recorded."""
-        self._acceptance = NOTHING_ACCEPTED
-        """The entries that copies of this round may leave out."""
-        self._record_lock = asyncio.Lock()
-        """Held while the record of the accepted loss is changed."""
-        self._record_changes: Counter[EntryId] = Counter()
-        """How often entries were removed from the record in this turn, by the first entry of their fragment."""
-        self._is_any_lacking = False
-        """Whether a source served no good copy of some entry in this round."""
+        """The completed copies of the turn. If the write of one is refused, a later round need not copy it again."""
         self.is_completed = False
         """Whether the last installation also deleted the task, its lock and the reservation."""
+
+    def note_shown_damage(self, ledger: Versioned, shortfall: Shortfall) -> None:
+        """Note the damaged copies that bookies showed when they were asked for their entries in this round."""
+        self._found.note_refusals(self._damage.note_shown(ledger, shortfall))
 
     async def run(
         self,
@@ -145,115 +135,64 @@ class Execution:
             MetadataConflictError, PreconditionFailedError, NoSuchLedgerError, LeaseLostError: see ``Installer``.
             TransientError, OutcomeUnknownError: the store did not answer.
         """
-        ledger = plan.ledger
-        keys = ((_key(ledger, step), step) for step in plan.steps[:STEPS_MAX] if isinstance(step, CopyPosition))
-        targets = {(key.first_entry_id, key.position): step.target for key, step in keys}
-        with self._use.copying(ledger.ledger_id, targets):
-            return await self._copy_and_install(plan, shortfall, completing, acceptance)
-
-    async def _copy_and_install(
-        self, plan: Plan, shortfall: Shortfall, completing: Conditions | None, acceptance: Acceptance
-    ) -> bool:
         ledger, steps = plan.ledger, plan.steps[:STEPS_MAX]
-        self._found.unreadable_for_now.clear()
-        self._acceptance = acceptance
-        self._returned.clear()
-        self._is_any_lacking = False
-        fresh = [step.target for step in steps if step.target != step.old]
-        log_targets_outside_groups(self._placement, ledger.ledger_id, ledger.metadata, fresh)
-        incarnations = await self._prepare(ledger, steps)
-        if await self._test_damaged_bookies(ledger, steps, incarnations):
-            return True  # another check asks these bookies again
-        swaps = [
-            step for step in steps if isinstance(step, SwapMember) and step.target not in self._found.failed_targets
+        keys = ((PositionKey.of(ledger.metadata, step), step) for step in steps if isinstance(step, CopyPosition))
+        chosen = {(key.first_entry_id, key.position): step.target for key, step in keys}
+        with self._use.copying(ledger.ledger_id, chosen):
+            self._found.unreadable_for_now.clear()
+            fresh = [step.target for step in steps if step.target != step.old]
+            log_targets_outside_groups(self._placement, ledger.ledger_id, ledger.metadata, fresh)
+            targets = await ready_targets(ledger, steps, self._recent, self._holdings, self._reservation, self._found)
+            returns = ReturnWatch(self._lease, self._recent, self._returns)
+            copying = CopyingRound(ledger, steps, shortfall, acceptance, targets, returns)
+            if await self._try_damaged_bookies(copying):
+                return True  # another check asks these bookies again
+            return await self._copy_and_install(copying, len(plan.steps), completing)
+
+    async def _copy_and_install(self, copying: CopyingRound, left: int, completing: Conditions | None) -> bool:
+        """Copy the steps of a round and install them; ``left`` is the number of steps of the whole plan."""
+        ledger = copying.ledger  # as last written
+        failed = self._found.failed_targets
+        ready = [
+            CopiedStep(step) for step in copying.steps if isinstance(step, SwapMember) and step.target not in failed
         ]
-        ready = [CopiedStep(step) for step in swaps]
-        left = len(plan.steps)  # the number of steps not installed yet
-        copying = self._copies(ledger, steps, shortfall, incarnations)
-        async with aclosing(results_as_completed(copying, FRAGMENTS_AT_ONCE)) as fragments:
+        async with aclosing(results_as_completed(self._copies(copying), FRAGMENTS_AT_ONCE)) as fragments:
             async for are_all_copied, copied in fragments:
                 ready.extend(copied)
                 if not are_all_copied and not await self._lease.may_continue():
                     return False
-                if self._returned:
-                    self._note_returns(ledger)
+                if copying.returns.has_ended_round:
+                    copying.returns.count_returns(ledger.ledger_id)
                     break  # another round asks the bookies for their entries
                 is_early = bool(ready) and fault_point("replicator.install_early")
                 if is_early or sum(copy.bytes for copy in ready) >= INSTALL_BYTES:
-                    installed = await self._install(ledger, ready)
+                    installed = await self._install(copying, ledger, ready)
                     ledger, left = installed.ledger, left - len(installed.done)
                     ready = []
         if ready and not fault_point("replicator.look_again"):
-            is_last = len(ready) == left and not self._is_another_round_needed(ledger)
-            await self._install(ledger, ready, completing if is_last else None)
+            is_last = len(ready) == left and not self._is_another_round_needed(copying)
+            await self._install(copying, ledger, ready, completing if is_last else None)
         return True
 
-    def _is_another_round_needed(self, ledger: Versioned) -> bool:
+    def _is_another_round_needed(self, copying: CopyingRound) -> bool:
         """Whether a source served a damaged copy or none, so that another round must ask the bookies in the task.
 
         If the task already named this source, the mark did not change it, and would not prevent its deletion.
         """
-        return self._is_any_lacking or bool(self._damage.of(ledger.ledger_id))
+        return copying.is_any_lacking or self._damage.is_any_known(copying.ledger.ledger_id)
 
-    async def _prepare(self, ledger: Versioned, steps: Sequence[Step]) -> dict[BookieId, str]:
-        """Reserve the plan, then let targets pin the ledger; return the incarnations of the targets.
-
-        An empty ledger needs neither (R118), because it has no copies that a collector could delete.
-
-        A target that gets the first entries of a small ledger, and has recently listed another ledger, needs no pin:
-        each add clears the mark of a collector as a list does, and the list that proves the copy follows the last add.
-        """
-        incarnations: dict[BookieId, str] = {}
-        self._registered_at.clear()
-        for target in dict.fromkeys(step.target for step in steps):
-            registration = await self._recent.registration(target)
-            if registration is None:
-                self._found.failed_targets[target] = Answer(target, Status.UNRESOLVED, "not registered any more")
-            else:
-                incarnations[target] = registration.info.incarnation
-                self._registered_at[target] = registration.czxid
-        if ledger.metadata.is_empty and self._reservation.is_clear:
-            return incarnations
-        possible = [(step, incarnations[step.target]) for step in steps if step.target in incarnations]
-        await self._reservation.reserve(ledger, possible)
-        # Even if nothing is copied: if a collector has begun with the ledger, its bookie must not become a member.
-        fresh = dict.fromkeys(s.target for s, incarnation in possible if self._needs_pin(ledger, s, incarnation))
-        refusals = await asyncio.gather(*(self._holdings.pin(ledger.ledger_id, target) for target in fresh))
-        for target, refusal in zip(fresh, refusals, strict=True):
-            self._recent.note_listing(target, is_answered=refusal is None)
-            if refusal is not None:
-                self._found.failed_targets[target] = refusal
-        return incarnations
-
-    def _needs_pin(self, ledger: Versioned, step: Step, incarnation: str) -> bool:
-        """Whether the target must list its entries before the copy: it may get no entry, or may not support lists."""
-        if isinstance(step, SwapMember):
-            return True
-        has_some = self._reservation.end_entry_id(ledger, step, incarnation) > step.first
-        has_some = has_some or self._reservation.other_position(ledger, step, incarnation) is not None
-        is_sure = not has_some and not is_large(ledger) and self._recent.has_listed(step.target)
-        return not step.is_in_place and not is_sure
-
-    def _copies(
-        self, ledger: Versioned, steps: Sequence[Step], shortfall: Shortfall, incarnations: Mapping[BookieId, str]
-    ) -> Iterator[Coroutine[Any, Any, tuple[bool, list[CopiedStep]]]]:
+    def _copies(self, copying: CopyingRound) -> Iterator[Coroutine[Any, Any, tuple[bool, list[CopiedStep]]]]:
         """Yield the copies of each fragment in turn, without targets that have failed before."""
         fragments: dict[int, list[CopyPosition]] = {}
-        for step in steps:
+        for step in copying.steps:
             if isinstance(step, CopyPosition):
                 fragments.setdefault(step.fragment_index, []).append(step)
         for positions in fragments.values():
             wanted = [step for step in positions if step.target not in self._found.failed_targets]
             if wanted:
-                yield self._copy(ledger, wanted, shortfall, incarnations)
+                yield self._copy(copying, wanted)
 
-    async def _copy(
-        self,
-        ledger: Versioned,
-        steps: Sequence[CopyPosition],
-        shortfall: Shortfall,
-        incarnations: Mapping[BookieId, str],
-    ) -> tuple[bool, list[CopiedStep]]:
+    async def _copy(self, copying: CopyingRound, steps: Sequence[CopyPosition]) -> tuple[bool, list[CopiedStep]]:
         """Copy positions of one fragment together. Return whether all were copied, and those that were.
 
         Why the others were not copied is recorded for the next plan.
@@ -261,296 +200,95 @@ class Execution:
         done: list[CopiedStep] = []
         wanted: list[tuple[CopyPosition, tuple[EntryId, ...]]] = []
         for step in steps:
-            key, incarnation = _key(ledger, step), incarnations[step.target]
-            before = self._copied.get((key, step.target, step.last))
-            overwritten = tuple(sorted(self._damaged_entries(ledger, key))) if step.is_in_place else ()
-            is_usable = before is not None and before.incarnation == incarnation and not before.left_out
-            if before is not None and is_usable and not overwritten:
-                done.append(replace(before, step=step))  # an earlier round copied it, but its write was refused
+            damaged = self._damage.entries(copying.ledger, copying.key(step)) if step.is_in_place else ()
+            overwritten = tuple(sorted(damaged))
+            before = None if overwritten else self._copied_before(copying, step)
+            if before is not None:
+                done.append(before)
             else:
                 wanted.append((step, overwritten))
         if not wanted:
             return True, done
-        copies = [
-            PositionCopy(
-                step,
-                await self._entries_already_held(ledger, step, shortfall, incarnations[step.target], overwritten),
-                incarnations[step.target],
-                partial(self._reservation.note_progress, ledger, step, incarnations[step.target]),
-                self._may_leave_out(step),
-                self._recorded_lost(step.first),
-            )
-            for step, overwritten in wanted
-        ]
-        may_continue = partial(self._may_copy_chunk, [step for step, _ in wanted])
-        notes = partial(self._mark_lacking, ledger), partial(self._note_found, ledger, steps)
-        outcomes = await self._copier.copy(ledger, copies, may_continue, self._rank, *notes)
-        self._note_damage(ledger, outcomes)
+        copies = [await self._position_copy(copying, step, overwritten) for step, overwritten in wanted]
+        outcomes = await self._run_copies(copying, [step for step, _ in wanted], steps, copies)
+        self._found.note_refusals(self._damage.note_read(copying.ledger, outcomes))
         for (step, overwritten), outcome in zip(wanted, outcomes, strict=True):
+            key = copying.key(step)
             if outcome.is_complete:
-                entries = self._recorded_lost(step.first)
-                copied = CopiedStep(
-                    step,
-                    incarnation=incarnations[step.target],
-                    entries=outcome.entries,
-                    bytes=outcome.bytes,
-                    overwritten=tuple(entry for entry in overwritten if entry not in outcome.left_out),
-                    left_out=outcome.left_out,
-                    has_accepted=step.stripe.held_count(step.position, entries, step.first, step.last) > 0,
-                    absent=self._acceptance.absent(step.first),
-                )
-                self._copied[_key(ledger, step), step.target, step.last] = copied
+                copied = self._copied_step(copying, step, overwritten, outcome)
+                self._copied[key, step.target, step.last] = copied
                 done.append(copied)
             else:
-                self._note_failure(ledger, step, self._with_own_damage_evidence(step, outcome))
+                self._found.note_failure(key, step, self._damage.with_own_evidence(step, outcome))
         return len(done) == len(steps), done
 
-    def _may_leave_out(self, step: CopyPosition) -> EntryRuns:
+    def _copied_before(self, copying: CopyingRound, step: CopyPosition) -> CopiedStep | None:
+        """Return the copy that an earlier round made of a position on the same disks, without leaving out entries."""
+        before = self._copied.get((copying.key(step), step.target, step.last))
+        if before is None or before.incarnation != copying.targets.incarnation(step.target) or before.left_out:
+            return None
+        return replace(before, step=step)
+
+    async def _position_copy(
+        self, copying: CopyingRound, step: CopyPosition, overwritten: Collection[EntryId]
+    ) -> PositionCopy:
+        incarnation = copying.targets.incarnation(step.target)
+        return PositionCopy(
+            step,
+            await self._entries_already_held(copying, step, overwritten),
+            incarnation,
+            partial(self._reservation.note_progress, copying.ledger, step, incarnation),
+            self._may_leave_out(copying, step),
+            self._accepted.entries(step.first),
+        )
+
+    def _copied_step(
+        self, copying: CopyingRound, step: CopyPosition, overwritten: Sequence[EntryId], outcome: CopyOutcome
+    ) -> CopiedStep:
+        entries = self._accepted.entries(step.first)
+        return CopiedStep(
+            step,
+            incarnation=copying.targets.incarnation(step.target),
+            entries=outcome.entries,
+            bytes=outcome.bytes,
+            overwritten=tuple(entry for entry in overwritten if entry not in outcome.left_out),
+            left_out=outcome.left_out,
+            has_accepted=step.stripe.held_count(step.position, entries, step.first, step.last) > 0,
+            absent=copying.acceptance.absent(step.first),
+        )
+
+    async def _run_copies(
+        self,
+        copying: CopyingRound,
+        wanted: Sequence[CopyPosition],
+        filled: Sequence[CopyPosition],
+        copies: Sequence[PositionCopy],
+    ) -> list[CopyOutcome]:
+        """Copy ``wanted``, positions of a fragment of which this round fills ``filled``."""
+        return await self._copier.copy(
+            copying.ledger,
+            copies,
+            partial(copying.returns.may_copy_chunk, wanted),
+            self._rank,
+            partial(self._mark_lacking, copying),
+            partial(self._note_found, copying, filled),
+        )
+
+    def _may_leave_out(self, copying: CopyingRound, step: CopyPosition) -> EntryRuns:
         """Return the entries that a copy may leave out, except those that its own bookie could not read (R148)."""
-        entries = self._acceptance.entries(step.first)
-        unread = self._unread.get(step.old) if step.is_in_place else None
+        entries = copying.acceptance.entries(step.first)
+        unread = self._damage.unread_by(step.old) if step.is_in_place else None
         return entries.without(unread) if entries and unread else entries
 
-    def _recorded_lost(self, first_entry_id: EntryId) -> EntryRuns:
-        """Return the entries of a fragment that the record of the accepted loss names."""
-        record = self._found.record
-        loss = None if record is None else record.decision.loss_of(first_entry_id)
-        return EntryRuns(()) if loss is None else loss.lost_entries
-
-    async def _note_found(
-        self, ledger: Versioned, steps: Sequence[CopyPosition], served_by: Mapping[EntryId, BookieId]
-    ) -> None:
-        """Remove entries that sources served from the record of the accepted loss (R148).
-
-        Otherwise the record would permit to leave them out if they are lost again, and audits would accept this. The
-        other members that the record names for these entries lack them, so they are marked.
-
-        Raises:
-            PreconditionFailedError: the record has changed.
-            LeaseLostError: the lock is no longer ours.
-            TransientError, OutcomeUnknownError: the store did not answer.
-        """
-        async with self._record_lock:
-            record, first = self._found.record, steps[0].first
-            loss = None if record is None else record.decision.loss_of(first)
-            if record is None or loss is None:
-                return
-            self._record_changes[first] += 1
-            if self._record_changes[first] > RECORD_CHANGES_MAX:
-                decision = record.decision.without_fragment(first)
-            else:
-                found = EntryRuns.of(sorted(served_by))
-                decision = record.decision.after_finding(ledger.metadata.stripe, first, found)
-            change, lock = self._ports.decisions.replacing(record, decision), self._lease.check()
-            self._lease.ensure_session()
-            try:
-                await self._ports.store.multi([lock, change])
-            except MultiFailedError as error:
-                if error.index == 0:
-                    raise self._lease.lost() from error
-                raise PreconditionFailedError(ledger.ledger_id, change.path) from error
-            self._found.record = RecordedDecision(decision, record.version + 1)
-        _log.warning(
-            "entries whose loss was accepted have a copy",
-            extra={"ledger_id": ledger.ledger_id, "first_entry_id": min(served_by), "entries": len(served_by)},
-        )
-        stripe, filled = ledger.metadata.stripe, {step.target for step in steps}
-        lacking = {
-            denial.bookie
-            for denial in loss.denials
-            for entry_id, source in served_by.items()
-            if stripe.stores(denial.position, entry_id) and denial.bookie not in {source, *filled}
-        }
-        if lacking := lacking & ledger.metadata.members():
-            await self._mark_lacking(ledger, lacking)
-
-    async def _test_damaged_bookies(
-        self, ledger: Versioned, steps: Sequence[Step], incarnations: Mapping[BookieId, str]
-    ) -> bool:
-        """Try one entry first on each bookie with several damaged ones: store it again, and read it back (R139).
-
-        So if the disk of a bookie fails, each attempt stores only this entry there. It is the last damaged one, because
-        Apache's bookies read the last entry of a ledger to answer about any other: if it is damaged, all seem to be.
-        Return whether the bookies must be asked again for that reason.
-        """
-        counts: Counter[BookieId] = Counter()
-        last: dict[BookieId, tuple[EntryId, CopyPosition]] = {}
-        for step in steps:
-            if not isinstance(step, CopyPosition) or not step.is_in_place or step.target in self._tried:
-                continue
-            entries = self._damaged_entries(ledger, _key(ledger, step)) if step.target in incarnations else ()
-            counts[step.target] += len(entries)
-            for entry_id in entries:
-                if step.target not in last or entry_id > last[step.target][0]:
-                    last[step.target] = entry_id, step
-        is_one_restored = False
-        for target, (entry_id, step) in last.items():
-            if counts[target] > 1:
-                is_one_restored |= await self._restore(ledger, step, entry_id, incarnations[target])
-        return is_one_restored
-
-    async def _restore(self, ledger: Versioned, step: CopyPosition, entry_id: EntryId, incarnation: str) -> bool:
-        """Store an entry in place and read it back; return whether the bookie can read it now and could not before."""
-        target, key = step.target, _key(ledger, step)
-        others = without(EntryRuns(((step.first, step.last),)), [entry_id])
-        may_continue = partial(self._may_copy_chunk, [step])
-        notes = partial(self._mark_lacking, ledger), partial(self._note_found, ledger, [step])
-        copies = [PositionCopy(step, others, incarnation, recorded_lost=self._recorded_lost(step.first))]
-        [outcome] = await self._copier.copy(ledger, copies, may_continue, self._rank, *notes)
-        refusal = outcome.target_failure
-        if outcome.is_complete:
-            refusal = await self._copier.first_bad_answer(ledger, target, [entry_id], self._rank)
-        if refusal is not None:
-            self._found.failed_targets[target] = refusal
-        if refusal is not None or not outcome.is_complete:  # the copy of all entries shows other reasons
-            return False
-        self._tried.add(target)
-        if entry_id not in self._shown.of(ledger.ledger_id).get(key, ()):
-            return False
-        self._found.fragments.add(key.first_entry_id)
-        self._found.entries += outcome.entries
-        self._found.bytes += outcome.bytes
-        self._found.replaced_copies += 1
-        return True
-
-    def _with_own_damage_evidence(self, step: CopyPosition, outcome: CopyOutcome) -> CopyOutcome:
-        """Return the outcome with the damaged copies of the position's own bookie as evidence.
-
-        So an entry that this bookie could not read does not count as lost because every other bookie denies it.
-        """
-        if not step.is_in_place or not outcome.unreadable:
-            return outcome
-        nothing = EntryRuns(())
-        unread, unverified = self._unread.get(step.old, nothing), self._unverified.get(step.old, nothing)
-
-        def completed(entry: UnreadableEntry) -> UnreadableEntry:
-            if entry.entry_id in unread:
-                return replace(entry, answers=(*entry.answers, Answer(step.old, Status.IO_ERROR)))
-            if entry.entry_id in unverified:
-                return replace(entry, answers=(*entry.answers, Answer(step.old, Status.CORRUPT)))
-            return entry
-
-        return replace(outcome, unreadable=tuple(map(completed, outcome.unreadable)))
-
-    def _note_failure(self, ledger: Versioned, step: Step, outcome: CopyOutcome) -> None:
-        if outcome.target_failure is not None:
-            self._found.failed_targets[step.target] = outcome.target_failure
-        elif outcome.unreadable_count:
-            evidence = describe(outcome.unreadable, outcome.unreadable_count)
-            if outcome.is_permanent_failure:
-                self._found.unreadable[_key(ledger, step)] = evidence
-            else:
-                self._found.unreadable_for_now.append(
-                    f"fragment {step.fragment_index} position {step.position}: {evidence}"
-                )
-
-    async def _may_copy_chunk(self, steps: Sequence[CopyPosition]) -> bool:
-        """Whether the next chunk may start: the worker may continue, and no lost bookie of ``steps`` is back (R55).
-
-        Raises:
-            StoreUnavailableError: see ``Lease.may_continue``.
-        """
-        if not await self._lease.may_continue():
-            return False
-        for lost in {step.old for step in steps if step.cause is Cause.UNREGISTERED}:
-            if await self._is_registered_again(lost):
-                self._returned.add(lost)
-        return self._returned.isdisjoint(step.old for step in steps)
-
-    async def _is_registered_again(self, bookie: BookieId) -> bool:
-        """Whether a lost bookie is registered again, according to the list that all turns share; False if unknown."""
-        try:
-            return bookie in (await self._recent.bookies()).registered
-        except (TransientError, PermanentError) as error:
-            _log.info("copy continues without a list of bookies", extra={"error": str(error)})
-            return False
-
-    def _note_returns(self, ledger: Versioned) -> None:
-        for bookie in sorted(self._returned):
-            self._returns.note(bookie)
-            _log.info(
-                "a lost bookie has returned, its copy is stopped",
-                extra={"ledger_id": ledger.ledger_id, "bookie_id": bookie},
-            )
-
-    def note_damaged(self, ledger: Versioned, shortfall: Shortfall) -> None:
-        """Report copies that their bookies could not read, or that did not verify; the next copies overwrite them.
-
-        They are recorded for one round only, because it is not known yet whether another bookie has a good copy, and
-        the next round asks again. They are replaced together with the missing entries of their bookie, so a large
-        number of them is no reason to replace the bookie. If there are too many to record, at least the last one of
-        each bookie is recorded.
-        """
-        self._unread, self._unverified = dict(shortfall.unread), dict(shortfall.damaged)
-        for bookie in self._unread.keys() | self._unverified.keys():
-            if bookie not in self._counted and self._stored_again.is_at_bound(ledger.ledger_id, bookie):
-                detail = f"copies were replaced there {STORED_AGAIN_MAX} times, and are damaged again"
-                self._found.failed_targets[bookie] = Answer(bookie, Status.IO_ERROR, detail)
-        found = list(itertools.islice(shortfall.damaged_copies(), LEDGER_COPIES_MAX))
-        known = self._reported | self._damage.copies(ledger.ledger_id) if found else frozenset()
-        self._report(ledger, [copy for copy in found if (copy.bookie, copy.entry_id) not in known])
-        if len(self._reported) < LEDGER_COPIES_MAX:
-            self._reported.update((copy.bookie, copy.entry_id) for copy in found)
-        self._shown = KnownDamage()
-        self._shown.note(ledger, found)
-
-    def _damaged_entries(self, ledger: Versioned, key: PositionKey) -> set[EntryId]:
-        """Return the entries of a position with damaged copies on its bookie."""
-        ledger_id = ledger.ledger_id
-        return {*self._damage.of(ledger_id).get(key, ()), *self._shown.of(ledger_id).get(key, ())}
-
-    def _note_damage(self, ledger: Versioned, outcomes: Sequence[CopyOutcome]) -> None:
-        """Report the damaged copies that were read; record those with a good copy elsewhere for the next plan."""
-        met = outcomes[0].corrupt
-        known = self._damage.copies(ledger.ledger_id) if met else frozenset()
-        fresh = [copy for copy in met if (copy.bookie, copy.entry_id) not in known]
-        self._report(ledger, fresh)
-        without_good = {entry.entry_id for outcome in outcomes for entry in outcome.unreadable}
-        without_good.update(copy.entry_id for copy in fresh if any(copy.entry_id in each.left_out for each in outcomes))
-        for bookie in self._damage.note(ledger, [copy for copy in fresh if copy.entry_id not in without_good]):
-            self._found.failed_targets[bookie] = Answer(bookie, Status.CORRUPT, "too many damaged copies")
-
-    async def _mark_lacking(self, ledger: Versioned, sources: Set[BookieId]) -> None:
-        """Add sources that did not serve an entry of a closed ledger, or only a damaged copy, to its task (R41, R140).
-
-        The changed task outlives this turn, and its next turn asks these bookies for all their entries. Sources of an
-        unclosed ledger are recorded, and marked after the ledger is closed.
-        """
-        self._is_any_lacking = True
-        fresh = sources - self._marked
-        if not fresh:
-            return
-        extra = {"ledger_id": ledger.ledger_id, "bookies": ", ".join(sorted(fresh))}
-        if not ledger.metadata.is_closed:
-            if not await self._ports.damage_notes.add(ledger.ledger_id, fresh):
-                _log.warning("sources without good copies are not recorded: there are too many records", extra=extra)
-            self._marked.update(fresh)
-            return
-        try:
-            await self._ports.tasks.marking.mark(ledger.ledger_id, sorted(fresh))
-        except (ConflictError, UnreadableTaskError) as error:  # others keep changing it, or it cannot be decoded
-            _log.warning("sources without good copies are not marked", extra={**extra, "error": str(error)})
-        else:
-            self._marked.update(fresh)
-            _log.info("sources without good copies are marked", extra=extra)
-
-    def _report(self, ledger: Versioned, copies: Sequence[CorruptCopy]) -> None:
-        for corrupt in copies[:REPORTED_MAX]:
-            self._events.copy_corrupt(ledger.ledger_id, corrupt)
-
     async def _entries_already_held(
-        self,
-        ledger: Versioned,
-        step: CopyPosition,
-        shortfall: Shortfall,
-        incarnation: str,
-        overwritten: Collection[EntryId],
+        self, copying: CopyingRound, step: CopyPosition, overwritten: Collection[EntryId]
     ) -> EntryRuns:
         """Return the entries that the target already has: its own, or those of an interrupted copy."""
         if step.is_in_place:
-            return without(_held(step, shortfall), overwritten)
-        if self._may_leave_out(step) and not self._holdings.is_listing(step.target):
+            return without(_held(step, copying.shortfall), overwritten)
+        if self._may_leave_out(copying, step) and not self._holdings.is_listing(step.target):
             return EntryRuns(())  # the record of the progress includes entries that were left out
+        ledger, incarnation = copying.ledger, copying.targets.incarnation(step.target)
         end = self._reservation.end_entry_id(ledger, step, incarnation)
         own = self._holdings.already_copied(step.target, step.first, end)
         other = self._reservation.other_position(ledger, step, incarnation)
@@ -559,16 +297,68 @@ class Execution:
         shared = self._holdings.already_copied_for(other[0], step, other[1])
         return await run_cooperatively(EntryRuns.union_with_pauses(own, shared))
 
+    async def _try_damaged_bookies(self, copying: CopyingRound) -> bool:
+        """Store one damaged entry again on each bookie with several of them, and read it back (R139).
+
+        Return whether the bookies must be asked again for that reason.
+        """
+        is_one_restored = False
+        registered = [step for step in copying.steps if step.target in copying.targets]
+        for step, entry_id in self._damage.to_try_first(copying.ledger, registered):
+            is_one_restored |= await self._restore(copying, step, entry_id)
+        return is_one_restored
+
+    async def _restore(self, copying: CopyingRound, step: CopyPosition, entry_id: EntryId) -> bool:
+        """Store an entry in place and read it back; return whether the bookie can read it now and could not before."""
+        target, key = step.target, copying.key(step)
+        others = without(EntryRuns(((step.first, step.last),)), [entry_id])
+        incarnation, recorded_lost = copying.targets.incarnation(target), self._accepted.entries(step.first)
+        copies = [PositionCopy(step, others, incarnation, recorded_lost=recorded_lost)]
+        [outcome] = await self._run_copies(copying, [step], [step], copies)
+        refusal = outcome.target_failure
+        if outcome.is_complete:
+            refusal = await self._copier.first_bad_answer(copying.ledger, target, [entry_id], self._rank)
+        if refusal is not None:
+            self._found.note_refusals([refusal])
+        if refusal is not None or not outcome.is_complete:  # the copy of all entries shows other reasons
+            return False
+        self._damage.note_tried(target)
+        if not self._damage.is_shown(copying.ledger, key, entry_id):
+            return False
+        self._found.note_restored(key, outcome)
+        return True
+
+    async def _mark_lacking(self, copying: CopyingRound, sources: Set[BookieId]) -> None:
+        copying.is_any_lacking = True
+        await self._lacking.mark(copying.ledger, sources)
+
+    async def _note_found(
+        self, copying: CopyingRound, filled: Sequence[CopyPosition], served_by: Mapping[EntryId, BookieId]
+    ) -> None:
+        """Remove entries that sources served from the record of the accepted loss (R148).
+
+        The other members that the record names for these entries lack them, so they are marked.
+
+        Raises:
+            PreconditionFailedError, LeaseLostError, TransientError, OutcomeUnknownError: see ``AcceptedLoss.remove``.
+        """
+        denying = await self._accepted.remove(copying.ledger, filled[0].first, served_by)
+        if lacking := denying - {step.target for step in filled}:
+            await self._mark_lacking(copying, lacking)
+
     async def _install(
-        self, ledger: Versioned, ready: Sequence[CopiedStep], completing: Conditions | None = None
+        self,
+        copying: CopyingRound,
+        ledger: Versioned,
+        ready: Sequence[CopiedStep],
+        completing: Conditions | None = None,
     ) -> InstallResult:
+        """Install ``ready`` in ``ledger``, the metadata as last written, and record what was installed or refused."""
         reserved = self._reservation.current
-        async with self._record_lock:  # other fragments may be copied at the same time, and change the record
-            record = self._found.record
-            installed = await self._installer.install(ledger, ready, reserved, self._registered_at, completing, record)
-            self._found.record = installed.accepted
+        targets = copying.targets.registrations
+        installed = await self._installer.install(ledger, ready, reserved, targets, completing)
         if installed.lacking:
-            await self._mark_lacking(ledger, installed.lacking)
+            await self._mark_lacking(copying, installed.lacking)
         for bookie in installed.again:  # the next round asks it again for the same entries
             self._recent.note_another_registration(bookie)
         if installed.is_completed:
@@ -576,36 +366,18 @@ class Execution:
             self.is_completed = True
         for refusal in installed.refusals:
             self._recent.note_listing(refusal.bookie, is_answered=False)
-            self._found.failed_targets[refusal.bookie] = refusal
             self._reservation.forget_progress(refusal.bookie)
+        self._found.note_refusals(installed.refusals)
         for copy in installed.done:
             if isinstance(copy.step, CopyPosition):
                 self._recent.note_listing(copy.step.target, is_answered=True)
-            self._found.repaired.add(_key(ledger, copy.step))
-            self._found.fragments.add(ledger.metadata.fragments[copy.step.fragment_index].first_entry_id)
-            self._found.entries += copy.entries
-            self._found.bytes += copy.bytes
-            self._found.moved_copies += copy.step.cause is Cause.MISPLACED
-            key = _key(ledger, copy.step)
+            key = copying.key(copy.step)
             if copy.left_out:
                 _log.info("entries with an accepted loss were left out of a copy", extra=_left_out_fields(ledger, copy))
-                if copy.step.target == copy.step.old:
-                    self._found.left_out[key] = copy.left_out
-            damaged = self._damaged_entries(ledger, key)
-            is_in_place = copy.step.target == copy.step.old
-            replaced = damaged.intersection(copy.overwritten) if is_in_place else damaged
-            self._found.replaced_copies += len(replaced)
-            self._count_stored(ledger, copy.step)
-            for known in (self._damage, self._shown):  # damage found after the copy in place began stays
-                known.replaced(ledger.ledger_id, key, replaced)
+                if copy.step.is_in_place:
+                    self._accepted.note_left_out(key, copy.left_out)
+            self._found.note_installed(key, copy, self._damage.note_installed(ledger, copy))
         return installed
-
-    def _count_stored(self, ledger: Versioned, step: Step) -> None:
-        """Count, once per turn, that copies were stored again on the bookie that showed them to be damaged."""
-        is_shown = step.target == step.old and _key(ledger, step) in self._shown.of(ledger.ledger_id)
-        if is_shown and step.target not in self._counted:
-            self._counted.add(step.target)
-            self._stored_again.note(ledger.ledger_id, step.target)
 
 
 def _left_out_fields(ledger: Versioned, copy: CopiedStep) -> dict[str, object]:
@@ -616,7 +388,3 @@ def _held(step: CopyPosition, shortfall: Shortfall) -> EntryRuns:
     """Return the entries that the target of a copy in place has, including damaged copies."""
     is_all = step.cause is Cause.DAMAGED and step.is_in_place and step.target not in dict(shortfall.held)
     return EntryRuns(((step.first, step.last),)) if is_all else shortfall.held_by(step.target)
-
-
-def _key(ledger: Versioned, step: Step) -> PositionKey:
-    return PositionKey(ledger.metadata.fragments[step.fragment_index].first_entry_id, step.position, step.old)

@@ -6,9 +6,16 @@ bookies in the task and of their disks (I18). The usual repair of a closed ledge
 the same transaction (``install``). A partial repair, and the repair of an open ledger, are always followed by another
 round.
 
-Each round reads the metadata under the lock and then lists the bookies (R2). The first round uses the metadata that was
-read together with the task, and each round uses a list of bookies that is recent enough for R2 (``recent``). The safety
-follows from the order of the steps:
+A round has these steps, each in a module of its own. The safety follows from their order:
+
+1. ``inspection`` reads the metadata under the lock, then the bookies, and then asks the members for their entries (R2).
+2. ``plan.planner`` decides what to copy. If nothing is missing and the task requests better placement, ``plan.moves``
+   does.
+3. ``unclosed_ledger`` recovers a ledger whose writer is dead, if the plan needs that.
+4. ``execution`` carries out the plan: ``round_targets`` reserves it, ``copying.copier`` copies, ``install`` changes the
+   metadata.
+5. ``task_completion`` deletes the task if nothing is missing. ``unfinished_turn`` lets it fail or parks it if nothing
+   can be copied now.
 
 - Incomplete members of an unclosed ledger are recorded as doubted before anything is copied to them, because a copy
   hides the loss, and a recovery must not accept their denials (S6).
@@ -24,8 +31,7 @@ An empty ledger has no copies, so nothing is reserved or listed for it (R118).
 
 A crash releases the lock with the session (S14) and leaves the task. The next worker replaces or removes the
 reservation, plans from the current metadata, and copies the entries again whose copies the metadata does not name;
-collectors delete the copies on bookies that are not chosen again. Doubts and the parked record are deleted after the
-task. If a crash prevents this, the next listing (``queue.task_queue``) deletes them.
+collectors delete the copies on bookies that are not chosen again.
 
 The results of a round (targets that refused, entries that no bookie served, incomplete bookies, damaged copies) are
 used in the next plan.
@@ -41,58 +47,34 @@ R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.m
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from bookie.metadata.bookies.registration import Bookies
-from bookie.metadata.ledgers.ledgers import (
-    MetadataConflictError,
-    NoSuchLedgerError,
-    PreconditionFailedError,
-    Versioned,
-)
+from bookie.metadata.ledgers.ledgers import MetadataConflictError, NoSuchLedgerError, PreconditionFailedError
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
-from bookie.metadata.port import Check
-from bookie.metadata.tasks.decisions import RecordedDecision
-from bookie.metadata.tasks.locks import SeenNode
 from bookie.metadata.tasks.moves import MOVES_MAX, WINDOW_MS
 from bookie.metadata.tasks.parked import ParkReason
-from bookie.model.availability import EntryRuns
-from bookie.model.errors import ConflictError, InvariantError, OutcomeUnknownError, TransientError
-from bookie.model.ids import BookieId
+from bookie.model.errors import InvariantError, OutcomeUnknownError, TransientError
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
-from bookie.runtime.waiting import paced, run_cooperatively
-from replicator.knowledge.absence import absent_members_not_in_task, awaiting
-from replicator.knowledge.draining import with_draining
-from replicator.knowledge.holdings import (
-    FRAGMENTS_COMPARED_PER_STEP,
-    Holdings,
-    Shortfall,
-    lacking_count,
-    lacking_write_sets,
-)
+from bookie.runtime.waiting import run_cooperatively
+from replicator.knowledge.holdings import Holdings
 from replicator.knowledge.moving import why_not_moved
-from replicator.plan.acceptance import NOTHING_ACCEPTED, acceptance
 from replicator.plan.moves import planning_moves
-from replicator.plan.planner import (
-    Knowledge,
-    Plan,
-    PositionKey,
-    needs_tail_evidence,
-    planning_repair,
-    target_chooser,
-)
+from replicator.plan.planner import Knowledge, Plan, planning_repair
 from replicator.plan.steps import CopyPosition
+from replicator.plan.target_choice import target_chooser
 from replicator.queue.ordering import MISPLACED
 from replicator.queue.task_queue import Turn
 from replicator.repair import execution
-from replicator.repair.conditions import Conditions, verdict_conditions
+from replicator.repair.accepted_loss import AcceptedLoss
+from replicator.repair.conditions import Conditions
 from replicator.repair.context import RepairContext
 from replicator.repair.execution import Execution
+from replicator.repair.inspection import Inspection, View
 from replicator.repair.lease import Lease, LeaseLostError
 from replicator.repair.reservation_holder import ReservationHolder
+from replicator.repair.task_completion import TaskCompletion
 from replicator.repair.turn_findings import TurnFindings
 from replicator.repair.unclosed_ledger import UnclosedLedgerRepair
 from replicator.repair.unfinished_turn import UnfinishedTurn
@@ -100,8 +82,6 @@ from replicator.telemetry.events import Ending, TaskResult
 
 _log = logging.getLogger(__name__)
 
-_ENDED_BY_ACCEPTANCE: Final = (ParkReason.NO_LIVE_COPY, ParkReason.UNREADABLE_ENTRIES)
-"""Reasons of blocked positions that an accepted loss may end (R148)."""
 ROUNDS_MAX: Final = 12
 """The most rounds of a turn that repair no further position. Each round adds knowledge; if these are not enough, the
 ledger changes faster than it can be repaired."""
@@ -117,17 +97,6 @@ _UNFINISHED: Final = (Ending.STOPPED, Ending.FAILED)
 """Endings of a turn after which another turn continues its moves, so these moves are not counted yet (R56)."""
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """What a round is based on, read under the lock."""
-
-    ledger: Versioned
-    bookies: Bookies
-    conditions: Conditions
-    """The conditions for deleting the task after a verdict that is based on this view (I18)."""
-    shortfall: Shortfall
-
-
 class LedgerRepair:
     """One turn of one task. An instance is used for one turn."""
 
@@ -138,28 +107,30 @@ class LedgerRepair:
         self._lease = lease
         self._turn = turn
         self._task = lease.held.task
-        self._is_first_look = lease.other_nodes is not None
         self._started_ms = context.ports.clock.epoch_ms()
-        self._found = TurnFindings(record=self._accepted_loss())
-        self._holdings = Holdings(context.ports.transport, context.ports.clock)
+        self._found = TurnFindings()
+        self._accepted = AcceptedLoss(context.ports, lease)
+        holdings = Holdings(context.ports.transport, context.ports.clock)
         self._reservation = ReservationHolder(context.ports, lease)
+        self._unclosed = UnclosedLedgerRepair(context.ports, lease, context.grace_periods, holdings, self._found)
+        self._inspection = Inspection(context, lease, holdings, self._reservation, self._found, self._accepted)
+        self._execution = Execution(context, lease, turn.rank, holdings, self._reservation, self._found, self._accepted)
+        self._completion = TaskCompletion(context, lease, turn, self._reservation, self._unclosed, self._accepted)
         self._unfinished = UnfinishedTurn(context.ports, lease, turn, self._found)
-        self._unclosed = UnclosedLedgerRepair(context.ports, lease, context.grace_periods, self._holdings, self._found)
-        self._execution = Execution(context, lease, turn.rank, self._holdings, self._reservation, self._found)
 
     async def run(self) -> TaskResult:
         """Work on the task until its turn ends. Refusals by the store and by bookies become part of the result."""
         try:
             result = await self._rounds()
             if result.ending in _ENDING_FAILURES:
-                await self._forget_failures()
+                await self._completion.forget_failures()
             if self._found.moved_copies and result.ending not in _UNFINISHED:
-                await self._note_moved()
+                await self._completion.note_moved(self._started_ms)
             return result
         except InvariantError as error:  # park only this ledger: after a restart it would fail again
             _log.critical("repair broke an internal rule", extra={"ledger_id": self._task.ledger_id}, exc_info=error)
             result = await self._unfinished.park_broken(error)
-            await self._forget_failures()
+            await self._completion.forget_failures()
             return result
         finally:
             await self._reservation.release_best_effort()
@@ -193,10 +164,10 @@ class LedgerRepair:
         try:
             await self._unfinished.recall_refusals()
             view = await self._inspect()
-            knowledge = await self._knowledge(view)
+            knowledge = await self._inspection.knowledge(view)
             plan = await self._plan(view, knowledge)
-            if self._learns_acceptance(plan):
-                knowledge = await self._knowledge(view)
+            if self._uses_accepted_loss(plan):
+                knowledge = await self._inspection.knowledge(view)
                 plan = await self._plan(view, knowledge)
             wait_s = self._unclosed.remaining_s(plan, view.bookies)
             is_recovery_due = wait_s is not None and wait_s <= 0 and not self._found.recovery_failure
@@ -220,146 +191,23 @@ class LedgerRepair:
             return None
         except PreconditionFailedError as error:
             self._reservation.note_lost()
-            if error.path == self._ports.decisions.path(self._task.ledger_id):  # an audit withdrew it, for example
-                self._found.is_record_used = False
-                self._found.left_out.clear()
-                known = await self._ports.decisions.read(self._task.ledger_id)
-                self._found.record = known if known is not None and known.decision.is_accepted else None
+            if error.path == self._accepted.path:  # an audit withdrew it, for example
+                await self._accepted.read_again()
             return None
 
-    def _accepted_loss(self) -> RecordedDecision | None:
-        """Return the record of the accepted loss, as read under the lock; None if there is none."""
-        nodes = self._lease.other_nodes
-        known = None if nodes is None else self._ports.decisions.recorded(self._task.ledger_id, nodes.decision)
-        return known if known is not None and known.decision.is_accepted else None
-
-    def _learns_acceptance(self, plan: Plan) -> bool:
-        """Whether an accepted loss, which was not considered yet, may permit to copy blocked positions (R148).
-
-        An operator needs the lock to write the record. The audit that withdraws it does not, so each transaction that
-        relies on the record checks its version.
-        """
-        known = self._found.record
-        if known is None or self._found.is_record_used:
-            return False
-        if not any(block.reason in _ENDED_BY_ACCEPTANCE for block in plan.blocked):
-            return False
-        self._found.is_record_used = True
-        first_ids = {loss.first_entry_id for loss in known.decision.lost if loss.entries}
-        for key in [key for key in self._found.unreadable if key.first_entry_id in first_ids]:
-            del self._found.unreadable[key]  # another copy may leave these entries out
-        return bool(first_ids)
+    def _uses_accepted_loss(self, plan: Plan) -> bool:
+        """Whether an accepted loss, which was not considered yet, may permit to copy blocked positions (R148)."""
+        first_entry_ids = self._accepted.use(plan.blocked)
+        self._found.forget_unreadable(first_entry_ids)
+        return bool(first_entry_ids)
 
     async def _inspect(self) -> View:
-        """Read the metadata, then the bookies, then the members' entries.
-
-        In this order, the data about bookies is never older than the metadata (R2).
-        """
-        ledger = await self._read()
-        if fault_point("replicator.reread"):
-            ledger = await self._ports.ledgers.read(self._task.ledger_id)
-        members, named = ledger.metadata.members(), set(self._task.missing)
-        listed = await self._ports.recent.bookies(expected=members - named)
-        bookies, drain_checks = await with_draining(self._ports, listed, members & named)
-        absent = absent_members_not_in_task(ledger.metadata, self._task.missing, bookies)
-        bookies = awaiting(bookies, absent, await self._context.absences.lost(bookies, absent))
-        conditions = await verdict_conditions(self._ports, ledger, self._task, bookies)
-        conditions = replace(conditions, checks=(*conditions.checks, *drain_checks))
-        shortfall = await self._holdings.shortfall(ledger, self._task.missing, bookies)
-        self._execution.note_damaged(ledger, shortfall)
-        if not ledger.metadata.is_closed:
-            await self._unclosed.doubt(shortfall.incomplete_members())
-        return View(ledger, bookies, conditions, shortfall)
-
-    async def _read(self) -> Versioned:
-        """Return the current metadata; the first time, return that which was read together with the task."""
-        if self._is_first_look and self._lease.other_nodes is not None:
-            self._is_first_look = False
-            return self._ports.ledgers.versioned(self._task.ledger_id, self._lease.other_nodes.metadata)
-        return await self._ports.ledgers.read(self._task.ledger_id)
-
-    async def _knowledge(self, view: View) -> Knowledge:
-        """Return what this turn knows, for a plan."""
-        ledger, bookies, shortfall = view.ledger, view.bookies, view.shortfall
-        accepted = self._found.accepted
-        permitted = NOTHING_ACCEPTED if accepted is None else acceptance(ledger.metadata, bookies, accepted.decision)
-        lacking = dict(shortfall.lacking)
-        complete: set[PositionKey] = set()
-        for key in shortfall.positions if permitted.fragments else ():
-            if entries := permitted.entries(key.first_entry_id):
-                lacking[key], is_complete = await self._lacking_others(view, key, entries)
-                complete |= {key} if is_complete else set()
-        damaged = {
-            key: max(entries)
-            for key, entries in self._context.damage.of(ledger.ledger_id).items()
-            if key.bookie in bookies.staying
-        }
-        # These positions are of a closed ledger, for which the last damaged entry does not matter.
-        on_apache = [key for key in damaged if await self._ports.recent.incarnation(key.bookie) == ""]
-        damaged = {key: key.first_entry_id for key in shortfall.damaged_positions - complete} | damaged
-        incomplete = shortfall.positions - complete
-        asked_of = shortfall.doubtful | incomplete | damaged.keys()
-        is_asked = needs_tail_evidence(ledger.metadata, bookies, asked_of)
-        absent = ledger.metadata.members() - bookies.registered
-        self._context.returns.note_absent(absent)
-        return Knowledge(
-            is_tail_written=is_asked and await self._holdings.is_tail_written(ledger, bookies),
-            incomplete=incomplete,
-            doubtful=shortfall.doubtful,
-            lagging=shortfall.lagging,
-            lacking=lacking,
-            damaged=damaged,
-            with_wrong_bytes=shortfall.wrong_byte_positions.union(on_apache),
-            unreadable=dict(self._found.unreadable),
-            failed_targets=frozenset(self._found.failed_targets),
-            flapping=self._context.returns.flapping(absent),
-            acceptance=permitted,
-            continued=await self._continued(view),
-            avoided=self._ports.circuits.avoided(bookies.writable, self._ports.clock.monotonic_s()),
-        )
-
-    async def _lacking_others(self, view: View, key: PositionKey, accepted: EntryRuns) -> tuple[frozenset[int], bool]:
-        """Compare a position with its bookie's entries and those with an accepted loss (R148).
-
-        Return the write sets of the entries that are in neither of them, and whether the bookie lacks only entries that
-        were left out of a copy to it in this turn.
-        """
-        metadata = view.ledger.metadata
-        last = metadata.final_last_entry_id(metadata.fragment_index(key.first_entry_id))
-        if last is None:
-            return metadata.stripe.starts(key.first_entry_id, last), False
-        listed = view.shortfall.held_by(key.bookie).between(key.first_entry_id, last)
-        stripe, position, first = metadata.stripe, key.position, key.first_entry_id
-        known = await run_cooperatively(EntryRuns.union_with_pauses(listed, accepted))
-        others = frozenset[int]()
-        if await lacking_count(stripe, position, known, first, last):
-            others = await lacking_write_sets(stripe, position, known, first, last)
-        left_out = self._found.left_out.get(key)
-        if others or left_out is None:
-            return others, False
-        held = await run_cooperatively(EntryRuns.union_with_pauses(listed, left_out))
-        return others, not await lacking_count(stripe, position, held, first, last)
-
-    async def _continued(self, view: View) -> dict[PositionKey, BookieId]:
-        """Return incomplete positions for which a begun copy has more entries than their bookie (R44, R55)."""
-        found: dict[PositionKey, BookieId] = {}
-        metadata = view.ledger.metadata
-        if not view.shortfall.positions or not await self._reservation.begun():
-            return found
-        recorded = self._reservation.recorded()
-        async for key in paced(view.shortfall.positions, FRAGMENTS_COMPARED_PER_STEP):
-            first = key.first_entry_id
-            last = metadata.final_last_entry_id(metadata.fragment_index(first))
-            if (first, key.position) not in recorded or last is None:
-                continue
-            copy, end = recorded[first, key.position]
-            if copy.target == key.bookie or copy.incarnation != await self._ports.recent.incarnation(copy.target):
-                continue
-            listed = view.shortfall.held_by(key.bookie)
-            lacking = await lacking_count(metadata.stripe, key.position, listed, first, last)
-            if metadata.stripe.count(key.position, end, last) < lacking:
-                found[key] = copy.target
-        return found
+        """Inspect the ledger. Incomplete members of an unclosed ledger are doubted before anything is copied (S6)."""
+        view = await self._inspection.view()
+        self._execution.note_shown_damage(view.ledger, view.shortfall)
+        if not view.ledger.metadata.is_closed:
+            await self._unclosed.doubt(view.shortfall.incomplete_members())
+        return view
 
     async def _plan(self, view: View, knowledge: Knowledge) -> Plan:
         """Plan from the view and from what this turn knows."""
@@ -402,7 +250,7 @@ class LedgerRepair:
             is_ready = await self._lease.may_continue()
             return await self._execute(plan, view, knowledge, is_move=True) if is_ready else self._stopped()
         if plan.blocked:
-            if self._learns_acceptance(plan):
+            if self._uses_accepted_loss(plan):
                 return None
             return await self._unfinished.end_blocked(plan.blocked, view.bookies)
         return await self._complete(Ending.MOVED if self._found.moved_copies else Ending.NOTHING_MISSING, view)
@@ -422,7 +270,9 @@ class LedgerRepair:
         if not await self._execution.run(plan, view.shortfall, completing, knowledge.acceptance):
             return self._stopped()
         if self._execution.is_completed:
-            return await self._completed(Ending.MOVED if is_move else Ending.REPAIRED)
+            ending = Ending.MOVED if is_move else Ending.REPAIRED
+            await self._completion.forget_ledger(ending)
+            return self._ended(ending)
         if not self._found.unreadable_for_now:
             return None
         detail = "; ".join(self._found.unreadable_for_now)
@@ -442,13 +292,8 @@ class LedgerRepair:
         if self._unclosed.has_doubts or self._found.unreadable or fault_point("replicator.complete_apart"):
             return None
         own = self._ports.ledgers.path(view.ledger.ledger_id)  # the write itself checks this version
-        checks = (*view.conditions.checks, *self._acceptance_checks())
+        checks = (*view.conditions.checks, *self._accepted.checks())
         return replace(view.conditions, checks=tuple(check for check in checks if check.path != own))
-
-    def _acceptance_checks(self) -> list[Check]:
-        """Return the condition that the record of the accepted loss, if this turn relies on it, is unchanged (I18)."""
-        accepted = self._found.accepted
-        return [] if accepted is None else [Check(self._ports.decisions.path(self._task.ledger_id), accepted.version)]
 
     async def _conclude(self, plan: Plan, view: View) -> TaskResult:
         """End a turn that has nothing left to copy: park or fail, or complete the task because nothing is missing."""
@@ -462,57 +307,8 @@ class LedgerRepair:
         return await self._complete(Ending.REPAIRED if is_repaired else Ending.NOTHING_MISSING, view)
 
     async def _complete(self, ending: Ending, view: View | None = None) -> TaskResult:
-        """Delete the task unless the verdict that is based on ``view`` is outdated (None: the ledger was deleted).
-
-        The record of doubted members is deleted too, unless a member of an unclosed ledger is awaited. This member may
-        be the only one with entries that a doubted member acknowledged and lost (S6).
-        """
-        await self._reservation.release()
-        conditions = Conditions() if view is None else view.conditions
-        are_doubts_kept = view is not None and not view.ledger.metadata.is_closed and bool(view.bookies.awaited)
-        doubts = None if are_doubts_kept else await self._unclosed.doubts_deletion()
-        unreserved = SeenNode(self._ports.reservations.path(self._task.ledger_id), None)
-        relied = () if view is None else self._acceptance_checks()
-        operations = (*conditions.checks, *relied, *([] if doubts is None else [doubts]))
-        if not await self._lease.complete(operations, seen=[unreserved, *conditions.registrations]):
-            return self._ended(Ending.MARKED_AGAIN)
-        return await self._completed(ending)
-
-    async def _completed(self, ending: Ending) -> TaskResult:
-        """Forget a ledger whose task was deleted, and delete its other records."""
-        self._context.damage.forget(self._task.ledger_id)
-        self._context.use.forget(self._task.ledger_id)
-        other_nodes = self._lease.other_nodes
-        # A record that cannot be decoded is deleted too. The queue deletes records that are written later.
-        if self._turn.is_parked or (other_nodes is not None and other_nodes.parked is not None):
-            await self._best_effort(
-                self._ports.parked.unpark(self._task.ledger_id), "record of a parked task could not be removed yet"
-            )
-        await self._forget_failures()
-        if self._turn.rank == MISPLACED and ending is not Ending.LEDGER_DELETED:
-            await self._best_effort(
-                self._ports.debts.end(self._task.ledger_id), "placement debt could not be removed yet"
-            )
-        return self._ended(ending)
-
-    async def _note_moved(self) -> None:
-        """Record for all workers that copies were moved, so that they are not moved back and forth. Best effort."""
-        note = self._ports.moves.note(self._task.ledger_id, self._started_ms)
-        await self._best_effort(note, "move is not recorded")
-
-    async def _best_effort(self, change: Awaitable[None], problem: str) -> None:
-        try:
-            await change
-        except (TransientError, OutcomeUnknownError, ConflictError) as error:  # such as a node with children
-            _log.info(problem, extra={"ledger_id": self._task.ledger_id, "error": str(error)})
-
-    async def _forget_failures(self) -> None:
-        """Delete the record of earlier failures, if any. Best effort, because a listing deletes it later."""
-        if self._lease.other_nodes is None or self._lease.other_nodes.failure is None:
-            return
-        await self._best_effort(
-            self._ports.failures.forget(self._task.ledger_id), "record of failures could not be removed yet"
-        )
+        """Delete the task unless the verdict that is based on ``view`` is outdated (None: the ledger was deleted)."""
+        return self._ended(await self._completion.complete(ending, view))
 
     def _stopped(self) -> TaskResult:
         return self._ended(Ending.STOPPED, detail="repair is disabled, or the session with the store has ended")

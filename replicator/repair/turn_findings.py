@@ -1,21 +1,20 @@
 """The results of one turn of one task, over all its rounds.
 
 The steps of a turn write them. They determine the next plan, the reason of a parked ledger and the result of the turn.
-
-R rules are defined in docs/failure-model.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from bookie.metadata.tasks.decisions import RecordedDecision
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkReason
-from bookie.model.availability import EntryRuns
-from bookie.model.ids import BookieId
-from replicator.knowledge.evidence import Answer
-from replicator.plan.planner import PositionKey
+from bookie.model.ids import BookieId, EntryId
+from replicator.copying.copier import CopyOutcome
+from replicator.knowledge.evidence import Answer, describe
+from replicator.plan.installable import CopiedStep
+from replicator.plan.steps import Cause, CopyPosition, PositionKey
 from replicator.telemetry.events import Ending, TaskResult
 
 
@@ -27,12 +26,6 @@ class TurnFindings:
     """Bookies that refused copies, with their last answers."""
     unreadable: dict[PositionKey, str] = field(default_factory=dict)
     """Positions with an entry that every live holder denied, each with the evidence."""
-    record: RecordedDecision | None = None
-    """The record of the accepted loss of the ledger, as last known; None if there is none."""
-    is_record_used: bool = False
-    """Whether plans use the record, because one of them was blocked without it (R148)."""
-    left_out: dict[PositionKey, EntryRuns] = field(default_factory=dict)
-    """Positions filled in place, with the entries that were left out there because their loss was accepted."""
     unreadable_for_now: list[str] = field(default_factory=list)
     """The evidence of entries that could not be read in the last round, but may be readable later."""
     fragments: set[int] = field(default_factory=set)
@@ -52,10 +45,41 @@ class TurnFindings:
     is_recovery_failure_permanent: bool = False
     """Whether another recovery would fail too unless the bookies change."""
 
-    @property
-    def accepted(self) -> RecordedDecision | None:
-        """The record of the accepted loss, if plans use it."""
-        return self.record if self.is_record_used else None
+    def note_refusals(self, answers: Iterable[Answer]) -> None:
+        """Record the answers of bookies that refused copies, or that plans must avoid for the rest of the turn."""
+        self.failed_targets.update((answer.bookie, answer) for answer in answers)
+
+    def note_failure(self, key: PositionKey, step: CopyPosition, outcome: CopyOutcome) -> None:
+        """Record why a position was not copied, for the next plan."""
+        if outcome.target_failure is not None:
+            self.note_refusals([outcome.target_failure])
+        elif outcome.unreadable_count:
+            evidence = describe(outcome.unreadable, outcome.unreadable_count)
+            if outcome.is_permanent_failure:
+                self.unreadable[key] = evidence
+            else:
+                self.unreadable_for_now.append(f"fragment {step.fragment_index} position {step.position}: {evidence}")
+
+    def note_installed(self, key: PositionKey, copy: CopiedStep, replaced_copies: int) -> None:
+        """Count an installed step, and the damaged copies that it has replaced."""
+        self.repaired.add(key)
+        self._count(key, copy.entries, copy.bytes, replaced_copies)
+        self.moved_copies += copy.step.cause is Cause.MISPLACED
+
+    def note_restored(self, key: PositionKey, outcome: CopyOutcome) -> None:
+        """Count a damaged copy that was stored again before the copy of its whole position."""
+        self._count(key, outcome.entries, outcome.bytes, replaced_copies=1)
+
+    def _count(self, key: PositionKey, entries: int, size_bytes: int, replaced_copies: int) -> None:
+        self.fragments.add(key.first_entry_id)
+        self.entries += entries
+        self.bytes += size_bytes
+        self.replaced_copies += replaced_copies
+
+    def forget_unreadable(self, first_entry_ids: Collection[EntryId]) -> None:
+        """Forget the evidence about fragments, because another copy may leave out their unreadable entries."""
+        for key in [key for key in self.unreadable if key.first_entry_id in first_entry_ids]:
+            del self.unreadable[key]
 
     def result(self, task: Task, ending: Ending, *, reason: ParkReason | None = None, detail: str = "") -> TaskResult:
         """Return the result of the turn of ``task`` with this ending."""

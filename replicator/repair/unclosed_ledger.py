@@ -29,7 +29,8 @@ from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import Status
 from replicator.knowledge.doubts import DoubtingTransport, Trust
 from replicator.knowledge.holdings import Holdings, growing_members
-from replicator.plan.planner import Plan, PositionKey
+from replicator.plan.planner import Plan
+from replicator.plan.steps import PositionKey
 from replicator.ports import RepairPorts
 from replicator.queue.grace import GracePeriods
 from replicator.repair.lease import Lease

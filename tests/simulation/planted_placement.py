@@ -11,11 +11,12 @@ from bookie.model.ids import EntryId
 from bookie.server import copying
 from bookie.wire.port import CopyReply, EntryResult, Status
 from replicator.copying.pull import Pull, Pulled
+from replicator.plan.installable import CopiedStep
 from replicator.plan.steps import Cause
 from replicator.queue import ordering
 from replicator.queue.repayment import Repayment
 from replicator.repair import execution, install
-from replicator.repair.install import CopiedStep, Installer
+from replicator.repair.install import Installer
 from tests.simulation.planting import Registry, swap
 
 PLACEMENT_DEFECTS = Registry()
@@ -72,10 +73,10 @@ def _(stack: ExitStack) -> None:
 @plants("moved-before-copied", "S11", "a move replaces the old copy in the metadata before the new one is complete")
 def _(stack: ExitStack) -> None:
     def make_copy(copied: Any) -> Any:
-        async def uncopied(self: Any, ledger: Any, steps: Any, shortfall: Any, incarnations: Any) -> Any:
+        async def uncopied(self: Any, copying: Any, steps: Any) -> Any:
             if any(step.cause is not Cause.MISPLACED for step in steps):
-                return await copied(self, ledger, steps, shortfall, incarnations)
-            return True, [CopiedStep(step, incarnation=incarnations[step.target]) for step in steps]
+                return await copied(self, copying, steps)
+            return True, [CopiedStep(step, incarnation=copying.targets.incarnation(step.target)) for step in steps]
 
         return uncopied
 

@@ -22,7 +22,9 @@ from replicator.copying import target
 from replicator.copying.target import Target
 from replicator.knowledge import holdings
 from replicator.knowledge.holdings import Holdings
+from replicator.plan import installable
 from replicator.plan import planner as plan
+from replicator.plan.installable import CopiedStep
 from replicator.plan.steps import CopyPosition
 from replicator.repair import execution, install
 from replicator.repair import ledger_repair as repair
@@ -139,7 +141,8 @@ def _(stack: ExitStack) -> None:
 
     swap(stack, plan._FragmentPlan, "_candidates", lambda _: without_check)
     swap(stack, repair, "target_chooser", lambda _: choose)
-    swap(stack, install, "with_steps", lambda _: with_steps)
+    for module in (install, installable):
+        swap(stack, module, "with_steps", lambda _: with_steps)
 
 
 @plants("copy-without-recovery-flag", "#3783, #4163", "copies are sent as ordinary adds, which fenced bookies refuse")
@@ -152,10 +155,9 @@ def _(stack: ExitStack) -> None:
 
 @plants("copies-not-waited-for", "R29, S11", "the metadata names a target before it has acknowledged its copies")
 def _(stack: ExitStack) -> None:
-    async def at_once(self: Any, ledger: Any, steps: Any, shortfall: Any, incarnations: Any) -> Any:
-        return True, [
-            install.CopiedStep(step, incarnation=incarnations[step.target], entries=0, bytes=0) for step in steps
-        ]
+    async def at_once(self: Any, copying: Any, steps: Any) -> Any:
+        disks = copying.targets.incarnation
+        return True, [CopiedStep(step, incarnation=disks(step.target), entries=0, bytes=0) for step in steps]
 
     async def whole(self: Installer, ledger: Any, copy: Any) -> None:
         return None
@@ -236,9 +238,9 @@ def _(stack: ExitStack) -> None:
         return EntryRuns.of(sorted({e + more for e in lost for more in (0, 1) if step.first <= e + more <= step.last}))
 
     def make_held(entries_already_held: Any) -> Any:
-        async def with_next(self: Any, ledger: Any, step: Any, *rest: Any) -> Any:
-            held = await entries_already_held(self, ledger, step, *rest)
-            accepted = self._may_leave_out(step)
+        async def with_next(self: Any, copying: Any, step: Any, *rest: Any) -> Any:
+            held = await entries_already_held(self, copying, step, *rest)
+            accepted = self._may_leave_out(copying, step)
             others = and_next(accepted, step).without(accepted)
             return finished(EntryRuns.union_with_pauses(held, others))
 

@@ -36,7 +36,8 @@ from bookie.model.isolation import (
 )
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.wire.port import Status
-from replicator.plan.planner import Plan, plan_repair, target_chooser
+from replicator.plan.planner import Plan, plan_repair
+from replicator.plan.target_choice import target_chooser
 from replicator.queue.parking import Memory, circumstances_of
 from tests.worlds import recovery as recovery_world
 from tests.worlds.clocks import VirtualClock

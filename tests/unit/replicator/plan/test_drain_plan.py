@@ -10,9 +10,10 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
-from replicator.plan.planner import Knowledge, Plan, needs_tail_evidence, plan_repair, target_chooser
+from replicator.plan.installable import with_steps
+from replicator.plan.planner import Knowledge, Plan, needs_tail_evidence, plan_repair
 from replicator.plan.steps import Cause, CopyPosition, SwapMember
-from replicator.repair.install import with_steps
+from replicator.plan.target_choice import target_chooser
 from tests.worlds.ledgers import make_metadata, name_set, names
 
 LEDGER = LedgerId(7)

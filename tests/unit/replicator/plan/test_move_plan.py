@@ -20,10 +20,10 @@ from bookie.model.availability import finished
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.isolation import POLICY_KEY
 from bookie.model.metadata import LedgerMetadata
+from replicator.plan.installable import CopiedStep, dropping_worse_moves, with_steps
 from replicator.plan.moves import is_adhering, plan_moves
-from replicator.plan.planner import Knowledge, Plan, PositionKey
-from replicator.plan.steps import Cause, CopyPosition, SwapMember
-from replicator.repair.install import CopiedStep, dropping_worse_moves, with_steps
+from replicator.plan.planner import Knowledge, Plan
+from replicator.plan.steps import Cause, CopyPosition, PositionKey, SwapMember
 from tests.worlds.ledgers import make_metadata, name_set, names
 
 RACKS = {f"{rack}{number}": f"/{rack}" for rack in "abc" for number in range(1, 5)}

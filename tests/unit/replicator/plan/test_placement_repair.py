@@ -11,7 +11,9 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from replicator.plan.planner import Plan, PositionKey, plan_repair, target_chooser
+from replicator.plan.planner import Plan, plan_repair
+from replicator.plan.steps import PositionKey
+from replicator.plan.target_choice import target_chooser
 from tests.worlds.ledgers import name_set, names
 
 TOPOLOGY = parse_topology('{"a": "/r1", "b": "/r2", "c": "/r3", "x1": "/r1", "x2": "/r2", "x3": "/r3", "y1": "/r1"}')

@@ -11,7 +11,8 @@ from bookie.client.placement.placement import Placement, PlacementPolicy
 from bookie.metadata.bookies.topology import parse_topology
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from replicator.knowledge.target_use import LEDGERS_MAX, TargetUse
-from replicator.plan.planner import Begun, PositionKey, target_chooser
+from replicator.plan.steps import PositionKey
+from replicator.plan.target_choice import Begun, target_chooser
 from tests.worlds.ledgers import LEDGER, names
 
 KEY = PositionKey(EntryId(0), 1, BookieId("b"))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, EntryId, LedgerId
-from replicator.plan.planner import PositionKey
+from replicator.plan.steps import PositionKey
 from replicator.queue.grace import GracePeriods
 from tests.worlds.clocks import ManualClock
 

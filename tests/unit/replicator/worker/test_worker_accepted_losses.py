@@ -18,7 +18,7 @@ from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.wire.port import Status
 from replicator.knowledge.evidence import Answer, UnreadableEntry
 from replicator.plan.steps import CopyPosition
-from replicator.repair import execution
+from replicator.repair import accepted_loss
 from replicator.repair.execution import Execution
 from replicator.repair.install import Installer
 from replicator.repair.lease import Lease
@@ -342,7 +342,7 @@ def test_if_some_accepted_entries_are_found_the_others_stay_accepted_within_a_bo
             assert lost == ([EntryRuns.of([4])] if changes_max else [])
             assert await is_reported(world) is not bool(changes_max)
 
-    monkeypatch.setattr(execution, "RECORD_CHANGES_MAX", changes_max)
+    monkeypatch.setattr(accepted_loss, "RECORD_CHANGES_MAX", changes_max)
     check()
 
 
@@ -608,7 +608,7 @@ async def test_an_entry_that_an_interrupted_copy_left_on_a_target_is_not_lost() 
         with pytest.MonkeyPatch.context() as patch:
             held = EntryRuns.of([3])
 
-            async def already(self: Execution, ledger: Any, step: CopyPosition, *rest: Any) -> EntryRuns:
+            async def already(self: Execution, copying: Any, step: CopyPosition, *rest: Any) -> EntryRuns:
                 return held if step.target == "t" else EntryRuns()
 
             patch.setattr(Execution, "_entries_already_held", already)

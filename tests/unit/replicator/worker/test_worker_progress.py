@@ -14,7 +14,8 @@ from bookie.metadata.tasks.reservations import Reservation
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType
 from bookie.wire.port import Status
-from replicator.plan.planner import PositionKey, target_chooser
+from replicator.plan.steps import PositionKey
+from replicator.plan.target_choice import target_chooser
 from replicator.repair.reservation_holder import PROGRESS_BYTES, PROGRESS_S, is_progress_due
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import RepairWorld, Running, a_world

@@ -16,7 +16,7 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import EntryResult, ListReply, Status
 from replicator.knowledge import damage as damages
 from replicator.knowledge.stored_again import STORED_AGAIN_MAX
-from replicator.repair import execution
+from replicator.repair import turn_damage
 from replicator.telemetry.events import Ending
 from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names
 from tests.worlds.repair import Recorder, RepairWorld, a_world, answers, flipped
@@ -263,7 +263,7 @@ async def test_a_target_whose_copies_do_not_verify_is_not_installed() -> None:
 def many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one of two cases, lower the limit of recorded damaged copies below the number of entries."""
     if request.param:
-        for module in (damages, execution):
+        for module in (damages, turn_damage):
             monkeypatch.setattr(module, "LEDGER_COPIES_MAX", COUNT // 3)
 
 
