@@ -9,12 +9,14 @@ S rules are defined in docs/invariants.md.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from bookie.metadata.bookies.registration import Bookies, BookieState, state_of
+from bookie.metadata.tasks.decisions import LostFragment
+from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.wire.port import READ_ENTRIES_MAX
@@ -23,6 +25,9 @@ WINDOW_ENTRIES: Final = READ_ENTRIES_MAX
 """Entries of a ledger in one window: as many as one request can name."""
 RANGES_MAX: Final = 20
 """Ranges that are kept for each kind; the entries of further ranges are only counted."""
+
+AcceptedEntries: TypeAlias = Sequence[tuple[AbstractSet[BookieId], EntryRuns]]
+"""Accepted losses: the bookies that a record names, and the lost entries of their fragment."""
 
 
 @dataclass(slots=True)
@@ -98,6 +103,8 @@ class BookieCopies:
     detail: str = ""
     """The reason for the first unknown copies."""
     is_damage_listed: bool = False
+    accepted: int = 0
+    """Absent entries that no bookie has, and whose loss on this bookie was accepted: no repair can copy them."""
 
     @property
     def is_lost(self) -> bool:
@@ -109,8 +116,13 @@ class BookieCopies:
         """Whether the bookie returned a damaged copy, or denied one."""
         return bool(self.damaged.count or self.absent.count)
 
-    def add(self, placed: Sequence[EntryId], found: Found) -> None:
-        """Add the copies of a window."""
+    @property
+    def is_repairable(self) -> bool:
+        """Whether the bookie has a bad copy other than those whose loss was accepted."""
+        return self.damaged.count > 0 or self.absent.count > self.accepted
+
+    def add(self, placed: Sequence[EntryId], found: Found, accepted: AbstractSet[EntryId] = frozenset()) -> None:
+        """Add the copies of a window. ``accepted`` are entries whose loss on this bookie was accepted."""
         before, self.expected = self.expected, self.expected + len(placed)
         self.good += len(found.good)
         unknown = len(placed) - len(found.good) - len(found.damaged) - len(found.absent)
@@ -118,6 +130,7 @@ class BookieCopies:
         if unknown:
             self.detail = self.detail or found.detail
         self.is_damage_listed |= found.is_damage_listed
+        self.accepted += len(found.absent & accepted)
         if found.damaged or found.absent:
             for number, entry_id in enumerate(placed, before):
                 if entry_id in found.damaged:
@@ -130,6 +143,8 @@ class BookieCopies:
 class LedgerCopies:
     """The copies of a ledger on all bookies that its final fragments name."""
 
+    accepted: AcceptedEntries = ()
+    """The accepted losses of the ledger."""
     bookies: dict[BookieId, BookieCopies] = field(default_factory=dict)
     entries: int = 0
     """The judged entries."""
@@ -150,10 +165,10 @@ class LedgerCopies:
 
     def add(self, window: Window, found: Mapping[BookieId, Found], states: Mapping[BookieId, str]) -> None:
         """Add the copies of a window. Bookies that are not in ``found`` received no request."""
+        without = set(window.entries).difference(*(each.good for each in found.values()))
         for bookie, placed in window.placed.items():
             copies = self.bookies.setdefault(bookie, BookieCopies(bookie, states[bookie]))
-            copies.add(placed, found.get(bookie, Found()))
-        without = set(window.entries).difference(*(each.good for each in found.values()))
+            copies.add(placed, found.get(bookie, Found()), self._accepted(bookie, without))
         if without:
             for number, entry_id in enumerate(window.entries, self.entries):
                 if entry_id in without:
@@ -163,6 +178,19 @@ class LedgerCopies:
                 if not without.intersection(window.placed[bookie]) <= seen.damaged | seen.absent:
                     self.perhaps_on.add(bookie)
         self.entries += len(window.entries)
+
+    def _accepted(self, bookie: BookieId, without: AbstractSet[EntryId]) -> set[EntryId]:
+        losses = [entries for bookies, entries in self.accepted if bookie in bookies]
+        return {entry_id for entry_id in without for entries in losses if entry_id in entries}
+
+
+def accepted_entries(lost: Iterable[LostFragment]) -> AcceptedEntries:
+    """Return the accepted losses that name the lost entries. One without ids permits no copy, and is left out."""
+    return [
+        ({*loss.bookies, *(denial.bookie for denial in loss.denials)}, loss.lost_entries)
+        for loss in lost
+        if loss.entries
+    ]
 
 
 def states(metadata: LedgerMetadata, bookies: Bookies, drained: AbstractSet[BookieId]) -> dict[BookieId, str]:

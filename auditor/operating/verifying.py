@@ -28,6 +28,7 @@ from auditor.operating.ledger_copies import (
     Found,
     LedgerCopies,
     Window,
+    accepted_entries,
     copies_count,
     judged_end,
     states,
@@ -40,9 +41,9 @@ from bookie.client.held_entries import HeldEntriesReader
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.maintenance import MaintenanceWindows
-from bookie.metadata.bookies.registration import MISSING_SHARE_MAX, Bookies
+from bookie.metadata.bookies.registration import MISSING_SHARE_MAX, Bookies, BookieState
 from bookie.metadata.ledgers.ledgers import Versioned
-from bookie.metadata.tasks.decisions import Decisions
+from bookie.metadata.tasks.decisions import Decision, Decisions
 from bookie.metadata.tasks.format import UnreadableTaskError
 from bookie.metadata.tasks.switches import InvalidDelayError
 from bookie.model.digest import Digest
@@ -80,7 +81,7 @@ class VerifiedLedger:
     bad: tuple[BookieId, ...] = ()
     """The bookies to mark; empty if the ledger was deleted."""
     held_back: dict[BookieId, str] = field(default_factory=dict)
-    """Lost bookies that are not to be marked, with the reason."""
+    """Bookies that are not to be marked, with the reason: lost ones, and those whose absent entries are accepted."""
 
     @property
     def is_digest_verified(self) -> bool:
@@ -115,7 +116,9 @@ class Verifier:
         of = states(ledger.metadata, bookies, (await drains.read()).keys())
         holdings = Holdings(ports.transport, ports.clock)
         is_tail_written = not ledger.metadata.is_closed and await holdings.is_tail_written(ledger, bookies)
-        result = VerifiedLedger(ledger, LedgerCopies(), judged_end(ledger.metadata, is_tail_written=is_tail_written))
+        accepted = await self._accepted(ledger, bookies)
+        copies = LedgerCopies(() if accepted is None else accepted_entries(accepted.lost))
+        result = VerifiedLedger(ledger, copies, judged_end(ledger.metadata, is_tail_written=is_tail_written))
         total = copies_count(ledger.metadata, bookies.registered, is_tail_written=is_tail_written)
         with counting(total) as advance:
             transport = _PacedReads(ports.transport, self._throttle, advance)
@@ -137,9 +140,17 @@ class Verifier:
             return
         named = [each for each in result.copies.bookies.values() if each.bookie in now.metadata.members()]
         lost = [each.bookie for each in named if each.is_lost]
-        result.held_back = await self._held_back(ledger, lost, bookies) if lost else {}
-        bad = {each.bookie for each in named if each.is_bad} | set(lost) - result.held_back.keys()
+        held_back = await self._held_back(ledger, lost, bookies) if lost else {}
+        bad = {each.bookie for each in named if each.is_repairable} | set(lost) - held_back.keys()
+        accepted = [each.bookie for each in named if each.is_bad and not each.is_repairable]
+        result.held_back = held_back | dict.fromkeys(accepted, "the loss of its absent entries was accepted")
         result.bad = tuple(sorted(bad))
+
+    async def _accepted(self, ledger: Versioned, bookies: Bookies) -> Decision | None:
+        """Return the accepted loss of this ledger if it is valid."""
+        decision = await Decisions(self._client.store, self._client.cluster.root).get(ledger.ledger_id)
+        is_accepted = decision is not None and decision.is_accepted and decision.is_of(ledger.metadata)
+        return decision if decision is not None and is_accepted and decision.is_valid(bookies.registered) else None
 
     async def _held_back(self, ledger: Versioned, lost: Sequence[BookieId], before: Bookies) -> dict[BookieId, str]:
         """Return the bookies among ``lost`` that an auditor would hold back now, with the reason."""
@@ -148,10 +159,8 @@ class Verifier:
         if brake(known | before.registered, present, MISSING_SHARE_MAX) is not None:
             return dict.fromkeys(lost, "too many bookies are missing (the brake is held)")
         now_ms = ports.clock.epoch_ms()
-        decision = await Decisions(store, root).get(ledger.ledger_id)
-        is_of_ledger = decision is not None and decision.is_accepted and decision.is_of(ledger.metadata)
-        is_accepted = is_of_ledger and decision is not None and decision.is_valid(present.registered)
-        accepted = decision.copies if decision is not None and is_accepted else frozenset()
+        decision = await self._accepted(ledger, present)
+        accepted = frozenset() if decision is None else decision.copies
         opened = await MaintenanceWindows(store, root).open_at(now_ms)
         in_maintenance = {bookie for window in opened for bookie in window.bookies}
         noted = await FirstSeenDown(store, root).read()
@@ -287,7 +296,11 @@ def _without_good_text(without: Document, entries: int, verdict: str) -> str:
 def _mark_lines(row: Document) -> list[str]:
     marking = row["mark"]
     names, ledger_id = ", ".join(marking["bookies"]), row["ledger_id"]
-    lines = [f"{each['bookie_id']} is lost and not to be marked: {each['reason']}" for each in marking["held_back"]]
+    states = {each["bookie_id"]: each["state"] for each in row["bookies"]}
+    lines = []
+    for each in marking["held_back"]:
+        is_lost = "lost and " if states[each["bookie_id"]] == BookieState.UNREGISTERED.label else ""
+        lines.append(f"{each['bookie_id']} is {is_lost}not to be marked: {each['reason']}")
     match marking["outcome"]:
         case "would_mark":
             lines.append(f"nothing was changed; --mark would mark ledger {ledger_id} for repair of {names}")

@@ -50,9 +50,10 @@ def verify(
     If a ledger is not closed, only entries that cannot change any more are judged: those of former ensembles.
 
     Without --mark, nothing is changed. With it, the ledger is marked for the bookies with damaged or absent copies, and
-    for lost ones whose delay has passed; never for a bookie whose answer is unknown. Replicators then store good copies
-    in place, or on another bookie: an Apache bookie that served wrong bytes loses its position, because it may serve
-    them again. Verify the ledger again after `bkheal underreplicated list` does not contain it any more.
+    for lost ones whose delay has passed; never for a bookie whose answer is unknown, and never because of entries whose
+    loss was accepted (`bkheal dead-letters accept-loss`). Replicators then store good copies in place, or on another
+    bookie: an Apache bookie that served wrong bytes loses its position, because it may serve them again. Verify the
+    ledger again after `bkheal underreplicated list` does not contain it any more.
 
     If a ledger is deleted during the command, or its metadata cannot be read any more, it is listed as not verified,
     and the other ledgers are verified. If the store stops answering, the results until then are printed, with the names

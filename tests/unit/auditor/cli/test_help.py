@@ -161,3 +161,12 @@ def test_the_exit_codes_in_help_include_wrong_usage_and_are_documented() -> None
     assert len(lists) > 20
     assert [path for path, text in lists.items() if " 2 " not in text.replace("\n", " ")] == []
     assert {code for text in lists.values() for code in re.findall(r"(?:^|[,;.]|and)\s+(\d+)\s", text)} <= documented
+
+
+def test_the_table_of_commands_has_every_command() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "commands.md").read_text()
+    rows = [set(re.findall(r"[\w-]+", row)) for row in re.findall(r"^\| (`bkheal .*?`) \| ", page, re.MULTILINE)]
+    paths = [path for path, _ in commands(get_command(app))]
+    ends = [path for path in paths if path and not any(other.startswith(f"{path} ") for other in paths)]
+    assert len(ends) > 60
+    assert [path for path in ends if not any(row.issuperset(path.split()) for row in rows)] == []

@@ -20,7 +20,8 @@ from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.layout import task_path
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
-from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment, Verdict
+from bookie.metadata.tasks.decisions import Decision, Decisions, Denial, LostFragment, Verdict
+from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.wire.port import ListReply, Status
@@ -311,7 +312,11 @@ async def _maintenance(world: RepairWorld) -> None:
 
 
 async def _accepted(world: RepairWorld) -> None:
-    lost = LostFragment(EntryId(0), EntryId(9), (1,), names("b"))
+    await accept(world, LostFragment(EntryId(0), EntryId(9), (1,), names("b")))
+
+
+async def accept(world: RepairWorld, lost: LostFragment) -> None:
+    """Record the loss as accepted."""
     decisions = Decisions(world.store, ROOT)
     await world.store.create("/bkheal", b"")
     for part in ("/bkheal/decisions", "/bkheal/decisions/ledgers"):
@@ -353,6 +358,42 @@ async def cookies(world: RepairWorld, bookies: str) -> None:
         await world.store.create(f"{ROOT}/cookies", b"")
     for name in bookies.split():
         await world.store.create(f"{ROOT}/cookies/{name}", b"")
+
+
+@in_virtual_time
+async def test_absent_entries_are_not_marked_if_their_loss_was_accepted() -> None:
+    lost = EntryRuns.of([0, 3, 6, 9])
+    denials = (Denial(0, BookieId("a"), 4), Denial(1, BookieId("b"), 4))
+    async with a_world("a b c") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=9), 10)
+        await world.bookies.start(["a", "b"])
+        for bookie, position in (("a", 0), ("b", 1)):
+            kept = [n for n in range(10) if n not in lost and position in (n % 3, (n + 1) % 3)]
+            await world.bookies.put(bookie, LEDGER, [packets[EntryId(n)] for n in kept])
+        assert (await verified(world))["mark"]["bookies"] == ["a", "b"]
+        await accept(world, LostFragment(EntryId(0), EntryId(9), (), (), denials, lost.groups))
+        document = await verified(world, is_marking=True)
+        assert (document["verdict"], document["without_good_copy"]["entries"]) == ("bad", 4)
+        assert (document["mark"]["outcome"], await marked(world)) == ("nothing", ())
+        assert "a is not to be marked: the loss of its absent entries was accepted" in text(document)
+        assert "--mark" not in text(await verified(world))
+
+        world.bookies["b"].results[EntryId(1)] = answers(Status.NO_ENTRY)
+        document = await verified(world, is_marking=True)
+        assert await marked(world) == names("b")
+        assert [each["bookie_id"] for each in document["mark"]["held_back"]] == ["a"]
+
+
+@in_virtual_time
+async def test_an_accepted_entry_of_which_a_bookie_has_a_copy_is_marked() -> None:
+    async with a_world("a b c") as world:
+        await world.ledger(LEDGER, CLOSED, 10)
+        await clear(world, "a")
+        denials = tuple(Denial(position, BookieId(name), 10) for position, name in enumerate("abc"))
+        lost = EntryRuns([(0, 9)])
+        await accept(world, LostFragment(EntryId(0), EntryId(9), (), (), denials, lost.groups))
+        await verified(world, is_marking=True)
+        assert await marked(world) == names("a")
 
 
 @in_virtual_time
