@@ -168,28 +168,23 @@ def retry(
     """
     if not ledgers and reason is None and not is_all:
         raise typer.BadParameter("name ledgers, or use --reason or --all")
-    rows, unreadable = _all(service, uri, config)
-    parked = {row["ledger_id"] for row in rows}.union(unreadable)
-    absent = sorted(set(ledgers or ()) - parked)
-    if absent:
-        shown = ", ".join(map(str, absent))
-        refuse(f"not parked: {shown} (`bkheal dead-letters list` lists the parked ledgers); nothing was changed")
-    of_reason = {row["ledger_id"] for row in rows if row["reason"] == reason.value} if reason is not None else parked
-    chosen = sorted(of_reason.intersection(ledgers) if ledgers else of_reason)
-    done: list[int] = [] if chosen and not is_dry_run else chosen
+    chosen = _chosen(*_all(service, uri, config), ledgers or (), reason)
+    if is_dry_run or not chosen:
+        show(output, "DeadLetterRetry", {"dry_run": is_dry_run, "ledgers": chosen}, [_retry_line(chosen, is_dry_run)])
+        return
+    confirm(f"Have {counted(len(chosen), 'parked ledger')} tried again?", is_sure=is_sure)
+    done: list[int] = []
     problem: BkhealError | None = None
-    if chosen and not is_dry_run:
-        confirm(f"Have {counted(len(chosen), 'parked ledger')} tried again?", is_sure=is_sure)
-        try:
-            if service is None:
-                run(_unpark(metadata_uri(uri, config), chosen, done, is_skipping=not ledgers))
-            else:
-                _remote_unpark(service, chosen, done, is_skipping=not ledgers)
-        except BkhealError as error:
-            if not done:
-                raise
-            problem = error
-    lines = [f"{counted(len(done), 'parked ledger')} {'would be' if is_dry_run else 'will be'} tried again"]
+    try:
+        if service is None:
+            run(_unpark(metadata_uri(uri, config), chosen, done, is_skipping=not ledgers))
+        else:
+            _remote_unpark(service, chosen, done, is_skipping=not ledgers)
+    except BkhealError as error:
+        if not done:
+            raise
+        problem = error
+    lines = [_retry_line(done, is_dry_run)]
     left = sorted(set(chosen).difference(done))
     if left and problem is None:
         are, their = ("is", "its record") if len(left) == 1 else ("are", "their records")
@@ -205,6 +200,23 @@ def retry(
         raise typer.Exit(exit_code_of(problem))
     if left and ledgers:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _chosen(
+    rows: Sequence[dict[str, Any]], unreadable: Sequence[int], ledgers: Sequence[int], reason: ParkReason | None
+) -> list[int]:
+    """Return the parked tasks to retry. Refuses the command if one of ``ledgers`` is not parked."""
+    parked = {row["ledger_id"] for row in rows}.union(unreadable)
+    if absent := sorted(set(ledgers) - parked):
+        shown = ", ".join(map(str, absent))
+        refuse(f"not parked: {shown} (`bkheal dead-letters list` lists the parked ledgers); nothing was changed")
+    if reason is not None:
+        parked = {row["ledger_id"] for row in rows if row["reason"] == reason.value}
+    return sorted(parked.intersection(ledgers) if ledgers else parked)
+
+
+def _retry_line(ledgers: Sequence[int], is_dry_run: bool) -> str:
+    return f"{counted(len(ledgers), 'parked ledger')} {'would be' if is_dry_run else 'will be'} tried again"
 
 
 @app.command("accept-loss")
