@@ -325,7 +325,7 @@ async def _open_disks(context: _Context) -> _Disks:
     ledgers: list[FileDisk | DiskError] = [await _open_disk(settings.ledger_dirs[0], stack)]
     for directory in settings.ledger_dirs[1:]:
         try:
-            ledgers.append(await _open_disk(directory, stack))
+            ledgers.append(await _open_disk(directory, stack, may_be_read_only=True))
         except DiskError as error:
             ledgers.append(error)
     return _Disks(journals, ledgers)
@@ -583,8 +583,8 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-async def _open_disk(directory: Path, stack: AsyncExitStack) -> FileDisk:
-    disk = await FileDisk.acquire(directory / CURRENT)
+async def _open_disk(directory: Path, stack: AsyncExitStack, *, may_be_read_only: bool = False) -> FileDisk:
+    disk = await FileDisk.acquire(directory / CURRENT, may_be_read_only=may_be_read_only)
     stack.push_async_callback(disk.close)
     return disk
 

@@ -69,7 +69,7 @@ from bookie.server.joining.directories import (
     read_directory,
 )
 from bookie.server.joining.identity import Evidence, IdentityError, KnownBookie, NewIncarnation, Refusal, decide
-from bookie.storage.port import Disk, DiskError
+from bookie.storage.port import Disk, DiskError, DiskFullError
 
 _log = logging.getLogger(__name__)
 
@@ -200,6 +200,9 @@ async def _record_directories(
     """Record the longer list of ledger directories. Every step may already be done.
 
     ``stored`` is the cookie on which the admission was based. If it was changed since then, it is not replaced.
+
+    A directory that is full, or a ledger directory other than the first that cannot be written, keeps the shorter list
+    until a later start: a directory is often added because another one is full or fails.
     """
     out_of_use = dict(known.out_of_use)
     in_use = [directory for directory in directories if str(directory.path.resolve()) not in out_of_use]
@@ -212,8 +215,16 @@ async def _record_directories(
             raise IdentityError(
                 Refusal.OTHER_DIRECTORIES, f"the cookie of {cookie.bookie_id} was changed during the start: start again"
             ) from error
-    for disk in _disks(in_use):
-        await disk.replace(VERSION_FILE, encode_cookie(cookie))
+    others = [directory for directory in in_use if directory.role is Role.LEDGERS][1:]
+    for directory in in_use:
+        assert directory.disk is not None, "a directory without a disk is out of use"
+        try:
+            await directory.disk.replace(VERSION_FILE, encode_cookie(cookie))
+        except DiskError as error:
+            is_added = str(directory.path.resolve()) in known.added
+            if is_added or not (isinstance(error, DiskFullError) or directory in others):
+                raise
+            _log.warning("VERSION keeps the shorter list of directories", extra={"error": str(error)})
     _log.warning("ledger directories added", extra={"bookie_id": cookie.bookie_id, "added": ", ".join(known.added)})
 
 

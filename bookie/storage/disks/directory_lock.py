@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from contextlib import suppress
@@ -17,14 +18,18 @@ class DirectoryInUseError(PermanentError):
     """Another process, or another part of this one, uses the directory."""
 
 
-def lock_directory(root: Path) -> int:
+def lock_directory(root: Path, *, may_be_read_only: bool = False) -> int:
     """Lock ``root`` until the returned descriptor is closed. No program reads the process id in the lock file.
+
+    Args:
+        root: the directory.
+        may_be_read_only: whether the directory may be on a file system that is mounted read-only.
 
     Raises:
         DirectoryInUseError: the directory is locked.
         OSError: the lock file cannot be created.
     """
-    descriptor = os.open(root / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = _open(root / _NAME, may_be_read_only=may_be_read_only)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -38,3 +43,14 @@ def lock_directory(root: Path) -> int:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _open(path: Path, *, may_be_read_only: bool) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno != errno.EROFS or not may_be_read_only:
+            raise
+        with suppress(FileNotFoundError):
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        raise

@@ -82,8 +82,13 @@ class FileDisk(Disk):
         the same temporary file as the next replacement."""
 
     @classmethod
-    async def acquire(cls, root: Path, *, silent_s: float = DISK_SILENCE_S_MAX) -> FileDisk:
+    async def acquire(
+        cls, root: Path, *, silent_s: float = DISK_SILENCE_S_MAX, may_be_read_only: bool = False
+    ) -> FileDisk:
         """Create the directory if needed, and lock it until ``close``.
+
+        With ``may_be_read_only``, an existing directory whose file system is mounted read-only can be read, and each
+        change fails.
 
         Raises:
             DirectoryInUseError: another process uses the directory.
@@ -93,7 +98,8 @@ class FileDisk(Disk):
         with _disk_errors("use", root):
             threads = _Threads.started(root.name)
         try:
-            lock = await within_running_time(silent_s, _in_thread(threads.changes, _make_and_lock, root))
+            locking = _in_thread(threads.changes, _make_and_lock, root, may_be_read_only)
+            lock = await within_running_time(silent_s, locking)
         except BaseException as error:
             threads.shutdown(wait=False)
             if isinstance(error, TimeoutError):
@@ -410,10 +416,16 @@ def is_thread_waiting() -> bool:
     return any(thread.name.startswith(THREAD_NAME) for thread in threading.enumerate())
 
 
-def _make_and_lock(root: Path) -> int:
-    make_durable_directory(root)
+def _make_and_lock(root: Path, may_be_read_only: bool) -> int:
+    if not (may_be_read_only and root.is_dir() and _is_read_only(root)):
+        make_durable_directory(root)
     with _disk_errors("lock", root):
-        return lock_directory(root)
+        return lock_directory(root, may_be_read_only=may_be_read_only)
+
+
+def _is_read_only(directory: Path) -> bool:
+    with _disk_errors("stat", directory):
+        return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
 
 
 def make_durable_directory(path: Path) -> None:

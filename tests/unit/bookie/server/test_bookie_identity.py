@@ -36,7 +36,7 @@ from bookie.server.joining.succession import succeed
 from bookie.server.upkeep.operator_read_only import ReadOnlyRequest, write_recorded_request
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.memory import MemoryDisk, Operation
-from bookie.storage.port import DiskError, StalledDiskError
+from bookie.storage.port import DiskError, DiskFullError, StalledDiskError
 from tests.worlds.cluster import formatted
 
 OURS = Cookie(BookieId("bookie-1"), ("/journal",), ("/ledgers",), "this-cluster")
@@ -230,6 +230,8 @@ class MortalDisk(FileDisk):
 
     change: Callable[[], None]
     is_unreadable: bool
+    refusal: DiskError | None
+    """The error of each write; None: there is none."""
 
     async def names(self, directory: str) -> list[str]:
         if self.is_unreadable:
@@ -237,6 +239,8 @@ class MortalDisk(FileDisk):
         return await super().names(directory)
 
     async def replace(self, path: str, data: bytes) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         self.change()
         await super().replace(path, data)
         self.change()
@@ -252,6 +256,7 @@ class Machine:
     dies_at: int | None = None
     changes: count[int] = field(default_factory=count)
     unreadable: str = ""
+    refusals: dict[str, DiskError] = field(default_factory=dict)
     ledgers: tuple[str, ...] = ("ledgers",)
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     disk: type[MortalDisk] = MortalDisk
@@ -270,6 +275,7 @@ class Machine:
             disk = await self.disk.acquire(self.root / name / "current")
             assert isinstance(disk, MortalDisk)
             disk.change, disk.is_unreadable = self.change, name == self.unreadable
+            disk.refusal = self.refusals.get(name)
             disks.append(disk)
             places.append(RoleDirectory(role, self.root / name, disk))
         try:
@@ -600,6 +606,37 @@ async def test_nothing_is_written_to_a_missing_directory_while_another_one_is_ad
         assert (await machine.start()).out_of_use == {str(machine.root / "second"): UNMOUNTED}
         assert not list((machine.root / "second" / "current").glob("[!.]*"))
         assert (machine.root / "third" / "current" / VERSION_FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "is_started"),
+    [
+        ("journal", DiskFullError("no space left"), True),
+        ("ledgers", DiskFullError("no space left"), True),
+        ("second", DiskFullError("no space left"), True),
+        ("second", DiskError("input/output error"), True),
+        ("journal", DiskError("input/output error"), False),
+        ("ledgers", DiskError("input/output error"), False),
+        ("third", DiskFullError("no space left"), False),
+    ],
+)
+async def test_a_directory_is_added_although_another_one_is_full_or_fails(
+    machine: Machine, name: str, error: DiskError, is_started: bool
+) -> None:
+    machine.ledgers = ("ledgers", "second")
+    first = await machine.start()
+    for each in ("journal", "ledgers", "second"):
+        (machine.root / each / "current" / "data").touch()
+    machine.ledgers, machine.refusals = ("ledgers", "second", "third"), {name: error}
+    for _ in range(2):
+        if is_started:
+            assert await machine.start() == first
+        else:
+            with pytest.raises(DiskError, match=str(error)):
+                await machine.start()
+    machine.refusals = {}
+    assert await machine.start() == first
+    assert len({(machine.root / each / "current" / VERSION_FILE).read_bytes() for each in machine.ledgers}) == 1
 
 
 async def test_a_ledger_directory_that_cannot_be_read_is_left_out_unless_it_is_the_first(machine: Machine) -> None:

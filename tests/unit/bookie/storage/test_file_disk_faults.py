@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,9 +147,9 @@ async def test_a_directory_on_a_disk_that_does_not_answer_is_not_waited_for(
 ) -> None:
     answers = threading.Event()
 
-    def hang(root: Path) -> int:
+    def hang(root: Path, *, may_be_read_only: bool) -> int:
         answers.wait()
-        return lock_directory(root)
+        return lock_directory(root, may_be_read_only=may_be_read_only)
 
     monkeypatch.setattr(files, "lock_directory", hang)
     with pytest.raises(StalledDiskError, match=r"cannot lock .*: its disk did not answer for 0.02 s"):
@@ -383,6 +384,37 @@ async def test_second_user_of_a_directory_is_refused_until_the_first_is_done(tmp
     await first.close()
     second = await FileDisk.acquire(tmp_path)
     await second.close()
+
+
+async def test_a_directory_on_a_read_only_file_system_can_be_read_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = await FileDisk.acquire(tmp_path / "disk")
+    await disk.replace("file", b"content")
+    await disk.close()
+    opened, synced = os.open, list[int]()
+
+    def refuse_writes(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse_writes)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with pytest.raises(DiskError, match=r"cannot lock .*mount its file system for writing"):
+        await FileDisk.acquire(tmp_path / "disk")
+    synced.clear()
+    disk = await FileDisk.acquire(tmp_path / "disk", may_be_read_only=True)
+    assert not synced, "a sync fails after an error made the file system read-only"
+    file = await disk.open("file")
+    assert await file.read([(0, 100)]) == [b"content"]
+    await file.close()
+    with pytest.raises(DiskError, match="mount its file system for writing"):
+        await disk.create("other")
+    with pytest.raises(DirectoryInUseError):
+        await FileDisk.acquire(tmp_path / "disk", may_be_read_only=True)
+    await disk.close()
 
 
 async def test_another_process_is_refused(tmp_path: Path) -> None:
