@@ -55,7 +55,7 @@ class AdminLoginError(AdminRefusedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AdminAnswer:
     """The answer of a server."""
 
     url: str
@@ -111,7 +111,7 @@ class AdminClient:
         if self._http is not None:
             await self._http.aclose()
 
-    async def ask(self, method: str, path: str, what: str, body: Mapping[str, Any] | None = None) -> Answer:
+    async def ask(self, method: str, path: str, what: str, body: Mapping[str, Any] | None = None) -> AdminAnswer:
         """Send a request, and return the answer; its status may be any except a redirect.
 
         Args:
@@ -145,7 +145,7 @@ class AdminClient:
             said = self._clean(connection_problem(error))
             raise AdminOutcomeUnknownError(f"{what}: no complete answer from {url}: {said}") from None
 
-    async def _follow(self, method: str, url: str, path: str, what: str, body: Mapping[str, Any] | None) -> Answer:
+    async def _follow(self, method: str, url: str, path: str, what: str, body: Mapping[str, Any] | None) -> AdminAnswer:
         assert self._http is not None, "enter the client first"
         # The bound counts received bytes, and a compressed answer could become much larger.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
@@ -162,14 +162,14 @@ class AdminClient:
                     raise AdminRefusedError(self._clean(text, _ANSWER_CHARS_MAX * 3)) from None
         raise AdminRefusedError(f"{what}: {self.base}{path} redirects more than {REDIRECTS_MAX} times")
 
-    def _understand(self, url: str, status: int, data: bytes) -> Answer:
+    def _understand(self, url: str, status: int, data: bytes) -> AdminAnswer:
         try:
             found = json.loads(data)
         except (ValueError, RecursionError):
             found = None
         document = found if isinstance(found, dict) else None
         said = str((document or {}).get("reason") or "") if document else data.decode(errors="replace")
-        return Answer(url, status, self._clean(said), document, isinstance(found, list))
+        return AdminAnswer(url, status, self._clean(said), document, isinstance(found, list))
 
     def _clean(self, text: str, length: int = _ANSWER_CHARS_MAX) -> str:
         """Return a foreign text in one line, with a bounded length and without the token."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from auditor.operating.client import Actor, ClusterClient, Document, NoSuchObjectError
 from auditor.operating.owners import with_owners
-from auditor.safety.dead_letters import DeadLetterResult, DeadLetters, Outcome
+from auditor.safety.dead_letters import DeadLetterOutcome, DeadLetterResult, DeadLetters
 from bookie.metadata.port import NotEmptyError
 from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment
 from bookie.metadata.tasks.locks import Task
@@ -24,7 +24,7 @@ EXAMINED_MAX: Final = 20_000
 ENTRY_RANGES_SHOWN_MAX: Final = 100
 """Ranges of lost entries in one fragment of a document; the record has all of them."""
 _READ_LEDGERS: Final = 1_000
-_ENDS: Final = frozenset({Outcome.UNKNOWN, Outcome.FAILED, Outcome.NOT_TRIED})
+_ENDS: Final = frozenset({DeadLetterOutcome.UNKNOWN, DeadLetterOutcome.FAILED, DeadLetterOutcome.NOT_TRIED})
 ACCEPT: Final = "accept-loss"
 DROP: Final = "drop"
 
@@ -159,19 +159,23 @@ async def expected_decisions(
     letters = _letters(client, actor)
     check = letters.check_accept if verb == ACCEPT else letters.check_drop
     expected = [await check(ledger_id) for ledger_id in ledgers]
-    if not any(each.outcome is Outcome.REFUSED for each in expected):
+    if not any(each.outcome is DeadLetterOutcome.REFUSED for each in expected):
         return expected
     nothing = "nothing was changed, because another ledger is refused"
     return [
-        each if each.outcome is Outcome.REFUSED else DeadLetterResult(each.ledger_id, Outcome.NOT_TRIED, nothing)
+        each
+        if each.outcome is DeadLetterOutcome.REFUSED
+        else DeadLetterResult(each.ledger_id, DeadLetterOutcome.NOT_TRIED, nothing)
         for each in expected
     ]
 
 
 def is_final(expected: Sequence[DeadLetterResult]) -> bool:
     """Return whether there is nothing to change, or nothing can be changed."""
-    refused = any(each.outcome is Outcome.REFUSED for each in expected)
-    return refused or all(each.outcome in (Outcome.ALREADY_ACCEPTED, Outcome.ALREADY_DROPPED) for each in expected)
+    refused = any(each.outcome is DeadLetterOutcome.REFUSED for each in expected)
+    return refused or all(
+        each.outcome in (DeadLetterOutcome.ALREADY_ACCEPTED, DeadLetterOutcome.ALREADY_DROPPED) for each in expected
+    )
 
 
 async def decide(
@@ -192,7 +196,9 @@ async def decide(
         if results and results[-1].outcome in _ENDS:
             results.append(
                 DeadLetterResult(
-                    ledger_id, Outcome.NOT_TRIED, "an error ended the command before this ledger was processed"
+                    ledger_id,
+                    DeadLetterOutcome.NOT_TRIED,
+                    "an error ended the command before this ledger was processed",
                 )
             )
             continue
@@ -201,12 +207,12 @@ async def decide(
             results.append(await change(ledger_id, reason))
         except (TransientError, OutcomeUnknownError) as error:
             detail = f"the store did not answer, and the change may have been made: repeat the command ({error})"
-            results.append(DeadLetterResult(ledger_id, Outcome.UNKNOWN, detail))
+            results.append(DeadLetterResult(ledger_id, DeadLetterOutcome.UNKNOWN, detail))
         except (PermanentError, ConflictError) as error:
             if not results:
                 raise
             detail = f"an error ended the change, which may have been made: {error}"
-            results.append(DeadLetterResult(ledger_id, Outcome.FAILED, detail))
+            results.append(DeadLetterResult(ledger_id, DeadLetterOutcome.FAILED, detail))
     return results
 
 

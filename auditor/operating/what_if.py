@@ -14,7 +14,7 @@ from auditor.operating.owners import owner_text, with_owners
 from auditor.operating.racks import bookies_of_rack
 from auditor.operating.stopping import Counting, silent
 from auditor.safety.scan import count, scan, scan_ids
-from auditor.safety.what_if import Losses, loss_of
+from auditor.safety.what_if import WhatIfTotals, loss_of
 from bookie.model.ids import BookieId, LedgerId, bookie_id
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity
@@ -77,7 +77,7 @@ async def what_if(
     ports, going = client.ports, frozenset(bookies)
     before = await ports.registrations.list()
     doubted = await doubts(client)
-    losses = Losses(worst_max)
+    losses = WhatIfTotals(worst_max)
 
     def visit(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
         loss = loss_of(ledger_id, metadata, before.registered, going, doubted.of(ledger_id, metadata))
@@ -108,7 +108,7 @@ async def what_if(
     }
 
 
-def _findings(losses: Losses) -> list[Document]:
+def _findings(losses: WhatIfTotals) -> list[Document]:
     return [
         {
             "severity": level.label,
@@ -121,7 +121,7 @@ def _findings(losses: Losses) -> list[Document]:
     ]
 
 
-def _worst(losses: Losses) -> list[Document]:
+def _worst(losses: WhatIfTotals) -> list[Document]:
     return [
         {
             "ledger_id": loss.ledger_id,
@@ -135,7 +135,7 @@ def _worst(losses: Losses) -> list[Document]:
     ]
 
 
-def _topics(losses: Losses, topics_max: int) -> list[Document]:
+def _topics(losses: WhatIfTotals, topics_max: int) -> list[Document]:
     """Return the topics with the worst ledgers, then with the most of them."""
     topics = sorted(losses.topics.items(), key=lambda item: (item[1][0], -item[1][1], item[0]))
     return [

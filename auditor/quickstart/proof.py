@@ -31,7 +31,7 @@ class ProofFailedError(FatalError):
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedFinding:
     """A finding that an audit must make, computed with simple arithmetic from newly read metadata."""
 
     ledger_id: int
@@ -40,15 +40,15 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LackingCopies:
     """The copies that the cluster lacks before the repair."""
 
-    findings: frozenset[Expected]
+    findings: frozenset[ExpectedFinding]
     payload_bytes: dict[LedgerId, int]
     """Payload of the lost copies, by ledger."""
 
 
-async def recount_loss(client: BookKeeper, written: Sequence[WrittenLedger]) -> Loss:
+async def recount_loss(client: BookKeeper, written: Sequence[WrittenLedger]) -> LackingCopies:
     """Find every fragment that names an unregistered bookie, with its severity and the bytes of the bookie's copies."""
     registered = (await client.ports.registrations.list()).registered
     findings = set()
@@ -58,9 +58,9 @@ async def recount_loss(client: BookKeeper, written: Sequence[WrittenLedger]) -> 
         for index, fragment in enumerate(metadata.fragments):
             health = health_of(metadata, index, registered)
             if health.severity is not None:
-                findings.add(Expected(ledger.ledger_id, fragment.first_entry_id, health.severity))
+                findings.add(ExpectedFinding(ledger.ledger_id, fragment.first_entry_id, health.severity))
         payload_bytes[ledger.ledger_id] = _lost_payload(ledger, known, registered)
-    return Loss(frozenset(findings), payload_bytes)
+    return LackingCopies(frozenset(findings), payload_bytes)
 
 
 def _lost_payload(ledger: Versioned, known: WrittenLedger, registered: frozenset[BookieId]) -> int:

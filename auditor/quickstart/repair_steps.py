@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 import pyarrow.parquet as parquet
 
 from auditor.progress import Display, Step
-from auditor.quickstart.proof import Expected, ProofFailedError, prove_copies, recount_loss, with_its_end
+from auditor.quickstart.proof import ExpectedFinding, ProofFailedError, prove_copies, recount_loss, with_its_end
 from auditor.quickstart.settings import OPEN_LEDGER_GRACE_S
-from auditor.quickstart.shortfall import Shortfall, recount_shortfalls
+from auditor.quickstart.shortfall import LedgerShortfall, recount_shortfalls
 from bookie.embedded.process import EmbeddedProcessError, ManagedProcess
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import LedgerId
@@ -120,12 +120,12 @@ async def _run_audit(tour: Tour) -> Path:
     return next(summary.parent for summary in reports.glob("*/summary.json"))
 
 
-def _found(report: Path) -> set[Expected]:
+def _found(report: Path) -> set[ExpectedFinding]:
     table = parquet.read_table(
         report / "findings.parquet", columns=["ledger_id", "fragment_first_entry_id", "severity"]
     )
     return {
-        Expected(row["ledger_id"], row["fragment_first_entry_id"], Severity.of_label(row["severity"]))
+        ExpectedFinding(row["ledger_id"], row["fragment_first_entry_id"], Severity.of_label(row["severity"]))
         for row in table.to_pylist()
         if row["severity"] is not None
     }
@@ -188,7 +188,7 @@ def _named(ledger_ids: Collection[LedgerId]) -> str:
     return f"{'ledgers' if len(ledger_ids) > 1 else 'ledger'} {', '.join(map(str, sorted(ledger_ids)))}"
 
 
-def _count_repaired(tour: Tour, done: set[LedgerId], shortfalls: dict[LedgerId, Shortfall]) -> None:
+def _count_repaired(tour: Tour, done: set[LedgerId], shortfalls: dict[LedgerId, LedgerShortfall]) -> None:
     """Count the ledgers whose task is ``done`` and that lacked copies; a mark alone does not mean a loss."""
     lacking = {(finding.ledger_id, finding.first_entry_id) for finding in tour.loss.findings}
     lacking |= {(ledger_id, first) for ledger_id, short in shortfalls.items() for first in short.first_entry_ids}

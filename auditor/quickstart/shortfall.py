@@ -25,7 +25,7 @@ _LIST_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shortfall:
+class LedgerShortfall:
     """The copies of one ledger that the registered bookies named by its mark lack."""
 
     first_entry_ids: frozenset[EntryId]
@@ -33,7 +33,7 @@ class Shortfall:
     payload_bytes: int
 
 
-async def recount_shortfalls(ports: ClientPorts, written: Sequence[WrittenLedger]) -> dict[LedgerId, Shortfall]:
+async def recount_shortfalls(ports: ClientPorts, written: Sequence[WrittenLedger]) -> dict[LedgerId, LedgerShortfall]:
     """Count the copies of each closed ledger that the registered bookies named by its task lack, from their lists.
 
     Ledgers that lack nothing are left out.
@@ -55,7 +55,7 @@ async def recount_shortfalls(ports: ClientPorts, written: Sequence[WrittenLedger
 
 async def _shortfall(
     ports: ClientPorts, ledger: Versioned, known: WrittenLedger, members: Sequence[BookieId]
-) -> Shortfall:
+) -> LedgerShortfall:
     held = dict(zip(members, await asyncio.gather(*(_held(ports, ledger, member) for member in members)), strict=True))
     metadata, sizes = ledger.metadata, known.spec.sizes
     first_entry_ids, payload_bytes = set(), 0
@@ -69,7 +69,7 @@ async def _shortfall(
             if lacking:
                 first_entry_ids.add(fragment.first_entry_id)
                 payload_bytes += sum(sizes[entry_id] for entry_id in lacking)
-    return Shortfall(frozenset(first_entry_ids), payload_bytes)
+    return LedgerShortfall(frozenset(first_entry_ids), payload_bytes)
 
 
 async def _held(ports: ClientPorts, ledger: Versioned, member: BookieId) -> set[EntryId]:

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from auditor.quickstart.proof import Loss
+from auditor.quickstart.proof import LackingCopies
 from auditor.quickstart.workload import WrittenLedger
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.cluster import EmbeddedBookie, EmbeddedCluster
@@ -26,7 +26,7 @@ class Tour:
     written: list[WrittenLedger] = field(default_factory=list)
     left_open: WrittenLedger | None = None
     victim: EmbeddedBookie | None = None
-    loss: Loss = field(default_factory=lambda: Loss(frozenset(), {}))
+    loss: LackingCopies = field(default_factory=lambda: LackingCopies(frozenset(), {}))
     parked: dict[LedgerId, str] = field(default_factory=dict)
     repaired: list[WrittenLedger] = field(default_factory=list)
     repaired_fragments: int = 0

@@ -37,11 +37,11 @@ from bookie.metadata.tasks.decisions import (
     ACCEPTED_MAX,
     LOST_GROUPS_MAX,
     Decision,
+    DecisionKind,
     Decisions,
     DecisionTooLargeError,
     Denial,
     LostFragment,
-    Verdict,
     shared_positions,
 )
 from bookie.metadata.tasks.format import UnreadableTaskError
@@ -62,7 +62,7 @@ _ATTEMPTS_MAX: Final = 4
 _TASK_NOT_PARKED: Final = "its task is not parked, so no loss after this decision is accepted"
 
 
-class Outcome(enum.StrEnum):
+class DeadLetterOutcome(enum.StrEnum):
     """The outcome of the request for one ledger."""
 
     ACCEPTED = "accepted"
@@ -94,14 +94,14 @@ class DeadLetterResult:
     """The outcome of one ledger."""
 
     ledger_id: LedgerId
-    outcome: Outcome
+    outcome: DeadLetterOutcome
     detail: str = ""
     lost: tuple[LostFragment, ...] = ()
     """The fragments with entries that are accepted as lost."""
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
+class JudgedLosses:
     """The losses of a ledger, judged at one version of its metadata."""
 
     ledger: Versioned
@@ -112,7 +112,7 @@ class Losses:
     """Positions that lack copies, except those that store a lost entry: for a record without room for entry ids, for
     which nothing is copied there."""
 
-    def without_ids(self) -> Losses:
+    def without_ids(self) -> JudgedLosses:
         """Return the losses as whole positions."""
         lost = tuple(replace(part, entries=(), shared=()) for part in self.lost)
         return replace(self, lost=lost, other=self.other_without_ids)
@@ -149,7 +149,7 @@ class DeadLetters:
             losses, _ = await self._acceptance(*found, "")
         except CannotAcceptError as error:
             return _refused(ledger_id, str(error))
-        outcome = Outcome.ACCEPTED_TASK_STAYS if losses.other else Outcome.ACCEPTED
+        outcome = DeadLetterOutcome.ACCEPTED_TASK_STAYS if losses.other else DeadLetterOutcome.ACCEPTED
         return DeadLetterResult(ledger_id, outcome, _task_stays_text(losses), losses.lost)
 
     async def check_drop(self, ledger_id: LedgerId) -> DeadLetterResult:
@@ -160,10 +160,10 @@ class DeadLetters:
         """
         found = await self._dead_letter(ledger_id)
         if isinstance(found, DeadLetterResult):
-            if found.outcome is Outcome.ALREADY_ACCEPTED:
-                return DeadLetterResult(ledger_id, Outcome.WITHDRAWN)
+            if found.outcome is DeadLetterOutcome.ALREADY_ACCEPTED:
+                return DeadLetterResult(ledger_id, DeadLetterOutcome.WITHDRAWN)
             return found
-        return DeadLetterResult(ledger_id, Outcome.DROPPED)
+        return DeadLetterResult(ledger_id, DeadLetterOutcome.DROPPED)
 
     async def accept(self, ledger_id: LedgerId, reason: str) -> DeadLetterResult:
         """Accept the entries without a live copy of a dead letter as lost, and close its task. Idempotent.
@@ -190,11 +190,13 @@ class DeadLetters:
                 except MultiFailedError:
                     return _changed(ledger_id)
                 await self._parked.unpark(ledger_id)  # a worker makes the other copies now
-                return DeadLetterResult(ledger_id, Outcome.ACCEPTED_TASK_STAYS, _task_stays_text(losses), losses.lost)
+                return DeadLetterResult(
+                    ledger_id, DeadLetterOutcome.ACCEPTED_TASK_STAYS, _task_stays_text(losses), losses.lost
+                )
             if not await self._ports.tasks.locks.complete(held, [check, write]):
                 return _changed(ledger_id)
             await self._parked.unpark(ledger_id)
-            return DeadLetterResult(ledger_id, Outcome.ACCEPTED, lost=losses.lost)
+            return DeadLetterResult(ledger_id, DeadLetterOutcome.ACCEPTED, lost=losses.lost)
 
         return await self._as_accept_result(await self._under_lock(ledger_id, decide))
 
@@ -208,15 +210,17 @@ class DeadLetters:
         """
 
         async def decide(held: HeldTask, parked: ParkedTask) -> DeadLetterResult:
-            decision = self._decision(ledger_id, Verdict.DROPPED, reason, parked)
+            decision = self._decision(ledger_id, DecisionKind.DROPPED, reason, parked)
             if not await self._ports.tasks.locks.complete(held, [await self._decisions.writing(decision)]):
                 return _changed(ledger_id)
             await self._parked.unpark(ledger_id)
             await self._decisions.forget_old_drops()
-            return DeadLetterResult(ledger_id, Outcome.DROPPED)
+            return DeadLetterResult(ledger_id, DeadLetterOutcome.DROPPED)
 
         result = await self._under_lock(ledger_id, decide)
-        return await self._withdraw(ledger_id, reason) if result.outcome is Outcome.ALREADY_ACCEPTED else result
+        return (
+            await self._withdraw(ledger_id, reason) if result.outcome is DeadLetterOutcome.ALREADY_ACCEPTED else result
+        )
 
     async def _dead_letter(self, ledger_id: LedgerId) -> tuple[Task, ParkedTask] | DeadLetterResult:
         """Return the task and the record of a parked ledger, or the earlier decision; if neither exists, an error."""
@@ -235,11 +239,11 @@ class DeadLetters:
         If the task was dropped earlier, there is nothing to accept. If the task is not parked because a worker makes
         the other copies after an acceptance, the loss was accepted before.
         """
-        if result.outcome is Outcome.ALREADY_DROPPED:
+        if result.outcome is DeadLetterOutcome.ALREADY_DROPPED:
             return _refused(result.ledger_id, _not_parked_text(result.ledger_id))
-        if result.outcome is Outcome.REFUSED and result.detail == _not_parked_text(result.ledger_id):
+        if result.outcome is DeadLetterOutcome.REFUSED and result.detail == _not_parked_text(result.ledger_id):
             found = await self._accept_without_task(result.ledger_id)
-            is_accepted = found.outcome is Outcome.ALREADY_ACCEPTED
+            is_accepted = found.outcome is DeadLetterOutcome.ALREADY_ACCEPTED
             return replace(found, detail=f"{found.detail}; {_TASK_NOT_PARKED}") if is_accepted else result
         return result
 
@@ -248,8 +252,8 @@ class DeadLetters:
         if decision is None:
             return _refused(ledger_id, _not_parked_text(ledger_id))
         if decision.is_accepted:
-            return DeadLetterResult(ledger_id, Outcome.ALREADY_ACCEPTED, _decided(decision), decision.lost)
-        return DeadLetterResult(ledger_id, Outcome.ALREADY_DROPPED, _decided(decision))
+            return DeadLetterResult(ledger_id, DeadLetterOutcome.ALREADY_ACCEPTED, _decided(decision), decision.lost)
+        return DeadLetterResult(ledger_id, DeadLetterOutcome.ALREADY_DROPPED, _decided(decision))
 
     async def _under_lock(
         self, ledger_id: LedgerId, decide: Callable[[HeldTask, ParkedTask], Awaitable[DeadLetterResult]]
@@ -276,29 +280,29 @@ class DeadLetters:
         if held is None:
             return _locked(ledger_id)
         try:
-            write = await self._decisions.writing(self._decision(ledger_id, Verdict.DROPPED, reason, None))
+            write = await self._decisions.writing(self._decision(ledger_id, DecisionKind.DROPPED, reason, None))
             await self._store.multi([locks.check(ledger_id), write])
         except MultiFailedError:
             return _changed(ledger_id)
         finally:
             await locks.release(held)
-        return DeadLetterResult(ledger_id, Outcome.WITHDRAWN)
+        return DeadLetterResult(ledger_id, DeadLetterOutcome.WITHDRAWN)
 
-    async def _acceptance(self, task: Task, parked: ParkedTask, reason: str) -> tuple[Losses, Decision]:
+    async def _acceptance(self, task: Task, parked: ParkedTask, reason: str) -> tuple[JudgedLosses, Decision]:
         """Return the losses that can be accepted, and their record: without entry ids if it has no room for them.
 
         Raises:
             CannotAcceptError: nothing can be accepted.
         """
         losses = await self._losses(task, parked)
-        decision = self._decision(task.ledger_id, Verdict.LOSS_ACCEPTED, reason, parked, losses.lost)
+        decision = self._decision(task.ledger_id, DecisionKind.LOSS_ACCEPTED, reason, parked, losses.lost)
         decision = replace(decision, ledger_ctime_ms=losses.ledger.metadata.ctime_ms)
         if not decision.has_room_for_ids or not all(part.entries for part in losses.lost):
             losses = losses.without_ids()
             decision = replace(decision, lost=losses.lost)
         return losses, decision
 
-    async def _losses(self, task: Task, parked: ParkedTask) -> Losses:
+    async def _losses(self, task: Task, parked: ParkedTask) -> JudgedLosses:
         """Judge the ledger: first its metadata, then the bookies (R2).
 
         Raises:
@@ -346,7 +350,7 @@ class DeadLetters:
             is_whole = part is not None and position in part.positions and position not in part.shared
             other += not is_whole and (first, position) not in complete
             other_without_ids += not is_lost and (first, position) not in complete
-        return Losses(ledger, lost, other, other_without_ids)
+        return JudgedLosses(ledger, lost, other, other_without_ids)
 
     async def _held_entries_if_needed(
         self, ledger: Versioned, task: Task, parked: ParkedTask, bookies: Bookies
@@ -411,7 +415,7 @@ class DeadLetters:
     def _decision(
         self,
         ledger_id: LedgerId,
-        verdict: Verdict,
+        verdict: DecisionKind,
         reason: str,
         parked: ParkedTask | None,
         lost: tuple[LostFragment, ...] = (),
@@ -522,7 +526,7 @@ def _some(bookies: Sequence[BookieId]) -> str:
     return ", ".join(bookies[:_SHOWN_MAX]) + more
 
 
-def _task_stays_text(losses: Losses) -> str:
+def _task_stays_text(losses: JudgedLosses) -> str:
     if not losses.other:
         return ""
     other, lack = counted(losses.other, "position"), agreeing(losses.other, "lacks", "lack")
@@ -534,17 +538,17 @@ def _decided(decision: Decision) -> str:
 
 
 def _refused(ledger_id: LedgerId, detail: str) -> DeadLetterResult:
-    return DeadLetterResult(ledger_id, Outcome.REFUSED, detail)
+    return DeadLetterResult(ledger_id, DeadLetterOutcome.REFUSED, detail)
 
 
 def _locked(ledger_id: LedgerId) -> DeadLetterResult:
     detail = f"another process holds the lock of ledger {ledger_id}: try again when its attempt has ended"
-    return DeadLetterResult(ledger_id, Outcome.LOCKED, detail)
+    return DeadLetterResult(ledger_id, DeadLetterOutcome.LOCKED, detail)
 
 
 def _changed(ledger_id: LedgerId) -> DeadLetterResult:
     detail = f"ledger {ledger_id} or its task changed at the same time: check it again, and repeat the command"
-    return DeadLetterResult(ledger_id, Outcome.CHANGED, detail)
+    return DeadLetterResult(ledger_id, DeadLetterOutcome.CHANGED, detail)
 
 
 def _not_parked_text(ledger_id: LedgerId) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from auditor.safety.holdings import Holdings
+from auditor.safety.holdings import HeldLedgers
 from auditor.safety.scan import Advance, ScanResult, scan
 from bookie.client.ports import ClientPorts
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
@@ -34,7 +34,7 @@ _NO_COPIES: Final[Mapping[LedgerId, Copies]] = MappingProxyType({})
 class Left:
     """The data that is still on certain bookies, and why."""
 
-    holdings: Holdings
+    holdings: HeldLedgers
     scanned: ScanResult
     unmarked: list[LedgerId] = field(default_factory=list)
     """Ledgers without a task for the bookie: no worker repairs them."""
@@ -61,13 +61,13 @@ async def holdings_of(
     bookies: Collection[BookieId],
     advance: Advance,
     accepted: Mapping[LedgerId, Copies] = _NO_COPIES,
-) -> tuple[Holdings, ScanResult]:
+) -> tuple[HeldLedgers, ScanResult]:
     """Read all ledgers once, and return the data on ``bookies``. ``accepted`` has copies whose loss was accepted.
 
     Raises:
         NotAClusterError, StoreUnavailableError: see ``scan``.
     """
-    found, wanted = Holdings(), frozenset(bookies)
+    found, wanted = HeldLedgers(), frozenset(bookies)
 
     def visit(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
         found.add(ledger_id, metadata, wanted, accepted.get(ledger_id, frozenset()))
@@ -80,13 +80,13 @@ async def read_holdings_of_ledgers(
     bookies: Collection[BookieId],
     ids: Sequence[LedgerId],
     accepted: Mapping[LedgerId, Copies] = _NO_COPIES,
-) -> tuple[Holdings, ScanResult]:
+) -> tuple[HeldLedgers, ScanResult]:
     """Return the data on ``bookies`` as ``holdings_of`` does, but only of these ledgers.
 
     Raises:
         StoreUnavailableError: no answer.
     """
-    found, wanted, result = Holdings(), frozenset(bookies), ScanResult()
+    found, wanted, result = HeldLedgers(), frozenset(bookies), ScanResult()
     for start in range(0, len(ids), _READ_LEDGERS):
         part = ids[start : start + _READ_LEDGERS]
         for ledger_id, metadata in zip(part, await ledgers.read_many_metadata(part), strict=True):
@@ -98,7 +98,7 @@ async def read_holdings_of_ledgers(
     return found, result
 
 
-async def judge(holdings: Holdings, scanned: ScanResult, tasks: UnderReplication, parked: ParkedTasks) -> Left:
+async def judge(holdings: HeldLedgers, scanned: ScanResult, tasks: UnderReplication, parked: ParkedTasks) -> Left:
     """Find the reason why each remaining ledger waits.
 
     Raises:

@@ -16,7 +16,7 @@ TOPICS_SHOWN_MAX: Final = 1000
 
 
 @dataclass(slots=True)
-class Holdings:
+class HeldLedgers:
     """The data of many ledgers on certain bookies."""
 
     ledgers: dict[LedgerId, tuple[BookieId, ...]] = field(default_factory=dict)

@@ -91,7 +91,7 @@ def _severity(metadata: LedgerMetadata, copies: AbstractSet[BookieId]) -> Severi
 
 
 @dataclass(slots=True)
-class Losses:
+class WhatIfTotals:
     """The losses of many ledgers, totalled in bounded memory."""
 
     worst_max: int

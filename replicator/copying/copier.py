@@ -68,7 +68,7 @@ from replicator.copying.sources import EntrySource, FetchedEntries, Orders, Spec
 from replicator.copying.target import Target
 from replicator.copying.throttle import ByteBudget
 from replicator.copying.transfer_slots import SLOTS_MAX, HeldSlots, TransferSlots
-from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
+from replicator.knowledge.evidence import BookieAnswer, CorruptCopy, UnreadableEntry
 
 LANES_MAX: Final = 4
 """The most chunks of one copy in flight: enough to read, store and sync at the same time."""
@@ -104,7 +104,7 @@ class CopyOutcome:
     corrupt: tuple[CorruptCopy, ...] = ()
     """The damaged copies that were read for any of the positions copied together, whether or not another holder had a
     good copy. Empty if the digest type is only assumed."""
-    target_failure: Answer | None = None
+    target_failure: BookieAnswer | None = None
     is_interrupted: bool = False
     left_out: EntryRuns = NOTHING_HELD
     """The entries that were left out, because their loss was accepted and no source has them."""
@@ -212,7 +212,7 @@ class Copier:
 
     async def first_bad_answer(
         self, ledger: Versioned, bookie: BookieId, entry_ids: Sequence[EntryId], rank: int = 0
-    ) -> Answer | None:
+    ) -> BookieAnswer | None:
         """Read entries back from one bookie. Return None if all its copies are good, else its answer for a bad one."""
         paced = PacedReads(self.transport, self.pace, self.clock, rank)
         source = EntrySource(paced, ledger.ledger_id, stored_digest(ledger))  # only this bookie may answer

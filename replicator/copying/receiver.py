@@ -20,7 +20,7 @@ from typing import Final
 from bookie.model.availability import EntryRuns, RunGroup
 from bookie.model.ids import BookieId, EntryId
 from replicator.copying.target import Target
-from replicator.knowledge.evidence import Answer, UnreadableEntry
+from replicator.knowledge.evidence import BookieAnswer, UnreadableEntry
 from replicator.plan.steps import CopyPosition
 
 REPORTED_MAX: Final = 100
@@ -70,7 +70,7 @@ class Receiver:
         self.target = target
         self.unreadable: list[UnreadableEntry] = []
         self.unreadable_count = 0
-        self.failure: Answer | None = None
+        self.failure: BookieAnswer | None = None
         self._note_progress = copy.note_progress
         self.entry_ids = entries_without(copy.step, copy.held)
         """The entries to copy, ascending. An iterator: each entry is taken once."""

@@ -39,7 +39,7 @@ from bookie.wire.port import (
 from bookie.wire.requests import Read
 from bookie.wire.verified import verified
 from replicator.copying.throttle import ByteBudget
-from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
+from replicator.knowledge.evidence import BookieAnswer, CorruptCopy, UnreadableEntry
 
 READ_TIMEOUT_S: Final = 15.0
 _ROUND_BYTES_MAX: Final = BATCH_BYTES_MAX + READ_BYTES_MAX + PACKET_BYTES_MAX
@@ -54,7 +54,7 @@ Source: docs/formats.md#recovery, #apache-worker.
 
 Orders = Mapping[EntryId, Sequence[BookieId]]
 """The bookies to ask for each entry, in order."""
-Answers = tuple[Answer, ...]
+Answers = tuple[BookieAnswer, ...]
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class EntrySource:
                 fetched.corrupt.append(CorruptCopy(bad.bookie, entry_id, "differs from two other copies"))
                 return
         del fetched.packets[entry_id]
-        answers = tuple(Answer(copy.bookie, Status.CORRUPT, "copies differ") for copy in (first, other))
+        answers = tuple(BookieAnswer(copy.bookie, Status.CORRUPT, "copies differ") for copy in (first, other))
         fetched.unreadable.append(UnreadableEntry(entry_id, answers + unknown.get(entry_id, ())))
 
 
@@ -191,7 +191,7 @@ class _Round:
     def __init__(self, source: EntrySource, orders: Orders) -> None:
         self._source = source
         self._orders = orders
-        self._answers: dict[EntryId, list[Answer]] = {}
+        self._answers: dict[EntryId, list[BookieAnswer]] = {}
         self._bytes = 0
         self._result = FetchedEntries()
 
@@ -290,18 +290,18 @@ class _Round:
             if found.status is Status.CORRUPT:
                 detail = found.detail or "the bookie found its own copy damaged"
                 self._result.corrupt.append(CorruptCopy(bookie, entry_id, detail))
-            refused.append(self._refuse(entry_id, Answer(bookie, found.status, found.detail)))
+            refused.append(self._refuse(entry_id, BookieAnswer(bookie, found.status, found.detail)))
         uncovered = ids[len(reply.results) :]
         if reply.status is Status.OK and reply.results:
             self._result.rest.extend(uncovered)
             return refused
         status = Status.BAD_REQUEST if reply.status is Status.OK else reply.status
-        if uncovered and not Answer(bookie, status).is_final:
+        if uncovered and not BookieAnswer(bookie, status).is_final:
             self._result.unresponsive.add(bookie)
-        refused.extend(self._refuse(entry_id, Answer(bookie, status, reply.detail)) for entry_id in uncovered)
+        refused.extend(self._refuse(entry_id, BookieAnswer(bookie, status, reply.detail)) for entry_id in uncovered)
         return refused
 
-    def _refuse(self, entry_id: EntryId, answer: Answer) -> EntryId:
+    def _refuse(self, entry_id: EntryId, answer: BookieAnswer) -> EntryId:
         self._answers.setdefault(entry_id, []).append(answer)
         return entry_id
 
@@ -315,7 +315,7 @@ def _part(reply: ReadReply, ids: Sequence[EntryId], waiting: Sequence[EntryId]) 
     return replace(reply, results=results)
 
 
-def _lacking(answers: Iterable[Answer]) -> set[BookieId]:
+def _lacking(answers: Iterable[BookieAnswer]) -> set[BookieId]:
     """Return the bookies that denied an entry or could not read it.
 
     An I/O error with a detail is an error of this process, not of the bookie.

@@ -23,7 +23,7 @@ from bookie.wire.batching import batches
 from bookie.wire.port import AddBatch, AddReply, CopyReply, ReplyT, Status, Transport
 from bookie.wire.requests import Copy
 from replicator.copying.pace import Pace
-from replicator.knowledge.evidence import Answer
+from replicator.knowledge.evidence import BookieAnswer
 from replicator.knowledge.refusals import fenced
 
 ADD_TIMEOUT_S: Final = 15.0
@@ -93,7 +93,7 @@ class Target:
         """Held by the lane that retries at a busy target. Other lanes with a refused batch wait, so few batches are
         refused."""
 
-    async def store(self, packets: Sequence[bytes]) -> Answer | None:
+    async def store(self, packets: Sequence[bytes]) -> BookieAnswer | None:
         """Store copies unchanged and with the recovery flag (S3, S10); return the refusal, if any."""
         for batch in batches(packets):
             size = sum(map(len, batch))
@@ -101,7 +101,7 @@ class Target:
             if reply.status is Status.FENCED:
                 return fenced(self._bookie, reply.detail)
             if reply.status is not Status.OK:
-                return Answer(self._bookie, reply.status, reply.detail)
+                return BookieAnswer(self._bookie, reply.status, reply.detail)
             self.entries += len(batch)
             self.bytes += size
         return None

@@ -22,7 +22,7 @@ _FINAL: Final = frozenset({Status.NO_ENTRY, Status.NO_LEDGER, Status.CORRUPT, St
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BookieAnswer:
     """One bookie's answer for one entry. A copy with a wrong digest or wrong ids is CORRUPT."""
 
     bookie: BookieId
@@ -45,7 +45,7 @@ class UnreadableEntry:
     """An entry that no live holder served, with the answers of all of them."""
 
     entry_id: EntryId
-    answers: tuple[Answer, ...]
+    answers: tuple[BookieAnswer, ...]
 
     @property
     def is_final(self) -> bool:

@@ -29,7 +29,7 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import DamagedEntry, Entry, unpack
 from bookie.wire.port import READ_ENTRIES_MAX, EntryResult, ListReply, Status, Transport
 from bookie.wire.requests import ReadLast
-from replicator.knowledge.evidence import Answer
+from replicator.knowledge.evidence import BookieAnswer
 
 _TIMEOUT_S: Final = 15.0
 _CHANGEABLE_FRAGMENTS: Final = 2
@@ -52,7 +52,7 @@ class Written:
 
     last: EntryId
     """The last entry known to be written, -1 for none."""
-    unknown: tuple[Answer, ...]
+    unknown: tuple[BookieAnswer, ...]
     """The members that may have an entry after ``last`` (S6), each with its answer. If empty, ``last`` is the end."""
     confirmed: EntryId
     """The last entry that a member's copies prove to be acknowledged, -1 for none; at most ``last``."""
@@ -77,9 +77,9 @@ class Frontier:
         members = sorted({member for fragment in fragments for member in fragment.members} & bookies.registered)
         confirmed: int = NO_ENTRY
         named: int = NO_ENTRY
-        unknown: list[Answer] = []
+        unknown: list[BookieAnswer] = []
         for answer in await asyncio.gather(*(self._last(ledger, member) for member in members)):
-            if isinstance(answer, Answer):
+            if isinstance(answer, BookieAnswer):
                 unknown.append(answer)
             else:
                 confirmed, named = max(confirmed, answer.confirmed), max(named, answer.entry_id)
@@ -94,7 +94,7 @@ class Frontier:
 
     async def _after_named(
         self, ledger: Versioned, members: Sequence[BookieId], named: EntryId
-    ) -> tuple[EntryId, list[Answer]]:
+    ) -> tuple[EntryId, list[BookieAnswer]]:
         """Return the last written entry, at least ``named``, and the members that may have a later one.
 
         If the members report a later last entry during the search, a writer is active. The search then ends at that
@@ -113,7 +113,7 @@ class Frontier:
             f"its last entry is unknown: no bookie reports an entry after {named} as its last one, and there "
             f"are entries up to {last}"
         )
-        return last, [Answer(member, Status.IO_ERROR, detail) for member in members]
+        return last, [BookieAnswer(member, Status.IO_ERROR, detail) for member in members]
 
     async def _named(self, ledger: Versioned, members: Sequence[BookieId]) -> int:
         """Return the greatest entry that a member reports as its last one, -1 if none does."""
@@ -130,7 +130,7 @@ class Frontier:
                     return min(entry.last_add_confirmed, entry_id - 1)
         return NO_ENTRY
 
-    async def _last(self, ledger: Versioned, bookie: BookieId) -> _MemberAnswer | Answer:
+    async def _last(self, ledger: Versioned, bookie: BookieId) -> _MemberAnswer | BookieAnswer:
         """Ask a member for its last entry, and evaluate the answer. A damaged entry counts as written."""
         reply = await self._transport.ask(bookie, ReadLast(ledger.ledger_id), _TIMEOUT_S)
         result = reply.results[0] if reply.results else EntryResult(EntryId(NO_ENTRY), reply.status)
@@ -141,11 +141,11 @@ class Frontier:
         if result.entry_id >= 0:
             return _MemberAnswer(result.entry_id)
         status = Status.IO_ERROR if result.status is Status.OK else result.status
-        return Answer(bookie, status, reply.detail or "its last entry cannot be read")
+        return BookieAnswer(bookie, status, reply.detail or "its last entry cannot be read")
 
     async def _last_written_between(
         self, ledger: Versioned, members: Sequence[BookieId], last: EntryId, end: EntryId
-    ) -> tuple[EntryId, list[Answer]]:
+    ) -> tuple[EntryId, list[BookieAnswer]]:
         """Return the last written entry in ``last..end``, and the members that may have the entry after it."""
         while last < end:
             wanted = [EntryId(entry_id) for entry_id in range(last + 1, min(end, last + _WINDOW) + 1)]
@@ -156,7 +156,7 @@ class Frontier:
 
     async def _before_first_gap(
         self, ledger: Versioned, members: Sequence[BookieId], wanted: Sequence[EntryId]
-    ) -> tuple[EntryId, list[Answer]]:
+    ) -> tuple[EntryId, list[BookieAnswer]]:
         """Return the entry before the first gap in ``wanted``, and the members that may have the missing entry."""
         probes = (self._held.probed(member, ledger.ledger_id, wanted) for member in members)
         replies = dict(zip(members, await asyncio.gather(*probes), strict=True))
@@ -174,10 +174,10 @@ def _write_set(metadata: LedgerMetadata, entry_id: EntryId) -> set[BookieId]:
     return {members[position] for position in metadata.stripe.write_set(entry_id)}
 
 
-def _answer(bookie: BookieId, reply: ListReply | None) -> Answer:
+def _answer(bookie: BookieId, reply: ListReply | None) -> BookieAnswer:
     if reply is None:
-        return Answer(bookie, Status.UNRESOLVED, "it is not registered, and may have later entries")
-    return Answer(bookie, reply.status, reply.detail)
+        return BookieAnswer(bookie, Status.UNRESOLVED, "it is not registered, and may have later entries")
+    return BookieAnswer(bookie, reply.status, reply.detail)
 
 
 def _serves(reply: ListReply, entry_id: EntryId) -> bool:

@@ -47,7 +47,7 @@ from bookie.runtime.human import counted
 from bookie.runtime.waiting import paced, run_cooperatively
 from bookie.wire.port import ListReply, Status, Transport
 from bookie.wire.requests import ReadLast
-from replicator.knowledge.evidence import Answer, CorruptCopy
+from replicator.knowledge.evidence import BookieAnswer, CorruptCopy
 from replicator.knowledge.frontier import Frontier, Written, proven
 from replicator.knowledge.loss import acknowledged_sample, has_lost_entries
 from replicator.plan.steps import CopyPosition, PositionKey
@@ -102,7 +102,7 @@ class Shortfall:
     """Those of ``positions`` that have unread or damaged entries."""
     wrong_byte_positions: frozenset[PositionKey] = frozenset()
     """Those of ``damaged_positions`` that have damaged entries."""
-    unknown: tuple[Answer, ...] = ()
+    unknown: tuple[BookieAnswer, ...] = ()
     """Bookies that gave no valid list, each with its answer."""
 
     def incomplete_members(self) -> frozenset[BookieId]:
@@ -141,13 +141,13 @@ class _Found:
     damaged: list[tuple[BookieId, EntryRuns]] = field(default_factory=list)
     damaged_positions: set[PositionKey] = field(default_factory=set)
     wrong_byte_positions: set[PositionKey] = field(default_factory=set)
-    unknown: list[Answer] = field(default_factory=list)
+    unknown: list[BookieAnswer] = field(default_factory=list)
 
     async def add(self, metadata: LedgerMetadata, bookie: BookieId, frontier: EntryId, copies: Copies) -> None:
         """Compare the answer of a member with the metadata, in growing fragments up to ``frontier``."""
         reply = copies.held
         if reply.status not in _LISTS:
-            self.unknown.append(Answer(bookie, reply.status, reply.detail))
+            self.unknown.append(BookieAnswer(bookie, reply.status, reply.detail))
             return
         incomplete = [key async for key in _incomplete_positions(metadata, bookie, reply.entries)]
         if metadata.is_closed:
@@ -207,7 +207,7 @@ class Holdings:
         self._written: Written | None = None
         self._pinned: dict[BookieId, ListReply] = {}
 
-    async def pin(self, ledger_id: LedgerId, target: BookieId) -> Answer | None:
+    async def pin(self, ledger_id: LedgerId, target: BookieId) -> BookieAnswer | None:
         """Ask a target for its list before anything is copied to it, so that its collector does not delete the ledger.
 
         Return None if the target answered with a list or does not support lists, else its answer. The list alone is no
@@ -220,7 +220,7 @@ class Holdings:
         reply = await self._held.listed(target, ledger_id)
         self._pinned[target] = reply
         is_answer = reply.status in _LISTS or reply.status is Status.UNSUPPORTED
-        return None if is_answer else Answer(target, reply.status, reply.detail)
+        return None if is_answer else BookieAnswer(target, reply.status, reply.detail)
 
     def is_listing(self, target: BookieId) -> bool:
         """Whether a pinned target supports lists."""
@@ -253,7 +253,7 @@ class Holdings:
 
     async def missing_on_target(
         self, ledger: Versioned, step: CopyPosition, left_out: EntryRuns = _NOTHING
-    ) -> Answer | None:
+    ) -> BookieAnswer | None:
         """Return None if the target lists (or, without lists, serves) every entry of ``step``; else its answer.
 
         The target may lack the entries in ``left_out``, of which no bookie has a copy (R148).
@@ -268,8 +268,8 @@ class Holdings:
             held = await _held_count(step.stripe, step.position, entries, step.first, step.last)
             if held == step.entry_count:
                 return None
-            return Answer(step.target, reply.status, f"lists {held} of {counted(step.entry_count, 'entry')}")
-        return Answer(step.target, reply.status, reply.detail)
+            return BookieAnswer(step.target, reply.status, f"lists {held} of {counted(step.entry_count, 'entry')}")
+        return BookieAnswer(step.target, reply.status, reply.detail)
 
     async def found_on_target(self, ledger: Versioned, target: BookieId, left_out: EntryRuns) -> EntryRuns:
         """Return those of ``left_out`` that a target has nevertheless, perhaps since it was a member earlier (R148)."""

@@ -13,7 +13,7 @@ from typing import Final
 from bookie.metadata.tasks.parked import Refusal
 from bookie.model.ids import BookieId, LedgerId
 from bookie.wire.port import Status
-from replicator.knowledge.evidence import Answer
+from replicator.knowledge.evidence import BookieAnswer
 from replicator.ports import RepairPorts
 
 REFUSAL_TTL_MS: Final = 8 * 86_400_000
@@ -23,9 +23,9 @@ _WHY: Final = (
 )
 
 
-def fenced(bookie: BookieId, detail: str = "") -> Answer:
+def fenced(bookie: BookieId, detail: str = "") -> BookieAnswer:
     """Return the refusal of a recovery add by a bookie that answered FENCED."""
-    return Answer(bookie, Status.FENCED, f"{_WHY}: {detail}" if detail else _WHY)
+    return BookieAnswer(bookie, Status.FENCED, f"{_WHY}: {detail}" if detail else _WHY)
 
 
 async def refusals_in_effect(ports: RepairPorts, ledger_id: LedgerId) -> dict[BookieId, Refusal]:

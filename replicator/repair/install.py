@@ -55,7 +55,7 @@ from bookie.runtime.waiting import run_cooperatively
 from bookie.wire.port import Status
 from replicator.copying.copier import Copier
 from replicator.knowledge.draining import with_draining
-from replicator.knowledge.evidence import Answer
+from replicator.knowledge.evidence import BookieAnswer
 from replicator.knowledge.holdings import Holdings
 from replicator.plan.installable import CopiedStep, dropping_worse_moves, installable, with_few_targets, with_steps
 from replicator.plan.steps import SwapMember
@@ -79,7 +79,7 @@ class InstallResult:
     """The current metadata."""
     done: tuple[CopiedStep, ...]
     """The completed steps: the metadata names their targets, or they were copied in place."""
-    refusals: tuple[Answer, ...] = ()
+    refusals: tuple[BookieAnswer, ...] = ()
     """The answers of targets that are incomplete, or not registered as writable."""
     is_completed: bool = False
     """Whether the task, its lock and the reservation were deleted as well."""
@@ -153,7 +153,7 @@ class Installer:
         completing: Conditions | None,
     ) -> InstallResult:
         complete: list[CopiedStep] = []
-        refusals: list[Answer] = []
+        refusals: list[BookieAnswer] = []
         for copy in copied:
             refusal = await self._lacking(ledger, copy)
             if refusal is None:
@@ -172,8 +172,10 @@ class Installer:
         replaced = [copy.step.old for copy in complete if copy.step.is_of_lost_bookie]
         bookies, _ = await with_draining(self._ports, seen.bookies, replaced)
         judgement = installable(complete, bookies, seen, targets)
-        refusals.extend(Answer(target, Status.UNRESOLVED, _NOT_WRITABLE) for target in judgement.unwritable)
-        refusals.extend(Answer(target, Status.WRONG_INCARNATION, _OTHER_DISKS) for target in judgement.without_disks)
+        refusals.extend(BookieAnswer(target, Status.UNRESOLVED, _NOT_WRITABLE) for target in judgement.unwritable)
+        refusals.extend(
+            BookieAnswer(target, Status.WRONG_INCARNATION, _OTHER_DISKS) for target in judgement.without_disks
+        )
         few = with_few_targets(judgement.steps)
         done = await run_cooperatively(dropping_worse_moves(ledger.metadata, few, self._ports.placement.judge()))
         is_completed = False
@@ -292,7 +294,7 @@ class Installer:
         self._lease.note_completed()
         return written, True
 
-    async def _lacking(self, ledger: Versioned, copy: CopiedStep) -> Answer | None:
+    async def _lacking(self, ledger: Versioned, copy: CopiedStep) -> BookieAnswer | None:
         """Ask the target of a step for its entries; None if it has all of them, else its answer."""
         if isinstance(copy.step, SwapMember):
             return None

@@ -21,7 +21,7 @@ from bookie.metadata.bookies.registration import Registration
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.ids import BookieId
 from bookie.wire.port import Status
-from replicator.knowledge.evidence import Answer
+from replicator.knowledge.evidence import BookieAnswer
 from replicator.knowledge.holdings import Holdings
 from replicator.knowledge.recent import Recent
 from replicator.plan.steps import Step, SwapMember
@@ -62,7 +62,7 @@ async def ready_targets(
     for target in dict.fromkeys(step.target for step in steps):
         registration = await recent.registration(target)
         if registration is None:
-            found.note_refusals([Answer(target, Status.UNRESOLVED, "not registered any more")])
+            found.note_refusals([BookieAnswer(target, Status.UNRESOLVED, "not registered any more")])
         else:
             registrations[target] = registration
     targets = RoundTargets(registrations)

@@ -32,7 +32,7 @@ from bookie.wire.port import Status
 from replicator.copying.copier import CopyOutcome
 from replicator.copying.receiver import REPORTED_MAX
 from replicator.knowledge.damage import LEDGER_COPIES_MAX, KnownDamage
-from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
+from replicator.knowledge.evidence import BookieAnswer, CorruptCopy, UnreadableEntry
 from replicator.knowledge.holdings import Shortfall
 from replicator.knowledge.stored_again import STORED_AGAIN_MAX, RestoredCopyCounts
 from replicator.plan.installable import CopiedStep
@@ -63,7 +63,7 @@ class TurnDamage:
         self._counted: set[BookieId] = set()
         """The bookies that showed damaged copies which were stored again."""
 
-    def note_shown(self, ledger: Versioned, shortfall: Shortfall) -> list[Answer]:
+    def note_shown(self, ledger: Versioned, shortfall: Shortfall) -> list[BookieAnswer]:
         """Note, for one round, the copies that bookies could not read, or that did not verify; report new ones.
 
         If there are too many to note, at least the last one of each bookie is noted. Return an answer for each bookie
@@ -72,7 +72,7 @@ class TurnDamage:
         self._unread, self._unverified = dict(shortfall.unread), dict(shortfall.damaged)
         detail = f"copies were replaced there {STORED_AGAIN_MAX} times, and are damaged again"
         refused = [
-            Answer(bookie, Status.IO_ERROR, detail)
+            BookieAnswer(bookie, Status.IO_ERROR, detail)
             for bookie in self._unread.keys() | self._unverified.keys()
             if bookie not in self._counted and self._stored_again.is_at_bound(ledger.ledger_id, bookie)
         ]
@@ -85,7 +85,7 @@ class TurnDamage:
         self._shown.note(ledger, found)
         return refused
 
-    def note_read(self, ledger: Versioned, outcomes: Sequence[CopyOutcome]) -> list[Answer]:
+    def note_read(self, ledger: Versioned, outcomes: Sequence[CopyOutcome]) -> list[BookieAnswer]:
         """Report the damaged copies that a copy of a fragment read; note those with a good copy for the next plan.
 
         Return an answer for each bookie with too many of them.
@@ -97,7 +97,7 @@ class TurnDamage:
         without_good = {entry.entry_id for outcome in outcomes for entry in outcome.unreadable}
         without_good.update(copy.entry_id for copy in fresh if any(copy.entry_id in each.left_out for each in outcomes))
         too_many = self._known.note(ledger, [copy for copy in fresh if copy.entry_id not in without_good])
-        return [Answer(bookie, Status.CORRUPT, "too many damaged copies") for bookie in too_many]
+        return [BookieAnswer(bookie, Status.CORRUPT, "too many damaged copies") for bookie in too_many]
 
     def is_any_known(self, ledger_id: LedgerId) -> bool:
         """Whether a copy has read a damaged copy that is not replaced yet."""
@@ -149,9 +149,9 @@ class TurnDamage:
 
         def completed(entry: UnreadableEntry) -> UnreadableEntry:
             if entry.entry_id in unread:
-                return replace(entry, answers=(*entry.answers, Answer(step.old, Status.IO_ERROR)))
+                return replace(entry, answers=(*entry.answers, BookieAnswer(step.old, Status.IO_ERROR)))
             if entry.entry_id in unverified:
-                return replace(entry, answers=(*entry.answers, Answer(step.old, Status.CORRUPT)))
+                return replace(entry, answers=(*entry.answers, BookieAnswer(step.old, Status.CORRUPT)))
             return entry
 
         return replace(outcome, unreadable=tuple(map(completed, outcome.unreadable)))

@@ -12,7 +12,7 @@ from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId
 from replicator.copying.copier import CopyOutcome
-from replicator.knowledge.evidence import Answer, describe
+from replicator.knowledge.evidence import BookieAnswer, describe
 from replicator.plan.installable import CopiedStep
 from replicator.plan.steps import Cause, CopyPosition, PositionKey
 from replicator.telemetry.events import Ending, TaskResult
@@ -22,7 +22,7 @@ from replicator.telemetry.events import Ending, TaskResult
 class TurnFindings:
     """The findings and results of one turn, empty at its start."""
 
-    failed_targets: dict[BookieId, Answer] = field(default_factory=dict)
+    failed_targets: dict[BookieId, BookieAnswer] = field(default_factory=dict)
     """Bookies that refused copies, with their last answers."""
     unreadable: dict[PositionKey, str] = field(default_factory=dict)
     """Positions with an entry that every live holder denied, each with the evidence."""
@@ -45,7 +45,7 @@ class TurnFindings:
     is_recovery_failure_permanent: bool = False
     """Whether another recovery would fail too unless the bookies change."""
 
-    def note_refusals(self, answers: Iterable[Answer]) -> None:
+    def note_refusals(self, answers: Iterable[BookieAnswer]) -> None:
         """Record the answers of bookies that refused copies, or that plans must avoid for the rest of the turn."""
         self.failed_targets.update((answer.bookie, answer) for answer in answers)
 

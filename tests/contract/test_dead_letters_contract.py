@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from auditor.safety.dead_letters import DeadLetterResult, DeadLetters, Outcome, lost_fragments
+from auditor.safety.dead_letters import DeadLetterOutcome, DeadLetterResult, DeadLetters, lost_fragments
 from bookie.client.ports import ClientPorts
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.registration import Registrations
@@ -16,7 +16,7 @@ from bookie.metadata.layout import lock_path, task_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import ANY_VERSION, MetadataStore, Operation
 from bookie.metadata.tasks import decisions as decisions_module
-from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment, Verdict
+from bookie.metadata.tasks.decisions import Decision, DecisionKind, Decisions, LostFragment
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.availability import RunGroup
@@ -111,11 +111,11 @@ async def test_an_accepted_loss_closes_the_task_and_records_who_accepted_it(worl
     await world.park(L7, "a b")
     path = world.ports.ledgers.path(L7)
     before = await world.store.get(path)
-    assert await world.letters.check_accept(L7) == DeadLetterResult(L7, Outcome.ACCEPTED, lost=(LOST_AB,))
+    assert await world.letters.check_accept(L7) == DeadLetterResult(L7, DeadLetterOutcome.ACCEPTED, lost=(LOST_AB,))
     assert await world.state(L7) == UNTOUCHED
-    assert await world.letters.accept(L7, WHY) == DeadLetterResult(L7, Outcome.ACCEPTED, lost=(LOST_AB,))
+    assert await world.letters.accept(L7, WHY) == DeadLetterResult(L7, DeadLetterOutcome.ACCEPTED, lost=(LOST_AB,))
     assert await world.state(L7) == CLOSED
-    signed = Decision(L7, Verdict.LOSS_ACCEPTED, ME, EPOCH_MS, WHY, ParkReason.NO_LIVE_COPY, (LOST_AB,))
+    signed = Decision(L7, DecisionKind.LOSS_ACCEPTED, ME, EPOCH_MS, WHY, ParkReason.NO_LIVE_COPY, (LOST_AB,))
     assert await world.decisions.accepted() == [signed]
     assert await world.store.get(path) == before
 
@@ -125,7 +125,7 @@ async def test_accepting_again_changes_nothing(world: World) -> None:
     await world.letters.accept(L7, WHY)
     signed = await world.decisions.get(L7)
     for result in (await world.letters.check_accept(L7), await world.letters.accept(L7, "another reason")):
-        assert (result.outcome, result.lost) == (Outcome.ALREADY_ACCEPTED, (LOST_AB,))
+        assert (result.outcome, result.lost) == (DeadLetterOutcome.ALREADY_ACCEPTED, (LOST_AB,))
         assert WHY in result.detail
     assert await world.decisions.get(L7) == signed
 
@@ -134,11 +134,11 @@ async def test_a_ledger_parked_again_is_accepted_with_all_its_current_losses(wor
     await world.ledger(L8, make_metadata((0, "a b"), (10, "a f"), quorum=(2, 2), last=19))
     await world.register("f")
     await world.park(L8, "a b")
-    assert (await world.letters.accept(L8, WHY)).outcome is Outcome.ACCEPTED_TASK_STAYS
+    assert (await world.letters.accept(L8, WHY)).outcome is DeadLetterOutcome.ACCEPTED_TASK_STAYS
     await world.ports.registrations.unregister(BookieId("f"))
     await world.park(L8, "f")
     result = await world.letters.accept(L8, "the third disk as well")
-    assert result.outcome is Outcome.ACCEPTED
+    assert result.outcome is DeadLetterOutcome.ACCEPTED
     assert result.lost == (
         LOST_AB,
         LostFragment(EntryId(10), EntryId(19), (0, 1), names("a f"), entries=(RunGroup(10, 10, 10, 0),)),
@@ -150,7 +150,7 @@ async def test_the_task_is_kept_for_entries_that_can_be_repaired(world: World) -
     await world.ledger(L8, make_metadata((0, "a b"), (10, "c a"), quorum=(2, 2), last=19))
     await world.park(L8, "a b")
     result = await world.letters.accept(L8, WHY)
-    assert (result.outcome, result.lost) == (Outcome.ACCEPTED_TASK_STAYS, (LOST_AB,))
+    assert (result.outcome, result.lost) == (DeadLetterOutcome.ACCEPTED_TASK_STAYS, (LOST_AB,))
     assert "1 position of the ledger lacks copies of other entries" in result.detail
     assert await world.state(L8) == (True, False, False)  # not parked: a worker makes the other copies
     assert len(await world.decisions.accepted()) == 1
@@ -162,7 +162,7 @@ async def test_a_ledger_that_is_not_a_dead_letter_is_refused(world: World) -> No
     for ledger_id in (L8, L7):  # one is not marked, the other is marked but not parked
         for act in (*actions, *changes):
             result = await act(ledger_id)
-            assert result.outcome is Outcome.REFUSED
+            assert result.outcome is DeadLetterOutcome.REFUSED
             assert "not a dead letter" in result.detail
         await world.tasks.marking.mark(L7, names("a b"))
     assert (await world.state(L7), await world.decisions.list()) == ((True, False, False), [])
@@ -184,7 +184,7 @@ async def test_a_loss_is_not_accepted_if_a_copy_may_still_exist(
     await world.ledger(L8, metadata)
     await world.park(L8, missing)
     for result in (await world.letters.check_accept(L8), await world.letters.accept(L8, WHY)):
-        assert result.outcome is Outcome.REFUSED
+        assert result.outcome is DeadLetterOutcome.REFUSED
         assert words in result.detail
     assert (await world.state(L8), await world.decisions.list()) == (UNTOUCHED, [])
 
@@ -195,7 +195,7 @@ async def test_no_loss_is_accepted_during_an_outage(world: World) -> None:
     for name in ("p", "q", "r", "s"):
         await cookies.create(Cookie(BookieId(name), ("/j",), ("/l",), world.cluster.instance_id))
     result = await world.letters.accept(L7, WHY)
-    assert result.outcome is Outcome.REFUSED
+    assert result.outcome is DeadLetterOutcome.REFUSED
     assert "4 of 7 bookies are missing" in result.detail
     assert await world.state(L7) == UNTOUCHED
 
@@ -203,9 +203,9 @@ async def test_no_loss_is_accepted_during_an_outage(world: World) -> None:
 async def test_a_deleted_ledger_is_dropped_and_not_accepted(world: World) -> None:
     await world.park(L8, "a b")
     result = await world.letters.accept(L8, WHY)
-    assert result.outcome is Outcome.REFUSED
+    assert result.outcome is DeadLetterOutcome.REFUSED
     assert "bkheal dead-letters drop 8" in result.detail
-    assert (await world.letters.drop(L8, "")).outcome is Outcome.DROPPED
+    assert (await world.letters.drop(L8, "")).outcome is DeadLetterOutcome.DROPPED
     assert await world.state(L8) == CLOSED
 
 
@@ -213,11 +213,11 @@ async def test_unreadable_metadata_and_tasks_are_not_changed(world: World) -> No
     await world.park(L7, "a b")
     await world.store.set(world.ports.ledgers.path(L7), b"nonsense", ANY_VERSION)
     result = await world.letters.accept(L7, WHY)
-    assert (result.outcome, "cannot be read" in result.detail) == (Outcome.REFUSED, True)
+    assert (result.outcome, "cannot be read" in result.detail) == (DeadLetterOutcome.REFUSED, True)
     assert await world.state(L7) == UNTOUCHED
     await world.store.set(task_path(world.cluster.root, L7), b"\xff", ANY_VERSION)
     refused = await world.letters.accept(L7, WHY)
-    assert (refused.outcome, "was left as it is" in refused.detail) == (Outcome.REFUSED, True)
+    assert (refused.outcome, "was left as it is" in refused.detail) == (DeadLetterOutcome.REFUSED, True)
     results = (
         await world.letters.check_accept(L7),
         await world.letters.check_drop(L7),
@@ -232,10 +232,10 @@ async def test_the_lock_of_a_worker_is_respected(world: World, backend: Backend)
     held = await worker.tasks.locks.lock(L7, "worker")
     assert held is not None
     for result in (await world.letters.accept(L7, WHY), await world.letters.drop(L7, "")):
-        assert result.outcome is Outcome.LOCKED
+        assert result.outcome is DeadLetterOutcome.LOCKED
     assert await world.state(L7) == (True, True, True)
     await worker.tasks.locks.release(held.lock)
-    assert (await world.letters.drop(L7, "")).outcome is Outcome.DROPPED
+    assert (await world.letters.drop(L7, "")).outcome is DeadLetterOutcome.DROPPED
 
 
 async def test_a_concurrent_mark_keeps_the_task(
@@ -253,7 +253,7 @@ async def test_a_concurrent_mark_keeps_the_task(
 
     monkeypatch.setattr(world.decisions, "writing", marked_meanwhile)
     for result in (await world.letters.accept(L7, WHY), await world.letters.drop(L7, "")):
-        assert result.outcome is Outcome.CHANGED
+        assert result.outcome is DeadLetterOutcome.CHANGED
         assert (await world.state(L7), await world.decisions.list()) == (UNTOUCHED, [])
 
 
@@ -270,7 +270,7 @@ async def test_a_concurrent_change_of_the_ledger_keeps_the_task(
         return await original(decision)
 
     monkeypatch.setattr(world.decisions, "writing", changed_meanwhile)
-    assert (await world.letters.accept(L7, WHY)).outcome is Outcome.CHANGED
+    assert (await world.letters.accept(L7, WHY)).outcome is DeadLetterOutcome.CHANGED
     assert (await world.state(L7), await world.decisions.list()) == (UNTOUCHED, [])
 
 
@@ -297,32 +297,32 @@ async def test_nothing_is_decided_after_the_lock_was_lost(
 
     monkeypatch.setattr(world.decisions, "writing", lose_the_lock)
     decide = world.letters.drop if situation == "a loss was accepted" else world.letters.accept
-    assert (await decide(ledger_id, "another reason")).outcome is Outcome.CHANGED
+    assert (await decide(ledger_id, "another reason")).outcome is DeadLetterOutcome.CHANGED
     assert await world.decisions.list() == decided
     assert await world.state(ledger_id) == (*state[:2], is_taken)
 
 
 async def test_a_dropped_dead_letter_is_removed_recorded_and_may_be_marked_again(world: World) -> None:
     await world.park(L7, "a b")
-    assert await world.letters.check_drop(L7) == DeadLetterResult(L7, Outcome.DROPPED)
-    assert await world.letters.drop(L7, "to be deleted") == DeadLetterResult(L7, Outcome.DROPPED)
+    assert await world.letters.check_drop(L7) == DeadLetterResult(L7, DeadLetterOutcome.DROPPED)
+    assert await world.letters.drop(L7, "to be deleted") == DeadLetterResult(L7, DeadLetterOutcome.DROPPED)
     assert await world.state(L7) == CLOSED
-    noted = Decision(L7, Verdict.DROPPED, ME, EPOCH_MS, "to be deleted", ParkReason.NO_LIVE_COPY)
+    noted = Decision(L7, DecisionKind.DROPPED, ME, EPOCH_MS, "to be deleted", ParkReason.NO_LIVE_COPY)
     assert (await world.decisions.list(), await world.decisions.accepted()) == ([noted], [])
     again = await world.letters.drop(L7, "")
-    assert (again.outcome, await world.letters.check_drop(L7)) == (Outcome.ALREADY_DROPPED, again)
-    assert (await world.letters.accept(L7, WHY)).outcome is Outcome.REFUSED
+    assert (again.outcome, await world.letters.check_drop(L7)) == (DeadLetterOutcome.ALREADY_DROPPED, again)
+    assert (await world.letters.accept(L7, WHY)).outcome is DeadLetterOutcome.REFUSED
     await world.park(L7, "a b")
-    assert (await world.letters.accept(L7, WHY)).outcome is Outcome.ACCEPTED
+    assert (await world.letters.accept(L7, WHY)).outcome is DeadLetterOutcome.ACCEPTED
 
 
 async def test_dropping_a_dead_letter_withdraws_its_accepted_loss(world: World) -> None:
     await world.park(L7, "a b")
     await world.letters.accept(L7, WHY)
-    assert (await world.letters.check_drop(L7)).outcome is Outcome.WITHDRAWN
-    assert (await world.letters.drop(L7, "a disk was found")).outcome is Outcome.WITHDRAWN
+    assert (await world.letters.check_drop(L7)).outcome is DeadLetterOutcome.WITHDRAWN
+    assert (await world.letters.drop(L7, "a disk was found")).outcome is DeadLetterOutcome.WITHDRAWN
     assert (await world.decisions.accepted(), await world.state(L7)) == ([], CLOSED)
-    assert (await world.letters.drop(L7, "")).outcome is Outcome.ALREADY_DROPPED
+    assert (await world.letters.drop(L7, "")).outcome is DeadLetterOutcome.ALREADY_DROPPED
 
 
 async def test_a_decision_that_was_replaced_is_not_withdrawn(world: World) -> None:
@@ -350,14 +350,14 @@ async def test_records_of_both_kinds_are_bounded(world: World, monkeypatch: pyte
         assert isinstance(world.ports.clock, ManualClock)
         world.ports.clock.now_s += 1
     assert [decision.ledger_id for decision in await world.decisions.list()] == [22, 23]
-    outcomes: list[Outcome] = []
+    outcomes: list[DeadLetterOutcome] = []
     for number in range(30, 33):
         await world.ledger(LedgerId(number), make_metadata((0, "a b"), quorum=(2, 2), last=9))
         await world.park(LedgerId(number), "a b")
         outcomes.append((await world.letters.accept(LedgerId(number), WHY)).outcome)
-    assert outcomes == [Outcome.ACCEPTED, Outcome.ACCEPTED, Outcome.REFUSED]
+    assert outcomes == [DeadLetterOutcome.ACCEPTED, DeadLetterOutcome.ACCEPTED, DeadLetterOutcome.REFUSED]
     await world.store.delete(world.ports.ledgers.path(LedgerId(30)))
-    assert (await world.letters.accept(LedgerId(32), WHY)).outcome is Outcome.ACCEPTED
+    assert (await world.letters.accept(LedgerId(32), WHY)).outcome is DeadLetterOutcome.ACCEPTED
     assert [decision.ledger_id for decision in await world.decisions.accepted()] == [31, 32]
 
 
@@ -367,7 +367,7 @@ async def test_a_damaged_record_accepts_nothing_and_is_replaced(world: World) ->
     await world.store.set(world.decisions.path(L7), b"nonsense", ANY_VERSION)
     assert (await world.decisions.get(L7), await world.decisions.list()) == (None, [])
     await world.park(L7, "a b")
-    assert (await world.letters.accept(L7, WHY)).outcome is Outcome.ACCEPTED
+    assert (await world.letters.accept(L7, WHY)).outcome is DeadLetterOutcome.ACCEPTED
     assert len(await world.decisions.accepted()) == 1
 
 

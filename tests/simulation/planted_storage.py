@@ -12,7 +12,7 @@ from bookie.model.ids import LedgerId
 from bookie.server.joining import limbo, succession
 from bookie.server.service import BookieService
 from bookie.server.upkeep import collector
-from bookie.server.upkeep.collector_verdict import Verdict
+from bookie.server.upkeep.collector_verdict import CollectorVerdict
 from bookie.storage import reading, salvaging, writing
 from bookie.storage.checkpoint import Checkpointer
 from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
@@ -219,10 +219,10 @@ def _(stack: ExitStack) -> None:
     "a ledger is collected as soon as no fragment names the bookie, even if it is not closed",
 )
 def _(stack: ExitStack) -> None:
-    def without_check(metadata: Any, bookie: Any) -> Verdict:
+    def without_check(metadata: Any, bookie: Any) -> CollectorVerdict:
         if metadata is None:
-            return Verdict.DELETED
-        return Verdict.KEEP if bookie in metadata.members() else Verdict.SURPLUS
+            return CollectorVerdict.DELETED
+        return CollectorVerdict.KEEP if bookie in metadata.members() else CollectorVerdict.SURPLUS
 
     swap(stack, collector, "verdict", lambda _: without_check)
 
@@ -232,7 +232,7 @@ def _(stack: ExitStack) -> None:
     def make(verdict: Any) -> Any:
         def without_check(metadata: Any, bookie: Any) -> Any:
             if metadata is not None and metadata.is_closed and bookie not in metadata.last_fragment.members:
-                return Verdict.SURPLUS
+                return CollectorVerdict.SURPLUS
             return verdict(metadata, bookie)
 
         return without_check

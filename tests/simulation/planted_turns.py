@@ -22,7 +22,7 @@ from replicator.copying.sources import EntrySource
 from replicator.knowledge import frontier
 from replicator.knowledge.absence import Absences
 from replicator.knowledge.doubts import DoubtingTransport, Trust
-from replicator.knowledge.evidence import Answer
+from replicator.knowledge.evidence import BookieAnswer
 from replicator.plan import planner
 from replicator.queue import ordering, task_queue
 from replicator.queue.task_queue import TaskQueue
@@ -79,7 +79,7 @@ def _(stack: ExitStack) -> None:
 
 @plants("named-last-is-end", "R137", "the last entry that a bookie names counts as the end of an open ledger")
 def _(stack: ExitStack) -> None:
-    async def nothing_after(self: Any, ledger: Any, members: Any, named: EntryId) -> tuple[EntryId, list[Answer]]:
+    async def nothing_after(self: Any, ledger: Any, members: Any, named: EntryId) -> tuple[EntryId, list[BookieAnswer]]:
         return named, []
 
     swap(stack, frontier.Frontier, "_after_named", lambda _: nothing_after)
@@ -87,8 +87,8 @@ def _(stack: ExitStack) -> None:
 
 @plants("absence-is-denial", "S6", "a member that is not registered counts as having no later entries")
 def _(stack: ExitStack) -> None:
-    def answer(bookie: BookieId, reply: ListReply | None) -> Answer:
-        return Answer(bookie, Status.OK) if reply is None else Answer(bookie, reply.status, reply.detail)
+    def answer(bookie: BookieId, reply: ListReply | None) -> BookieAnswer:
+        return BookieAnswer(bookie, Status.OK) if reply is None else BookieAnswer(bookie, reply.status, reply.detail)
 
     swap(stack, frontier, "_answer", lambda _: answer)
 

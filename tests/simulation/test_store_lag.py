@@ -15,7 +15,7 @@ from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import ANY_VERSION, Create, MetadataStore, NoNodeError
-from bookie.metadata.tasks.decisions import Decision, Decisions, Verdict
+from bookie.metadata.tasks.decisions import Decision, DecisionKind, Decisions
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -131,7 +131,9 @@ class Parts:
         else:
             await self.ledgers.write(LEDGER, metadata, (await self.ledgers.read(LEDGER)).version)
         await self.tasks.marking.mark(ledger_id, [bookie])
-        await self.store.multi([await self.decisions.writing(Decision(LEDGER, Verdict.DROPPED, str(bookie), 0, ""))])
+        await self.store.multi(
+            [await self.decisions.writing(Decision(LEDGER, DecisionKind.DROPPED, str(bookie), 0, ""))]
+        )
         await self.doubts.add(LEDGER, [bookie])
         await self.drains.start(Drain(bookie))
         await self.topology.write(f'{{"{bookie}": "/rack{number}"}}')

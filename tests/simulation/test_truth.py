@@ -10,7 +10,7 @@ from itertools import product
 from bookie.metadata.layout import lock_path
 from bookie.metadata.ledgers.serde import encode
 from bookie.metadata.own_state import own_path
-from bookie.metadata.tasks.decisions import Decision, LostFragment, Verdict
+from bookie.metadata.tasks.decisions import Decision, DecisionKind, LostFragment
 from bookie.model.availability import RunGroup
 from bookie.model.digest import digest_for
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -128,7 +128,7 @@ def test_only_accepted_entries_without_any_copy_may_be_missing_on_a_new_member()
             truth.destroy(B)
         entries = (RunGroup(accepted, accepted, 1, 0),)
         lost = LostFragment(EntryId(0), EntryId(9), (0,), (A,), entries=entries, shared=(0,))
-        decision = Decision(LEDGER, Verdict.LOSS_ACCEPTED, "operator", 1, "destroyed", lost=(lost,))
+        decision = Decision(LEDGER, DecisionKind.LOSS_ACCEPTED, "operator", 1, "destroyed", lost=(lost,))
         record = encode_record(decision, without=["ledger_id"])
         truth.changed(1, f"{own_path('decisions', ROOT)}/{LEDGER}", None, record, 0)
         set_ledger(truth, C, B, last=0, version=2)

@@ -22,8 +22,7 @@ from bookie.metadata.ledgers.serde import encode
 from bookie.metadata.port import NODE_DATA_MAX, StoreUnavailableError
 from bookie.metadata.runs.readers import Readers
 from bookie.metadata.tasks.damage_notes import DamageNotes
-from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment
-from bookie.metadata.tasks.decisions import Verdict as Verdict_
+from bookie.metadata.tasks.decisions import Decision, DecisionKind, Decisions, LostFragment
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
@@ -442,7 +441,7 @@ ACCEPTED = LostFragment(EntryId(0), EntryId(9), (0, 1), (BookieId("x:1"), Bookie
 
 def accept(place: Place, ledger_id: int, *lost: LostFragment) -> None:
     decisions = Decisions(place.store, place.cluster.root)
-    decision = Decision(LedgerId(ledger_id), Verdict_.LOSS_ACCEPTED, "ops", 1, "fire", None, lost)
+    decision = Decision(LedgerId(ledger_id), DecisionKind.LOSS_ACCEPTED, "ops", 1, "fire", None, lost)
 
     async def write() -> None:
         await place.store.multi([await decisions.writing(decision)])

@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.ledgers.ledgers import LedgerStore
-from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment
-from bookie.metadata.tasks.decisions import Verdict as Decided
+from bookie.metadata.tasks.decisions import Decision, DecisionKind, Decisions, LostFragment
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind, RunState
@@ -85,7 +84,7 @@ def test_the_driver_marks_a_small_cluster_before_spark_reads_it(spark: SparkSess
 def test_the_last_read_of_a_ledger_determines_its_verdict(spark: SparkSession, place: Place) -> None:
     """An accepted loss, a deleted ledger and damaged metadata are also left to the pass over all ledgers."""
     lost = LostFragment(EntryId(0), EntryId(9), (1,), (BookieId("x:1"),))
-    accepted = Decision(LedgerId(3), Decided.LOSS_ACCEPTED, "an operator", 1, "gone", lost=(lost,))
+    accepted = Decision(LedgerId(3), DecisionKind.LOSS_ACCEPTED, "an operator", 1, "gone", lost=(lost,))
 
     async def accept() -> None:
         await place.store.multi([await Decisions(place.store, place.cluster.root).writing(accepted)])

@@ -18,8 +18,7 @@ from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.layout import task_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.port import ANY_VERSION
-from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment
-from bookie.metadata.tasks.decisions import Verdict as Decided
+from bookie.metadata.tasks.decisions import Decision, DecisionKind, Decisions, LostFragment
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.model.run import RunKind, RunState
@@ -67,7 +66,7 @@ def changed(place: Place) -> None:
     place.do(ledgers.delete(LedgerId(2)))
     place.create({9: closed("b:1", "x:1"), 10_001: closed("a:1", "c:1", "x:1")})
     lost = LostFragment(EntryId(0), EntryId(9), (0,), (BookieId("x:1"),))
-    accepted = Decision(LedgerId(8), Decided.LOSS_ACCEPTED, "an operator", 1, "gone", lost=(lost,))
+    accepted = Decision(LedgerId(8), DecisionKind.LOSS_ACCEPTED, "an operator", 1, "gone", lost=(lost,))
 
     async def accept() -> None:
         await place.store.multi([await Decisions(place.store, place.cluster.root).writing(accepted)])
@@ -183,7 +182,7 @@ def test_the_brake_does_not_count_a_bookie_in_the_image_whose_copies_were_all_ac
 
     async def accept(number: int, bookies: list[str]) -> None:
         lost = LostFragment(EntryId(0), EntryId(9), (0, 1), tuple(map(BookieId, bookies)))
-        decision = Decision(LedgerId(number), Decided.LOSS_ACCEPTED, "ops", 1, "fire", lost=(lost,))
+        decision = Decision(LedgerId(number), DecisionKind.LOSS_ACCEPTED, "ops", 1, "fire", lost=(lost,))
         await place.store.multi([await decisions.writing(decision)])
 
     for number, bookies in gone.items():

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from auditor.api.control import Control, RunBusyError
 from auditor.api.http.queries import BOOLEAN_PATTERN, boolean, delay_request, whole_number
-from auditor.api.http.routes import JSON, TEXT, Answer, Call, Handler, Parameter, Route
+from auditor.api.http.routes import JSON, TEXT, Call, Handler, Parameter, Route, RouteAnswer
 from auditor.api.http.schemas import LEDGER_ID
 from auditor.api.operations_port import BookieState, MarkFilter, Operations
 from auditor.api.problems import InvalidRequestError, NotFoundError
@@ -45,25 +45,26 @@ class ApacheRoutes:
         """Return the routes with their descriptions."""
         return (
             _read(f"{_AUTORECOVERY}/status", "apache_recovery_status", "Whether recovery is enabled.", self._status,
-                  Answer(200, "The switch.", JSON, "RecoverySwitch")),
+                  RouteAnswer(200, "The switch.", JSON, "RecoverySwitch")),
             _change(f"{_AUTORECOVERY}/status", "apache_set_recovery",
                     "Enable recovery; to disable it, the role administer is needed.", self._switch,
-                    Answer(200, "The switch as it is now.", JSON, "RecoverySwitch"), (_ENABLED,)),
+                    RouteAnswer(200, "The switch as it is now.", JSON, "RecoverySwitch"), (_ENABLED,)),
             _read(f"{_AUTORECOVERY}/list_under_replicated_ledger", "apache_list_under_replicated",
                   "Ids of ledgers marked for repair; 404 if there are none.", self._list,
-                  Answer(200, "Ledgers.", JSON, "LedgerIds", {"Link": "The next page, if there are more."}), _FILTERS),
+                  RouteAnswer(200, "Ledgers.", JSON, "LedgerIds", {"Link": "The next page, if there are more."}),
+                  _FILTERS),
             _read(f"{_AUTORECOVERY}/who_is_auditor", "apache_who_is_auditor", "The leader; 404 if there is none.",
-                  self._auditor, Answer(200, "`Auditor: ID`", TEXT)),
+                  self._auditor, RouteAnswer(200, "`Auditor: ID`", TEXT)),
             _change(f"{_AUTORECOVERY}/trigger_audit", "apache_trigger_audit", "Begin a bookies run.", self._trigger,
-                    Answer(200, "It has begun, or one is under way.", TEXT)),
+                    RouteAnswer(200, "It has begun, or one is under way.", TEXT)),
             _read(f"{_AUTORECOVERY}/lost_bookie_recovery_delay", "apache_get_delay", "The lost-bookie delay.",
-                  self._get_delay, Answer(200, "`lostBookieRecoveryDelay value: SECONDS`", TEXT)),
+                  self._get_delay, RouteAnswer(200, "`lostBookieRecoveryDelay value: SECONDS`", TEXT)),
             _change(f"{_AUTORECOVERY}/lost_bookie_recovery_delay", "apache_set_delay", "Set the lost-bookie delay.",
-                    self._set_delay, Answer(200, "It is set.", TEXT), body="DelayRequest", role=Role.ADMINISTER),
+                    self._set_delay, RouteAnswer(200, "It is set.", TEXT), body="DelayRequest", role=Role.ADMINISTER),
             _read(f"{_BOOKIE}/cluster_info", "apache_cluster_info", "The cluster in numbers.", self._cluster,
-                  Answer(200, "Numbers.", JSON, "ClusterInfo")),
+                  RouteAnswer(200, "Numbers.", JSON, "ClusterInfo")),
             _read(f"{_BOOKIE}/list_bookies", "apache_list_bookies", "Writable or read-only bookies.", self._bookies,
-                  Answer(200, "Bookies.", JSON, "BookieNames"), _BOOKIE_FILTERS),
+                  RouteAnswer(200, "Bookies.", JSON, "BookieNames"), _BOOKIE_FILTERS),
         )  # fmt: skip
 
     async def _status(self, call: Call) -> web.Response:
@@ -157,7 +158,12 @@ def _next(request: web.Request, after: LedgerId) -> str:
 
 
 def _read(
-    path: str, operation: str, summary: str, handler: Handler, answer: Answer, parameters: tuple[Parameter, ...] = ()
+    path: str,
+    operation: str,
+    summary: str,
+    handler: Handler,
+    answer: RouteAnswer,
+    parameters: tuple[Parameter, ...] = (),
 ) -> Route:
     return Route(
         "GET",
@@ -177,7 +183,7 @@ def _change(
     operation: str,
     summary: str,
     handler: Handler,
-    answer: Answer,
+    answer: RouteAnswer,
     parameters: tuple[Parameter, ...] = (),
     *,
     body: str = "",

@@ -13,7 +13,7 @@ from aiohttp import web
 from auditor.api.control import Backlog, Control
 from auditor.api.http.documents import bookie_list, status_document, task_list
 from auditor.api.http.queries import refuse_unknown, whole_number
-from auditor.api.http.routes import HTML, JSON, Answer, Call, Parameter, Route
+from auditor.api.http.routes import HTML, JSON, Call, Parameter, Route, RouteAnswer
 from auditor.api.http.schemas import LEDGER_ID
 from auditor.api.http.status_page import status_page
 from auditor.api.operations_port import ALL_MARKS, MarkFilter, Operations
@@ -39,13 +39,13 @@ class ClusterRoutes:
         """Return the routes with their descriptions."""
         return (
             Route("GET", "/api/v1/status", "get_status", "The service and its cluster.", self._status,
-                  (Answer(200, "Status, some seconds old at most.", JSON, "ServiceStatus"),)),
+                  (RouteAnswer(200, "Status, some seconds old at most.", JSON, "ServiceStatus"),)),
             Route("GET", "/status", "get_status_page", "The same as a page that reloads itself.", self._page,
-                  (Answer(200, "A page.", HTML),)),
+                  (RouteAnswer(200, "A page.", HTML),)),
             Route("GET", "/api/v1/underreplicated", "list_underreplicated", "Ledgers marked for repair, by id.",
-                  self._tasks, (Answer(200, "A page.", JSON, "UnderReplicatedLedgerList"),), parameters=_PAGING),
+                  self._tasks, (RouteAnswer(200, "A page.", JSON, "UnderReplicatedLedgerList"),), parameters=_PAGING),
             Route("GET", "/api/v1/bookies", "list_bookies", "Every known bookie with its state and free space.",
-                  self._bookies, (Answer(200, "Bookies.", JSON, "BookieList"),)),
+                  self._bookies, (RouteAnswer(200, "Bookies.", JSON, "BookieList"),)),
         )  # fmt: skip
 
     async def _status(self, call: Call) -> web.Response:

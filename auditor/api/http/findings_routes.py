@@ -16,7 +16,7 @@ from aiohttp import web
 
 from auditor.api.http.documents import document
 from auditor.api.http.queries import refuse_unknown, whole_number
-from auditor.api.http.routes import JSON, RUN_ID, Answer, Call, Parameter, Route
+from auditor.api.http.routes import JSON, RUN_ID, Call, Parameter, Route, RouteAnswer
 from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGER_ID
 from auditor.api.problems import InvalidRequestError, NotFoundError
 from bookie.model.ids import LEDGER_ID_MAX
@@ -47,14 +47,14 @@ class FindingsRoutes:
 
     def routes(self) -> Sequence[Route]:
         """Return the routes with their descriptions."""
-        page = Answer(200, "A page, by ledger.", JSON, "FindingList")
+        page = RouteAnswer(200, "A page, by ledger.", JSON, "FindingList")
         return (
             Route("GET", "/api/v1/runs/{run_id}/findings", "list_findings",
                   "What a run found; 404 if its report is not on this server.", self._list, (page,), tag="reports",
                   segments=(RUN_ID,), parameters=_PARAMETERS),
             Route("GET", "/api/v1/runs/{run_id}/impact", "list_topic_impact",
                   "Which topics of Pulsar the findings concern, worst first; 404 if the report is not on this server.",
-                  self._impact, (Answer(200, "The worst.", JSON, "TopicImpactList"),), tag="reports",
+                  self._impact, (RouteAnswer(200, "The worst.", JSON, "TopicImpactList"),), tag="reports",
                   segments=(RUN_ID,), parameters=_IMPACT_PARAMETERS),
         )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from auditor.api.http.routes import JSON, Answer, Parameter, Route
+from auditor.api.http.routes import JSON, Parameter, Route, RouteAnswer
 from auditor.api.http.schemas import SCHEMAS
 from auditor.api.problems import PROBLEM_TYPE
 from bookie.runtime.access.tokens import Role
@@ -62,7 +62,7 @@ def _operation(route: Route, open_to_all: Collection[Role]) -> dict[str, Any]:
     return operation
 
 
-def _response(answer: Answer) -> dict[str, Any]:
+def _response(answer: RouteAnswer) -> dict[str, Any]:
     response: dict[str, Any] = {"description": answer.description}
     if answer.content_type:
         schema = _ref(answer.schema) if answer.schema else {}

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from auditor.api.control import Control
 from auditor.api.http.documents import document
-from auditor.api.http.routes import JSON, TEXT, Answer, Call, Parameter, Route
+from auditor.api.http.routes import JSON, TEXT, Call, Parameter, Route, RouteAnswer
 from auditor.api.problems import NotFoundError
 from bookie.runtime.telemetry.metrics import Exposition
 
@@ -40,21 +40,21 @@ class ProcessRoutes:
 
     def routes(self) -> Sequence[Route]:
         """Return the routes with their descriptions."""
-        ok, text = Answer(200, "Yes.", TEXT), "text/plain"
+        ok, text = RouteAnswer(200, "Yes.", TEXT), "text/plain"
         verbose = (Parameter("verbose", "With each check.", {"type": "string"}),)
         return (
             Route("GET", "/livez", "get_livez", "Whether this process answers.", self._live, (ok,), None, "process"),
             Route("GET", "/healthz", "get_healthz", "As /livez.", self._live, (ok,), None, "process"),
             Route("GET", "/readyz", "get_readyz", "Whether this process can do its work.", self._ready,
-                  (ok, Answer(503, "No, with the checks.", text)), None, "process", parameters=verbose),
+                  (ok, RouteAnswer(503, "No, with the checks.", text)), None, "process", parameters=verbose),
             Route("GET", "/metrics", "get_metrics", "Metrics for Prometheus.", self._show_metrics,
-                  (Answer(200, "Text or OpenMetrics, as requested.", ""),), tag="process", is_limited=False),
+                  (RouteAnswer(200, "Text or OpenMetrics, as requested.", ""),), tag="process", is_limited=False),
             Route("GET", "/version", "get_version", "The version.", self._version,
-                  (Answer(200, "Version.", JSON, "Version"),), tag="process"),
+                  (RouteAnswer(200, "Version.", JSON, "Version"),), tag="process"),
             Route("GET", "/openapi.json", "get_openapi", "This description.", self._describe,
-                  (Answer(200, "OpenAPI.", JSON, "Description"),), tag="process"),
+                  (RouteAnswer(200, "OpenAPI.", JSON, "Description"),), tag="process"),
             Route("GET", "/", "get_root", "Redirects to the status page.", self._root,
-                  (Answer(302, "To /status.", ""),), tag="process"),
+                  (RouteAnswer(302, "To /status.", ""),), tag="process"),
         )  # fmt: skip
 
     async def _live(self, call: Call) -> web.Response:

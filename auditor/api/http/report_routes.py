@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from auditor.api.http.documents import document
 from auditor.api.http.queries import refuse_unknown, run_kind, whole_number
-from auditor.api.http.routes import HTML, JSON, RUN_ID, Answer, Call, Parameter, Route, segment
+from auditor.api.http.routes import HTML, JSON, RUN_ID, Call, Parameter, Route, RouteAnswer, segment
 from auditor.api.peer_port import ASKED_BY_AUDITOR_HEADER, PeerAnswer, PeerReports
 from auditor.api.problems import InvalidRequestError, NotFoundError
 from bookie.model.errors import TransientError
@@ -111,18 +111,18 @@ class ReportRoutes:
     def routes(self) -> Sequence[Route]:
         """Return the routes with their descriptions."""
         run, path = (RUN_ID,), segment("path", "Path below the report's directory.")
-        page = (Answer(200, "A self-contained page.", HTML),)
-        file = (Answer(200, "The file.", ""),)
+        page = (RouteAnswer(200, "A self-contained page.", HTML),)
+        file = (RouteAnswer(200, "The file.", ""),)
         return (
             Route("GET", "/api/v1/reports", "list_reports", "Reports on this server, the newest first.", self._list,
-                  (Answer(200, "A page.", JSON, "ReportList"),), tag="reports", parameters=_PAGING),
+                  (RouteAnswer(200, "A page.", JSON, "ReportList"),), tag="reports", parameters=_PAGING),
             Route("GET", "/reports/", "get_report_index", "The list of reports as a page.", self._index, page,
                   tag="reports"),
             Route("GET", "/reports/index.html", "get_report_index_file", "The same, as pages of reports link to it.",
                   self._index, page, tag="reports"),
             Route("GET", "/reports/latest/", "get_latest_report",
                   "Redirects to the newest report, optionally of one kind.",
-                  self._latest, (Answer(302, "To the report's page.", ""),), tag="reports",
+                  self._latest, (RouteAnswer(302, "To the report's page.", ""),), tag="reports",
                   parameters=(Parameter("kind", "Kind of the run.", _KIND),)),
             Route("GET", "/reports/{run_id}/", "get_report_page", "A report as a page.", self._page, page,
                   tag="reports", segments=run),

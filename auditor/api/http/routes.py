@@ -48,7 +48,7 @@ Handler: TypeAlias = Callable[[Call], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RouteAnswer:
     """A possible answer: a success, or a failure that is specific to this route."""
 
     status: int
@@ -90,7 +90,7 @@ class Route:
     """Its name in the description and in the audit log."""
     summary: str
     handler: Handler
-    answers: tuple[Answer, ...]
+    answers: tuple[RouteAnswer, ...]
     role: Role | None = Role.READ
     """The required role; None: open to every client, not counted and never refused, for probes."""
     tag: str = "auditor"

@@ -10,7 +10,7 @@ from aiohttp import web
 from auditor.api.control import Control
 from auditor.api.http.documents import document, run_document, run_list, schedule_document
 from auditor.api.http.queries import StartRequest, refuse_unknown, run_kind, run_request, whole_number
-from auditor.api.http.routes import JSON, RUN_ID, Answer, Call, Parameter, Route, segment
+from auditor.api.http.routes import JSON, RUN_ID, Call, Parameter, Route, RouteAnswer, segment
 from auditor.api.idempotency import KEY_PATTERN, IdempotentRuns
 from auditor.api.problems import InvalidRequestError
 from auditor.api.upkeep_port import Upkeep
@@ -42,8 +42,8 @@ class RunRoutes:
     def routes(self) -> Sequence[Route]:
         """Return the routes with their descriptions."""
         one = (RUN_ID,)
-        changed = (Answer(200, "The run as it is now.", JSON, "Run"),)
-        paused = (Answer(200, "The schedule as it is now.", JSON, "Schedule"),)
+        changed = (RouteAnswer(200, "The run as it is now.", JSON, "Run"),)
+        paused = (RouteAnswer(200, "The schedule as it is now.", JSON, "Schedule"),)
         schedule = (_KIND, segment("state", "The new state.", enum=list(_SCHEDULE_TARGETS)))
         target = (*one, segment("state", "The new state.", enum=[state.value for state in _TARGETS]))
         key = Parameter(
@@ -51,11 +51,11 @@ class RunRoutes:
         )
         return (
             Route("GET", RUNS, "list_runs", "The newest runs of all processes, running ones included.", self._list,
-                  (Answer(200, "Runs.", JSON, "RunList"),), parameters=_LIST_PARAMETERS),
+                  (RouteAnswer(200, "Runs.", JSON, "RunList"),), parameters=_LIST_PARAMETERS),
             Route("POST", RUNS, "start_run", "Begin a run, which continues after the response.", self._start, _STARTED,
                   role=Role.OPERATE, body="RunRequest", parameters=(key,), is_changing=True),
             Route("GET", RUNS + "/{run_id}", "get_run", "One run.", self._get,
-                  (Answer(200, "The run.", JSON, "Run"),), segments=one),
+                  (RouteAnswer(200, "The run.", JSON, "Run"),), segments=one),
             Route("PUT", RUNS + "/{run_id}/state/{state}", "change_run", "Pause, resume or cancel a run.",
                   self._change, changed, role=Role.OPERATE, segments=target, is_changing=True),
             Route("POST", RUNS + "/{run_id}/state/{state}", "change_run_post",
@@ -65,7 +65,7 @@ class RunRoutes:
                   self._change_schedule, paused, role=Role.OPERATE, segments=schedule,
                   parameters=(_PAUSE_SECONDS_PARAMETER,), is_changing=True),
             Route("GET", SCHEDULES, "list_schedules", "The pauses of the schedules, with their ends.", self._schedules,
-                  (Answer(200, "One for each kind of check.", JSON, "ScheduleList"),)),
+                  (RouteAnswer(200, "One for each kind of check.", JSON, "ScheduleList"),)),
         )  # fmt: skip
 
     async def _list(self, call: Call) -> web.Response:
@@ -166,7 +166,7 @@ _LIST_PARAMETERS: Final = (
     Parameter("kind", "Only runs of this kind.", {"type": "string", "enum": [kind.value for kind in RunKind]}),
 )
 _STARTED: Final = (
-    Answer(
+    RouteAnswer(
         202,
         "The run has begun.",
         JSON,

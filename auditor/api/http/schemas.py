@@ -9,7 +9,7 @@ from auditor.api.http.documents import API_VERSION
 from auditor.api.operations_port import BookieState, TaskState
 from auditor.operating.boosting import SPAN_S_MAX
 from auditor.operating.maintenance import NOTE_MAX
-from auditor.safety.dead_letters import Outcome
+from auditor.safety.dead_letters import DeadLetterOutcome
 from bookie.metadata.bookies.maintenance import WINDOW_S_MAX
 from bookie.metadata.tasks.copy_limits import CopyProfile
 from bookie.metadata.tasks.parked import ParkReason
@@ -473,7 +473,7 @@ _UPKEEP: Final[Mapping[str, Schema]] = {
                 _fields(
                     {
                         "ledger_id": _COUNT,
-                        "outcome": _one_of([outcome.value for outcome in Outcome]),
+                        "outcome": _one_of([outcome.value for outcome in DeadLetterOutcome]),
                         "detail": _TEXT,
                         "lost": _list(_LOST_FRAGMENT),
                     }

@@ -17,7 +17,7 @@ from aiohttp import web
 from auditor.api.http import upkeep_queries as queries
 from auditor.api.http.documents import document
 from auditor.api.http.queries import boolean, json_boolean, json_integer, json_object, refuse_unknown, whole_number
-from auditor.api.http.routes import JSON, Answer, Call, Parameter, Route, segment
+from auditor.api.http.routes import JSON, Call, Parameter, Route, RouteAnswer, segment
 from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGER_ID, WINDOW_TARGET_PATTERN
 from auditor.api.problems import InvalidRequestError, NotFoundError, NotOkToStopError
 from auditor.api.upkeep_port import Upkeep
@@ -429,7 +429,7 @@ def _named(ledgers: Sequence[LedgerId]) -> str:
 def _read(
     path: str, operation: str, summary: str, handler: Any, schema: str, parameters: tuple[Parameter, ...] = ()
 ) -> Route:
-    answer = Answer(200, "The current state.", JSON, schema)
+    answer = RouteAnswer(200, "The current state.", JSON, schema)
     return Route("GET", path, operation, summary, handler, (answer,), tag="upkeep", parameters=parameters)
 
 
@@ -446,7 +446,7 @@ def _change(
     parameters: tuple[Parameter, ...] = (),
     body: str = "",
 ) -> Route:
-    answer = Answer(200, "The result.", JSON, schema)
+    answer = RouteAnswer(200, "The result.", JSON, schema)
     return Route(
         method,
         path,

@@ -23,7 +23,7 @@ from bookie.model.ids import BookieId
 from bookie.runtime.human import agreeing, counted
 
 if TYPE_CHECKING:
-    from auditor.safety.holdings import Holdings
+    from auditor.safety.holdings import HeldLedgers
     from bookie.client.connect import ConnectedBookKeeper
 
 _NAMED_MAX = 5
@@ -142,7 +142,7 @@ async def _refuse_running(client: ConnectedBookKeeper, bookies: tuple[BookieId, 
         )
 
 
-async def _refuse_needed(client: ConnectedBookKeeper, bookies: tuple[BookieId, ...]) -> Holdings:
+async def _refuse_needed(client: ConnectedBookKeeper, bookies: tuple[BookieId, ...]) -> HeldLedgers:
     from auditor.operating.drain_status import accepted_losses_on
     from auditor.safety.draining import holdings_of
     from auditor.safety.scan import count

@@ -18,7 +18,7 @@ from bookie.model.errors import BkhealError
 from bookie.runtime.human import printable
 
 if TYPE_CHECKING:
-    from auditor.safety.holdings import Holdings
+    from auditor.safety.holdings import HeldLedgers
     from bookie.runtime.clock import Clock
 
 REQUEST_S: Final = 30.0
@@ -82,7 +82,7 @@ class TopicUnloading:
         except TimeoutError:
             return  # the command's own deadline has passed
 
-    def failure(self, holdings: Holdings) -> BkhealError | None:
+    def failure(self, holdings: HeldLedgers) -> BkhealError | None:
         """Return why further waiting is useless; None: it is not."""
         if self._refused is not None:
             return self._refused

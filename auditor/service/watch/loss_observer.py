@@ -41,7 +41,7 @@ LOSSES_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LossMeasurement:
     """The measurement of one lost bookie. Times are epoch milliseconds."""
 
     first_observed_ms: int
@@ -62,7 +62,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class MarkedBookies:
     """The bookies that marks name, counted before the records of losses were read."""
 
     is_counted: bool
@@ -78,13 +78,13 @@ class Marks:
 class ObservedLosses:
     """The losses at an observation, and the data that the next observation needs."""
 
-    losses: Mapping[BookieId, Loss]
+    losses: Mapping[BookieId, LossMeasurement]
     records_ms: Mapping[BookieId, int]
     """The beginnings in all records."""
     older_records_ms: Mapping[BookieId, int]
     """The beginnings in records that were read before an observation at which the bookie was registered. A record that
     is read after the registrations may belong to a newer loss."""
-    marks: Marks
+    marks: MarkedBookies
     now_ms: int
     now_s: float
     detected_s: tuple[float, ...] = ()
@@ -95,7 +95,7 @@ def judge(
     before: ObservedLosses | None,
     lost: AbstractSet[BookieId],
     noted: Mapping[BookieId, Down],
-    marks: Marks,
+    marks: MarkedBookies,
     now_ms: int,
     now_s: float,
 ) -> ObservedLosses:
@@ -111,7 +111,7 @@ def judge(
     """
     is_gap = before is None or now_s - before.now_s > GAP_S_MAX
     detected_s: list[float] = []
-    losses: dict[BookieId, Loss] = {}
+    losses: dict[BookieId, LossMeasurement] = {}
     known = {} if before is None else before.losses
     for bookie in sorted(lost, key=lambda each: (each not in known, each))[:LOSSES_MAX]:
         loss = known.get(bookie)
@@ -136,13 +136,13 @@ def _begun(
     now_ms: int,
     *,
     is_gap: bool,
-) -> Loss:
+) -> LossMeasurement:
     """Return a loss at the first observation that finds it."""
     if before is None:  # the process before this one has reported audited losses
         down = noted.get(bookie)
         record_ms = 0 if down is None else down.since_ms
-        return Loss(now_ms, None, record_ms=record_ms, is_reported=bool(down and down.audited_ms))
-    return Loss(
+        return LossMeasurement(now_ms, None, record_ms=record_ms, is_reported=bool(down and down.audited_ms))
+    return LossMeasurement(
         now_ms,
         None if is_gap else now_ms,
         registered_ms=before.now_ms,
@@ -151,12 +151,14 @@ def _begun(
     )
 
 
-def _continued(bookie: BookieId, loss: Loss, down: Down | None, marks: Marks, now_ms: int) -> tuple[Loss, float | None]:
+def _continued(
+    bookie: BookieId, loss: LossMeasurement, down: Down | None, marks: MarkedBookies, now_ms: int
+) -> tuple[LossMeasurement, float | None]:
     """Return the loss after this observation, and its detection time in seconds if the measurement is complete."""
     if down is not None and down.since_ms == loss.older_record_ms:
         down = None
     if down is not None and loss.record_ms and down.since_ms > loss.record_ms:  # it returned, and is lost again
-        loss = Loss(now_ms, loss.began_ms and down.since_ms, registered_ms=down.since_ms)
+        loss = LossMeasurement(now_ms, loss.began_ms and down.since_ms, registered_ms=down.since_ms)
     if down is not None:
         loss = replace(loss, record_ms=down.since_ms)
     loss = _marked(bookie, loss, marks, now_ms)
@@ -173,7 +175,7 @@ def _continued(bookie: BookieId, loss: Loss, down: Down | None, marks: Marks, no
     return loss, max(0, loss.marked_ms - (loss.record_ms or loss.began_ms)) / 1000
 
 
-def _marked(bookie: BookieId, loss: Loss, marks: Marks, now_ms: int) -> Loss:
+def _marked(bookie: BookieId, loss: LossMeasurement, marks: MarkedBookies, now_ms: int) -> LossMeasurement:
     """Return the loss with the time of its mark, if marks show one."""
     newest_ms = marks.named_ms.get(bookie)
     if newest_ms is None:
@@ -223,7 +225,7 @@ class LossObserver:
         backlog = self._backlog()
         await self._store.sync(self._root)  # because the marks were counted in another session
         holder = await self._runs.holder(RunLane(RunKind.BOOKIES)) if lost else None
-        marks = Marks(bool(backlog.counted_ms), backlog.named_ms, holder is not None)
+        marks = MarkedBookies(bool(backlog.counted_ms), backlog.named_ms, holder is not None)
         noted = await self._down.read()
         self._observed = judge(self._observed, lost, noted, marks, now_ms, self._clock.monotonic_s())
         for seconds in self._observed.detected_s:

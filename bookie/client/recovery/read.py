@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bookie.client.access import LedgerAccess
 from bookie.client.errors import RecoveryNotPossibleError, WrongPasswordError
 from bookie.client.ports import ClientPorts
-from bookie.client.recovery.votes import FoundEntry, Verdict, Votes
+from bookie.client.recovery.votes import EntryVerdict, FoundEntry, Votes
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.coverage import negative_quorum
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -148,28 +148,28 @@ class _Round:
             self._ask(self._votes)
             while True:
                 verdict = self._advance()
-                if verdict is not Verdict.WAITING:
-                    return ReadAhead(self._found, verdict is Verdict.ABSENT)
+                if verdict is not EntryVerdict.WAITING:
+                    return ReadAhead(self._found, verdict is EntryVerdict.ABSENT)
                 await self._wait()
         finally:
             for task in self._asking:
                 await cancel(task)
 
-    def _advance(self) -> Verdict:
+    def _advance(self) -> EntryVerdict:
         """Collect the found entries in order; return FOUND after all requested ones are found."""
         while self._next < self._end:
             votes = self._votes[self._next]
             verdict = votes.verdict
-            if verdict is Verdict.UNKNOWN and self._found:
-                return Verdict.FOUND  # the entries before it are certain, and the caller asks again for the rest
-            if verdict is Verdict.UNKNOWN:
+            if verdict is EntryVerdict.UNKNOWN and self._found:
+                return EntryVerdict.FOUND  # the entries before it are certain, and the caller asks again for the rest
+            if verdict is EntryVerdict.UNKNOWN:
                 raise self._reader.undecided(self._next, votes)
-            if verdict is not Verdict.FOUND:
+            if verdict is not EntryVerdict.FOUND:
                 return verdict
             assert votes.found is not None
             self._found.append(votes.found)
             self._next = EntryId(self._next + 1)
-        return Verdict.FOUND
+        return EntryVerdict.FOUND
 
     async def _wait(self) -> None:
         done, _ = await asyncio.wait(self._asking, timeout=self._reader.patience_s, return_when=asyncio.FIRST_COMPLETED)
@@ -196,7 +196,7 @@ class _Round:
         return [
             entry_id
             for entry_id in map(EntryId, range(self._next, self._end))
-            if self._votes[entry_id].verdict is Verdict.WAITING
+            if self._votes[entry_id].verdict is EntryVerdict.WAITING
         ]
 
     def _ask(self, entry_ids: Iterable[EntryId]) -> None:

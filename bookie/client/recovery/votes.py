@@ -15,7 +15,7 @@ from bookie.model.packet import Entry
 from bookie.wire.port import Status
 
 
-class Verdict(enum.Enum):
+class EntryVerdict(enum.Enum):
     """The facts proved about an entry."""
 
     FOUND = enum.auto()
@@ -48,13 +48,13 @@ class Votes:
         self.found: FoundEntry | None = None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> EntryVerdict:
         """The verdict of the answers so far. FOUND and ABSENT are final."""
         if self.found is not None:
-            return Verdict.FOUND
+            return EntryVerdict.FOUND
         if self._negatives >= self._negatives_needed:
-            return Verdict.ABSENT
-        return Verdict.UNKNOWN if len(self._answers) == len(self._write_set) else Verdict.WAITING
+            return EntryVerdict.ABSENT
+        return EntryVerdict.UNKNOWN if len(self._answers) == len(self._write_set) else EntryVerdict.WAITING
 
     @property
     def evidence(self) -> dict[int, Status]:
@@ -79,7 +79,7 @@ class Votes:
         """Count one answer. An unexpected answer, and any after the decision, changes nothing."""
         if position not in self._asked or position in self._answers:
             return
-        if self.verdict in (Verdict.FOUND, Verdict.ABSENT):
+        if self.verdict in (EntryVerdict.FOUND, EntryVerdict.ABSENT):
             return
         if isinstance(outcome, FoundEntry):
             self._answers[position] = Status.OK

@@ -44,7 +44,7 @@ class LoopBridge:
                 self._wake()
 
 
-class Answer:
+class BridgedResult:
     """Receives one result from any thread, with the interface expected by kazoo; the first result counts."""
 
     __slots__ = ("_bridge", "future")

@@ -40,7 +40,7 @@ from bookie.metadata.port import (
     StoreUnavailableError,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.store.bridge import Answer, LoopBridge
+from bookie.metadata.store.bridge import BridgedResult, LoopBridge
 from bookie.metadata.store.credentials import (
     TicketUnavailableError,
     auth_data,
@@ -421,7 +421,7 @@ class KazooConnection:
     async def _exchange(self, request: _Request, session: Session) -> tuple[Any, BaseException | None]:
         if isinstance(request, _Write):
             request.session_id = session.session_id
-        answer = Answer(self.bridge, self._loop)
+        answer = BridgedResult(self.bridge, self._loop)
         self._client._call(request, answer)
         return await answer.future
 
@@ -542,7 +542,7 @@ class KazooConnection:
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         """Run blocking ``work`` in its own thread, and return after the end of the thread."""
-        answer = Answer(self.bridge, self._loop)
+        answer = BridgedResult(self.bridge, self._loop)
 
         def run() -> None:
             try:

@@ -59,7 +59,7 @@ class DecisionTooLargeError(PermanentError):
     """The record does not fit into a node."""
 
 
-class Verdict(enum.Enum):
+class DecisionKind(enum.Enum):
     """An operator's decision about a ledger."""
 
     LOSS_ACCEPTED = "loss_accepted"
@@ -193,7 +193,7 @@ class Decision:
     """The decision about one ledger."""
 
     ledger_id: LedgerId
-    verdict: Verdict
+    verdict: DecisionKind
     by: str
     at_ms: int
     reason: str
@@ -268,7 +268,7 @@ class Decision:
     @property
     def is_accepted(self) -> bool:
         """Whether the loss was accepted."""
-        return self.verdict is Verdict.LOSS_ACCEPTED
+        return self.verdict is DecisionKind.LOSS_ACCEPTED
 
     def is_valid(self, registered: AbstractSet[BookieId]) -> bool:
         """Return whether the accepted loss still holds: a bookie that is registered again may have the copies (R45)."""

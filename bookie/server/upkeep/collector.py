@@ -62,7 +62,7 @@ from bookie.model.metadata import LedgerMetadata
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.waiting import run_cooperatively
-from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
+from bookie.server.upkeep.collector_verdict import CollectorVerdict, is_mass_deletion, verdict
 from bookie.server.upkeep.pauses import Pause
 from bookie.storage.entry_logs.collection import CollectionMark
 from bookie.storage.entry_logs.compaction import CompactionResult
@@ -271,9 +271,9 @@ class Collector:
                         report.unknown += 1
                         continue
                     judged = verdict(found, self._bookie)
-                    if judged is Verdict.DELETED:
+                    if judged is CollectorVerdict.DELETED:
                         deleted.append(ledger_id)
-                    elif judged is Verdict.SURPLUS or fault_point("collector.suspect_everything"):
+                    elif judged is CollectorVerdict.SURPLUS or fault_point("collector.suspect_everything"):
                         surplus.append(ledger_id)
         report.suspects = len(deleted) + len(surplus)
         if not await self._is_deletion_allowed(report):
@@ -386,7 +386,7 @@ class Collector:
 
     async def _is_proved_surplus(self, ledger_id: LedgerId) -> bool:
         current = await self._ledgers.current(ledger_id)
-        if current is None or verdict(current.metadata, self._bookie) is not Verdict.SURPLUS:
+        if current is None or verdict(current.metadata, self._bookie) is not CollectorVerdict.SURPLUS:
             return False
         reserved = await self._reservations.read(ledger_id)  # the read before has synced
         path = self._reservations.path(ledger_id)

@@ -12,7 +12,7 @@ from bookie.model.ids import BookieId
 from bookie.model.metadata import LedgerMetadata
 
 
-class Verdict(enum.Enum):
+class CollectorVerdict(enum.Enum):
     """The verdict about a ledger's entries on one bookie, according to the metadata."""
 
     KEEP = "keep"
@@ -22,13 +22,13 @@ class Verdict(enum.Enum):
     """The ledger is closed and no fragment names the bookie. The bookie may still be reserved."""
 
 
-def verdict(metadata: LedgerMetadata | None, bookie: BookieId) -> Verdict:
+def verdict(metadata: LedgerMetadata | None, bookie: BookieId) -> CollectorVerdict:
     """Return the verdict about metadata that was just read; None: there was none."""
     if metadata is None:
-        return Verdict.DELETED
+        return CollectorVerdict.DELETED
     if metadata.is_closed and bookie not in metadata.members():
-        return Verdict.SURPLUS
-    return Verdict.KEEP
+        return CollectorVerdict.SURPLUS
+    return CollectorVerdict.KEEP
 
 
 def is_mass_deletion(suspects: int, known: int, *, ratio_max: float, known_min: int) -> bool:

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.add_frames import AddFrames
-from bookie.wire.apache.connection import STORED_ANSWER, Answer, Connection, Expected, Waiter
+from bookie.wire.apache.connection import STORED_ANSWER, AnswerWaiter, ApacheAnswer, Connection, ExpectedAnswer
 from bookie.wire.apache.stream import ConnectionLostError
 from bookie.wire.port import AddBatch, AddReply, Status
 
@@ -37,7 +37,7 @@ _DECISIVE_STATUSES: Final = (
 """Failures of a batch's entries, the most informative one first."""
 
 
-class AddWaiter(Waiter):
+class AddWaiter(AnswerWaiter):
     """One batch in flight. Call ``submit``, then await ``reply``; call ``forget`` in any case."""
 
     def __init__(self, batch: AddBatch) -> None:
@@ -64,7 +64,7 @@ class AddWaiter(Waiter):
         for txn_id, entry in enumerate(batch.entries, first):
             entry_id = int.from_bytes(entry[8:16], "big")
             head, tail, stored = frames.around(txn_id, entry_id, len(entry))
-            connection.expect_stored(txn_id, Expected(pb.ADD_ENTRY, ledger_id, entry_id, self), stored)
+            connection.expect_stored(txn_id, ExpectedAnswer(pb.ADD_ENTRY, ledger_id, entry_id, self), stored)
             self._expected.append((txn_id, stored))
             parts += (head, entry, tail)
         connection.send(parts)
@@ -83,7 +83,7 @@ class AddWaiter(Waiter):
         return AddReply(status, _PARTIAL_BATCH_DETAIL if len(self._batch.entries) > 1 else "")
 
     @override
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: ApacheAnswer) -> None:
         if answer is not STORED_ANSWER:
             self._is_left_over = True
             if answer.status is not Status.OK:

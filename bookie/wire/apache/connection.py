@@ -57,7 +57,7 @@ _OPERATIONS_WITHOUT_STATUS: Final = (pb.AUTH, pb.START_TLS)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApacheAnswer:
     """The outcome of a request. ``content`` is the operation's part of the answer; None if there is only a status."""
 
     status: Status
@@ -66,16 +66,16 @@ class Answer:
     """The reason, if known on this side."""
 
 
-STORED_ANSWER: Final = Answer(Status.OK)
+STORED_ANSWER: Final = ApacheAnswer(Status.OK)
 """The answer to an add if its bytes are the expected ones; any other answer is parsed."""
 
 
-class Waiter(Protocol):
+class AnswerWaiter(Protocol):
     """The recipient of an answer. Exactly one of these methods is called, once."""
 
     __slots__ = ()
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: ApacheAnswer) -> None:
         """Receive the answer."""
         ...
 
@@ -85,13 +85,13 @@ class Waiter(Protocol):
 
 
 @dataclass(slots=True)
-class Expected:
+class ExpectedAnswer:
     """The fields that an answer must match, apart from its transaction id. None: the answer need not have the field."""
 
     operation: int
     ledger_id: int | None
     entry_id: int | None
-    waiter: Waiter
+    waiter: AnswerWaiter
 
 
 class Connection(Stream):
@@ -101,7 +101,7 @@ class Connection(Stream):
         super().__init__(FrameSplitter(frame_bytes_max, self._too_long), in_flight_max)
         self.frame_bytes_max = frame_bytes_max
         self._next_id = 1
-        self._expected: dict[int, Expected] = {}
+        self._expected: dict[int, ExpectedAnswer] = {}
         self._stored: dict[bytes, int] = {}
         """Transaction ids of adds by the bytes of their successful answer."""
         self._is_refused_after_tls = False
@@ -134,7 +134,7 @@ class Connection(Stream):
 
     async def ask(
         self, operation: int, request: pb.Request, ledger_id: int | None = None, entry_id: int | None = None
-    ) -> Answer:
+    ) -> ApacheAnswer:
         """Send one request and wait for its answer. ``request`` needs a header only for a priority.
 
         Raises:
@@ -142,14 +142,14 @@ class Connection(Stream):
         """
         await self.ready()
         waiter = FutureWaiter()
-        txn_id, frame = self.prepare(request, Expected(operation, ledger_id, entry_id, waiter))
+        txn_id, frame = self.prepare(request, ExpectedAnswer(operation, ledger_id, entry_id, waiter))
         self.send([frame])
         try:
             return await waiter.future
         finally:
             self.forget([txn_id])
 
-    def prepare(self, request: pb.Request, expected: Expected) -> tuple[int, bytes]:
+    def prepare(self, request: pb.Request, expected: ExpectedAnswer) -> tuple[int, bytes]:
         """Give ``request`` the next transaction id, and expect its answer. The caller must send its frame at once."""
         txn_id = self.take_ids(1)
         header = request.header
@@ -165,7 +165,7 @@ class Connection(Stream):
         self._next_id += count
         return first
 
-    def expect_stored(self, txn_id: int, expected: Expected, answer: bytes) -> None:
+    def expect_stored(self, txn_id: int, expected: ExpectedAnswer, answer: bytes) -> None:
         """Expect the answer to an add; ``answer`` is its body after a success."""
         self._expected[txn_id] = expected
         self._stored[answer] = txn_id
@@ -202,7 +202,7 @@ class Connection(Stream):
         if expected is not None and expected.operation == operation:
             del self._expected[txn_id]
             detail = too_long_detail(frame_bytes, self.frame_bytes_max)
-            expected.waiter.answered(Answer(Status.IO_ERROR, detail=detail))
+            expected.waiter.answered(ApacheAnswer(Status.IO_ERROR, detail=detail))
 
     def _receive(self, body: bytes) -> None:
         added = self._stored.pop(body, None)
@@ -238,7 +238,7 @@ class Connection(Stream):
             elif content.status != code:
                 code = pb.EIO  # the answer contradicts itself: it is neither a success nor "never stored" (S6)
         del self._expected[txn_id]
-        expected.waiter.answered(Answer(status_of_code(code), content))
+        expected.waiter.answered(ApacheAnswer(status_of_code(code), content))
 
     def _is_refusal(self, code: int) -> bool:
         """Return whether an answer without content refuses the request. Refusing the client ends the connection."""
@@ -259,16 +259,16 @@ class Connection(Stream):
         return TLS_DEMANDED if self.is_logged_in else TLS_OR_LOGIN_DEMANDED
 
 
-class FutureWaiter(Waiter):
+class FutureWaiter(AnswerWaiter):
     """A waiter that completes a future."""
 
     __slots__ = ("future",)
 
     def __init__(self) -> None:
-        self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[ApacheAnswer] = asyncio.get_running_loop().create_future()
 
     @override
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: ApacheAnswer) -> None:
         if not self.future.done():
             self.future.set_result(answer)
 
@@ -279,7 +279,7 @@ class FutureWaiter(Waiter):
             self.future.exception()  # a waiting caller gets it; without one it is dropped
 
 
-def _is_answer_to(expected: Expected, content: Any) -> bool:
+def _is_answer_to(expected: ExpectedAnswer, content: Any) -> bool:
     if expected.ledger_id is not None and content.ledgerId != expected.ledger_id:
         return False
     return expected.entry_id is None or bool(content.entryId == expected.entry_id)

@@ -11,7 +11,7 @@ from typing import Final, assert_never, cast
 
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
 from bookie.wire.apache import protocol_pb2 as pb
-from bookie.wire.apache.connection import Answer, Connection
+from bookie.wire.apache.connection import ApacheAnswer, Connection
 from bookie.wire.apache.listing import list_entries
 from bookie.wire.apache.reading import EntryReads, checked_entry, entry_result
 from bookie.wire.port import (
@@ -191,7 +191,7 @@ class Exchange:
 
     async def _ask(
         self, operation: int, request: pb.Request, ledger_id: int | None = None, entry_id: int | None = None
-    ) -> Answer:
+    ) -> ApacheAnswer:
         return await self._connection.ask(operation, request, ledger_id, entry_id)
 
 
@@ -206,7 +206,7 @@ async def forced(connection: Connection, ledger_id: LedgerId) -> AddReply:
     return AddReply(answer.status, "" if answer.status is Status.OK else "the bookie did not force its journal")
 
 
-def _piggybacked(answer: Answer, ledger_id: LedgerId, entry_id: EntryId) -> EntryResult | None:
+def _piggybacked(answer: ApacheAnswer, ledger_id: LedgerId, entry_id: EntryId) -> EntryResult | None:
     """Return the entry in a long poll's answer; None if there is none, or if its ids are not the requested ones."""
     if answer.status is not Status.OK or answer.content is None or not answer.content.HasField("body"):
         return None

@@ -15,7 +15,7 @@ from typing import Final
 from typing_extensions import override
 
 from bookie.wire.apache import protocol_pb2 as pb
-from bookie.wire.apache.connection import Answer, Connection, Expected, FutureWaiter, Waiter
+from bookie.wire.apache.connection import AnswerWaiter, ApacheAnswer, Connection, ExpectedAnswer, FutureWaiter
 from bookie.wire.apache.sasl import LoginError, login
 from bookie.wire.apache.stream import ConnectionLostError
 from bookie.wire.port import Status
@@ -160,7 +160,7 @@ def _login_refusal_reason(credentials: SaslCredentials, *, is_encrypted: bool) -
     return why if is_encrypted else why + "; a bookie that demands TLS (--tls-ca) refuses any login in the clear"
 
 
-async def _round(connection: Connection, token: bytes | None) -> Answer:
+async def _round(connection: Connection, token: bytes | None) -> ApacheAnswer:
     """Send one token and then a harmless request; return the answer to the token, or the refusal of the request.
 
     Apache's bookies do not answer a wrong name or password at all. But before a login they answer in order, so a
@@ -171,8 +171,8 @@ async def _round(connection: Connection, token: bytes | None) -> Answer:
     waiter = FutureWaiter()
     await connection.ready()
     sent = [
-        connection.prepare(message, Expected(pb.AUTH, None, None, waiter)),
-        connection.prepare(harmless, Expected(pb.GET_BOOKIE_INFO, None, None, _RefusalWaiter(waiter))),
+        connection.prepare(message, ExpectedAnswer(pb.AUTH, None, None, waiter)),
+        connection.prepare(harmless, ExpectedAnswer(pb.GET_BOOKIE_INFO, None, None, _RefusalWaiter(waiter))),
     ]
     connection.send([frame for _, frame in sent])
     try:
@@ -181,14 +181,14 @@ async def _round(connection: Connection, token: bytes | None) -> Answer:
         connection.forget([txn_id for txn_id, _ in sent])
 
 
-class _RefusalWaiter(Waiter):
+class _RefusalWaiter(AnswerWaiter):
     """A waiter that passes on only refusals."""
 
     def __init__(self, waiter: FutureWaiter) -> None:
         self._waiter = waiter
 
     @override
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: ApacheAnswer) -> None:
         if answer.status is not Status.OK:
             self._waiter.answered(answer)
 

@@ -21,7 +21,7 @@ from bookie.model.availability import EntryRuns, InvalidAvailabilityError
 from bookie.model.ids import NO_ENTRY, LedgerId
 from bookie.runtime.waiting import run_cooperatively
 from bookie.wire.apache import protocol_pb2 as pb
-from bookie.wire.apache.connection import Answer, Connection, Expected, FutureWaiter
+from bookie.wire.apache.connection import ApacheAnswer, Connection, ExpectedAnswer, FutureWaiter
 from bookie.wire.apache.reading import entry_result
 from bookie.wire.port import ListReply, Status
 
@@ -52,7 +52,7 @@ async def list_entries(connection: Connection, ledger_id: LedgerId, silence_s: f
     await connection.ready()
     listing = FutureWaiter()
     wanted = pb.Request(getListOfEntriesOfLedgerRequest=pb.GetListOfEntriesOfLedgerRequest(ledgerId=ledger_id))
-    expected = Expected(pb.GET_LIST_OF_ENTRIES_OF_LEDGER, ledger_id, None, listing)
+    expected = ExpectedAnswer(pb.GET_LIST_OF_ENTRIES_OF_LEDGER, ledger_id, None, listing)
     txn_id, frame = connection.prepare(wanted, expected)
     connection.send([frame])
     is_late_welcome = False
@@ -83,7 +83,7 @@ async def _last_unless_listed(connection: Connection, ledger_id: LedgerId, listi
     await connection.ready()
     reading = FutureWaiter()
     request = pb.Request(readRequest=pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY))
-    txn_id, frame = connection.prepare(request, Expected(pb.READ_ENTRY, ledger_id, NO_ENTRY, reading))
+    txn_id, frame = connection.prepare(request, ExpectedAnswer(pb.READ_ENTRY, ledger_id, NO_ENTRY, reading))
     connection.send([frame])
     try:
         await asyncio.wait([listing.future, reading.future], return_when=asyncio.FIRST_COMPLETED)
@@ -99,7 +99,7 @@ def _reply_without_list(last: Status) -> ListReply:
     return ListReply(Status.UNSUPPORTED, detail=_NO_LIST_DETAIL) if last in _HAS_ENTRIES_STATUSES else ListReply(last)
 
 
-async def _listed(answer: Answer) -> ListReply:
+async def _listed(answer: ApacheAnswer) -> ListReply:
     if answer.status is not Status.OK:
         return ListReply(answer.status, detail=answer.detail)
     try:
@@ -109,6 +109,6 @@ async def _listed(answer: Answer) -> ListReply:
         return ListReply(Status.IO_ERROR, detail=str(error))
 
 
-def _note_lists_supported(connection: Connection, answer: asyncio.Future[Answer]) -> None:
+def _note_lists_supported(connection: Connection, answer: asyncio.Future[ApacheAnswer]) -> None:
     if not answer.cancelled() and answer.exception() is None:
         connection.is_without_lists = False

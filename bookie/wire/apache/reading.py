@@ -12,7 +12,7 @@ from typing import Any, Final
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
 from bookie.model.packet import DamagedEntry, packet_ids
 from bookie.wire.apache import protocol_pb2 as pb
-from bookie.wire.apache.connection import Answer, Connection, Expected, FutureWaiter
+from bookie.wire.apache.connection import ApacheAnswer, Connection, ExpectedAnswer, FutureWaiter
 from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.port import READ_BYTES_MAX, EntryResult, ReadReply, Status
 
@@ -83,14 +83,14 @@ class EntryReads:
         for entry_id in entry_ids:
             waiter = FutureWaiter()
             self._request.readRequest.entryId = entry_id
-            expected = Expected(pb.READ_ENTRY, self._ledger_id, entry_id, waiter)
+            expected = ExpectedAnswer(pb.READ_ENTRY, self._ledger_id, entry_id, waiter)
             txn_id, frame = self._connection.prepare(self._request, expected)
             self._waiting.append((entry_id, txn_id, waiter))
             frames.append(frame)
         self._connection.send(frames)
 
 
-def entry_result(answer: Answer, ledger_id: LedgerId, entry_id: EntryId | None) -> EntryResult:
+def entry_result(answer: ApacheAnswer, ledger_id: LedgerId, entry_id: EntryId | None) -> EntryResult:
     """Return one entry's result: an OK without bytes is an I/O error, one with another entry's bytes is corruption.
 
     If ``entry_id`` is None, any entry is accepted. The result then contains its true id, or -1 if there is no entry.

@@ -14,7 +14,7 @@ from auditor.cli import changing
 from auditor.cli.cluster import dead_letters
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
-from auditor.safety.dead_letters import DeadLetterResult, DeadLetters, Outcome
+from auditor.safety.dead_letters import DeadLetterOutcome, DeadLetterResult, DeadLetters
 from bookie.metadata.nodes import put
 from bookie.metadata.port import AccessDeniedError, WriteOutcomeUnknownError
 from bookie.metadata.tasks.decisions import Decisions
@@ -103,7 +103,7 @@ def test_a_ledger_that_changed_in_the_meantime_is_a_failure(
     cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def changed(letters: DeadLetters, ledger_id: LedgerId, reason: str) -> DeadLetterResult:
-        return DeadLetterResult(ledger_id, Outcome.CHANGED)
+        return DeadLetterResult(ledger_id, DeadLetterOutcome.CHANGED)
 
     monkeypatch.setattr(DeadLetters, "accept", changed)
     assert call(*ACCEPT, "--yes").exit_code == ExitCode.FAILED

@@ -17,7 +17,7 @@ from auditor.cli.admin_requests import ANSWER_BYTES_MAX, REDIRECTS_MAX, AdminCli
 from auditor.cli.audit.remote import RemoteSettings
 from auditor.cli.drains.topic_unloading import NOTES_MAX, TopicUnloading
 from auditor.cli.exit_codes import exit_code_of
-from auditor.safety.holdings import Holdings
+from auditor.safety.holdings import HeldLedgers
 from auditor.safety.unloading import AT_ONCE, FAILURES_MAX, UNLOAD_INTERVAL_S_MIN
 from bookie.model.errors import BkhealError
 from bookie.model.ids import LedgerId
@@ -52,7 +52,7 @@ class Drain:
         pytest.fail("the wait does not end")
 
     def failure(self) -> BkhealError | None:
-        holdings = Holdings({LedgerId(1): ()}, {LedgerId(1)}, self.topics)
+        holdings = HeldLedgers({LedgerId(1): ()}, {LedgerId(1)}, self.topics)
         return self.unloading.failure(holdings)
 
 
@@ -158,7 +158,7 @@ async def test_one_refused_topic_does_not_prevent_the_unloading_of_others() -> N
             assert len(waiting.notes) == 1
             waiting.topics = {TOPIC}
             assert TOPIC in str(waiting.failure())
-            busy = Holdings({LedgerId(1): (), LedgerId(2): ()}, {LedgerId(1)}, {TOPIC})
+            busy = HeldLedgers({LedgerId(1): (), LedgerId(2): ()}, {LedgerId(1)}, {TOPIC})
             assert waiting.unloading.failure(busy) is None  # replicators have tasks left
 
 

@@ -20,7 +20,7 @@ from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
 from bookie.metadata.layout import task_path
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
-from bookie.metadata.tasks.decisions import Decision, Decisions, Denial, LostFragment, Verdict
+from bookie.metadata.tasks.decisions import Decision, DecisionKind, Decisions, Denial, LostFragment
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
@@ -321,7 +321,7 @@ async def accept(world: RepairWorld, lost: LostFragment) -> None:
     await world.store.create("/bkheal", b"")
     for part in ("/bkheal/decisions", "/bkheal/decisions/ledgers"):
         await world.store.create(part, b"")
-    decision = Decision(LEDGER, Verdict.LOSS_ACCEPTED, "me", world.clock.epoch_ms(), "gone", lost=(lost,))
+    decision = Decision(LEDGER, DecisionKind.LOSS_ACCEPTED, "me", world.clock.epoch_ms(), "gone", lost=(lost,))
     await world.store.multi([await decisions.writing(decision)])
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from auditor.quickstart.proof import ProofFailedError
-from auditor.quickstart.shortfall import Shortfall, recount_shortfalls
+from auditor.quickstart.shortfall import LedgerShortfall, recount_shortfalls
 from auditor.quickstart.workload import WrittenLedger
 from auditor.quickstart.workload_plan import fragmented_ledgers
 from bookie.metadata.ledgers.ledgers import Versioned
@@ -38,7 +38,7 @@ async def test_missing_entries_of_a_live_bookie_are_counted_by_fragment_and_size
         await without(world, metadata, "b", {4, 5, 19})
         await world.tasks.marking.mark(LEDGER, names("b"))
         found = await recount_shortfalls(world.ports(world.store).client(), [WRITTEN])
-        assert found == {LEDGER: Shortfall(frozenset({EntryId(0), EntryId(10)}), SIZES[4] + SIZES[5] + SIZES[19])}
+        assert found == {LEDGER: LedgerShortfall(frozenset({EntryId(0), EntryId(10)}), SIZES[4] + SIZES[5] + SIZES[19])}
 
 
 @in_virtual_time

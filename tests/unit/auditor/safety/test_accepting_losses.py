@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.safety.dead_letters import DeadLetterResult, DeadLetters, Outcome, lost_fragments
+from auditor.safety.dead_letters import DeadLetterOutcome, DeadLetterResult, DeadLetters, lost_fragments
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.decisions import Decisions, Denial, LostFragment
@@ -78,7 +78,7 @@ async def test_an_entry_that_every_bookie_lacks_can_be_accepted_as_the_audit_fou
         result = await accept(world)
         denials = (Denial(1, BookieId("b"), 1), Denial(2, BookieId("c"), 1))
         lost = LostFragment(EntryId(0), EntryId(9), (), (), denials, entries=(RunGroup(1, 1, 1, 0),))
-        assert result == DeadLetterResult(LEDGER, Outcome.ACCEPTED, lost=(lost,))
+        assert result == DeadLetterResult(LEDGER, DeadLetterOutcome.ACCEPTED, lost=(lost,))
         assert await world.is_clean()
         (finding,) = await audited(world, result)
         assert is_accepted(finding, result.lost)
@@ -112,7 +112,7 @@ def test_only_accepted_entries_are_accepted_by_an_audit(more: dict[str, set[int]
             await parked(world, more, "b c")
             denials = (Denial(1, BookieId("b"), 9), Denial(2, BookieId("c"), 9))
             lost = LostFragment(EntryId(0), EntryId(9), (), (), denials, entries=(RunGroup(1, 1, 1, 0),))
-            (finding,) = await audited(world, DeadLetterResult(LEDGER, Outcome.ACCEPTED, lost=(lost,)))
+            (finding,) = await audited(world, DeadLetterResult(LEDGER, DeadLetterOutcome.ACCEPTED, lost=(lost,)))
             assert not is_accepted(finding, [lost])
 
     check()
@@ -140,7 +140,7 @@ async def test_a_lost_bookie_and_one_that_lacks_entries_are_accepted_together() 
         (lost,) = result.lost
         assert (lost.positions, lost.bookies, lost.denials) == ((1,), names("b"), (Denial(2, BookieId("c"), 1),))
         assert (lost.lost_entries, lost.shared) == (EntryRuns.of([1]), (1,))
-        assert result.outcome is Outcome.ACCEPTED_TASK_STAYS  # for the other entries of b
+        assert result.outcome is DeadLetterOutcome.ACCEPTED_TASK_STAYS  # for the other entries of b
         (finding,) = await audited(world, result)
         assert is_accepted(finding, result.lost)
 
@@ -150,7 +150,7 @@ async def test_an_entry_that_one_bookie_holds_is_not_lost() -> None:
     async with a_world("a b c") as world:
         await parked(world, {"b": {1}}, "b")
         result = await accept(world)
-        assert (result.outcome, "may hold it" in result.detail) == (Outcome.REFUSED, True)
+        assert (result.outcome, "may hold it" in result.detail) == (DeadLetterOutcome.REFUSED, True)
 
 
 @in_virtual_time
@@ -160,10 +160,10 @@ async def test_only_a_list_that_lacks_the_entry_is_proof_of_absence() -> None:
         for reply in (ListReply(Status.LIMBO), ListReply(Status.IO_ERROR, detail="a disk"), ListReply(Status.FENCED)):
             world.bookies["c"].list_replies = [reply]
             result = await accept(world)
-            assert result.outcome is Outcome.REFUSED, reply
+            assert result.outcome is DeadLetterOutcome.REFUSED, reply
             assert "bookie c is registered and did not list its entries" in result.detail
         world.bookies.stop_listening("c")
-        assert (await accept(world)).outcome is Outcome.REFUSED
+        assert (await accept(world)).outcome is DeadLetterOutcome.REFUSED
         assert await world.task(LEDGER) is not None
 
 
@@ -172,7 +172,7 @@ async def test_a_bookie_without_lists_is_read_entry_by_entry() -> None:
     async with a_world("a b c") as world:
         await parked(world, {"b": {1}, "c": {1}}, "b c")
         world.bookies["c"].has_no_lists = True
-        assert (await accept(world)).outcome is Outcome.ACCEPTED
+        assert (await accept(world)).outcome is DeadLetterOutcome.ACCEPTED
 
 
 @in_virtual_time
@@ -181,7 +181,7 @@ async def test_the_task_is_kept_for_a_bookie_that_lacks_entries_of_others() -> N
         await parked(world, {"b": {1}, "c": {1}, "a": {3}}, "a b c")
         result = await accept(world)
         assert (result.outcome, "1 position of the ledger lacks" in result.detail) == (
-            Outcome.ACCEPTED_TASK_STAYS,
+            DeadLetterOutcome.ACCEPTED_TASK_STAYS,
             True,
         )
         assert await world.task(LEDGER) is not None
@@ -286,7 +286,7 @@ def test_a_lost_reply_is_resolved_and_a_failed_request_changes_nothing(fault: Fa
                 assert (await decisions.list(), await world.tasks.locks.locked()) == ([], frozenset())
                 assert await world.task(LEDGER) is not None
             result = await letters.accept(LEDGER, "fire")
-            assert (result.outcome, faults) == (Outcome.ACCEPTED, [])
+            assert (result.outcome, faults) == (DeadLetterOutcome.ACCEPTED, [])
             assert await world.is_clean()
             assert [decision.ledger_id for decision in await decisions.accepted()] == [LEDGER]
 
@@ -313,7 +313,7 @@ def test_a_record_too_large_for_a_node_is_refused_and_changes_nothing(monkeypatc
                 )
             )
             result = await accept(world)
-            assert (result.outcome, "5 fragments are too many" in result.detail) == (Outcome.REFUSED, True)
+            assert (result.outcome, "5 fragments are too many" in result.detail) == (DeadLetterOutcome.REFUSED, True)
             assert await world.task(LEDGER) is not None
 
     check()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from auditor.safety import scan as scanning
 from auditor.safety.draining import holdings_of, judge, mark, mark_unmarked, read_holdings_of_ledgers
-from auditor.safety.holdings import Holdings, unloadable_topic
+from auditor.safety.holdings import HeldLedgers, unloadable_topic
 from auditor.safety.recovering import brake, refusal
 from auditor.safety.scan import Shape, count, scan, scan_ids
 from bookie.metadata.bookies.registration import Bookies
@@ -143,7 +143,7 @@ def test_only_bytes_of_entries_on_the_bookies_are_counted(
     first = " ".join(rng.sample("abcde", 5))
     second = " ".join(rng.sample("abcde", 5))
     metadata = make_metadata((0, first), (7, second), quorum=(quorum, 1), last=entries - 1, length=10 * entries)
-    holdings = Holdings()
+    holdings = HeldLedgers()
     holdings.add(LedgerId(1), metadata, frozenset(map(BookieId, bookies)))
     expected = 0
     for entry in range(entries):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from auditor.safety.stopping import worst_fragment_risk
-from auditor.safety.what_if import LedgerLoss, Losses, loss_of
+from auditor.safety.what_if import LedgerLoss, WhatIfTotals, loss_of
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.severity import Severity
@@ -100,7 +100,7 @@ def test_positions_without_entries_have_no_bytes_to_copy() -> None:
 
 
 def test_sums_are_by_severity_and_topic_and_the_worst_are_the_largest() -> None:
-    losses = Losses(worst_max=2)
+    losses = WhatIfTotals(worst_max=2)
     custom = (("application", b"pulsar"), ("component", b"managed-ledger"))
     named = replace(
         closed((0, "a b")), custom=(*custom, ("pulsar/managed-ledger", b"public/default/persistent/orders"))

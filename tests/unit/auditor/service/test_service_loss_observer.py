@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.service.watch import loss_observer
-from auditor.service.watch.loss_observer import GAP_S_MAX, Marks, ObservedLosses, judge
+from auditor.service.watch.loss_observer import GAP_S_MAX, MarkedBookies, ObservedLosses, judge
 from bookie.metadata.bookies.first_seen_down import Down
 from bookie.model.ids import BookieId
 
@@ -40,7 +40,7 @@ class Observer:
         after_s: float = 10,
     ) -> Sequence[float]:
         self.second += after_s
-        marks = Marks(is_counted, named or {}, is_run)
+        marks = MarkedBookies(is_counted, named or {}, is_run)
         self.observed = judge(self.observed, frozenset(lost), noted or {}, marks, self.now_ms, self.second)
         return self.observed.detected_s
 

@@ -14,7 +14,7 @@ from auditor.api.problems import OverloadedError
 from auditor.api.upkeep_port import StillWorkingError, WorkCancelledError
 from auditor.operating.client import Actor, ClusterClient, Document
 from auditor.operating.dead_letters import DROP, decide
-from auditor.safety.dead_letters import DeadLetterResult, Outcome
+from auditor.safety.dead_letters import DeadLetterOutcome, DeadLetterResult
 from auditor.service.upkeep import KEPT_S, LONG_WORKS_MAX, CachedRepairProgress, SharedLongWork, ThreadedUpkeep
 from auditor.service.watch.progress import make_repair_watch
 from bookie.metadata.layout import lock_path
@@ -103,8 +103,8 @@ async def test_a_lock_whose_release_got_no_answer_does_not_remain(is_cancelled: 
             with pytest.raises(asyncio.CancelledError):
                 await upkeep.run(drop_without_answers)
         else:
-            assert [each.outcome for each in await upkeep.run(drop_without_answers)] == [Outcome.UNKNOWN]
-        assert [each.outcome for each in await upkeep.run(drop)] == [Outcome.DROPPED]
+            assert [each.outcome for each in await upkeep.run(drop_without_answers)] == [DeadLetterOutcome.UNKNOWN]
+        assert [each.outcome for each in await upkeep.run(drop)] == [DeadLetterOutcome.DROPPED]
     finally:
         await upkeep.close()
 

@@ -11,10 +11,10 @@ from bookie.metadata.tasks.decisions import (
     LOST_GROUPS_MAX,
     AcceptedCopy,
     Decision,
+    DecisionKind,
     Decisions,
     Denial,
     LostFragment,
-    Verdict,
 )
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.availability import EntryRuns, RunGroup
@@ -34,7 +34,7 @@ LOSS = LostFragment(EntryId(0), EntryId(9), (1,), names("b"), DENIED_BY_C, entri
 
 
 def decided(*lost: LostFragment) -> Decision:
-    return Decision(LEDGER, Verdict.LOSS_ACCEPTED, "ops", 1, "fire", ParkReason.UNREADABLE_ENTRIES, lost)
+    return Decision(LEDGER, DecisionKind.LOSS_ACCEPTED, "ops", 1, "fire", ParkReason.UNREADABLE_ENTRIES, lost)
 
 
 async def read_back(cluster: MemoryCluster, data: bytes) -> Decision | None:

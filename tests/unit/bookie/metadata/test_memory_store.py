@@ -14,7 +14,7 @@ from bookie.metadata.port import (
     StoreUnavailableError,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.store.bridge import Answer, LoopBridge
+from bookie.metadata.store.bridge import BridgedResult, LoopBridge
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.runtime.signal import waiting_for
 from tests.worlds.cluster import formatted
@@ -132,7 +132,7 @@ async def test_bridge_keeps_the_order_and_survives_a_failing_callback() -> None:
     seen: list[int] = []
     failures: list[object] = []
     loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
-    first, last = Answer(bridge, loop), Answer(bridge, loop)
+    first, last = BridgedResult(bridge, loop), BridgedResult(bridge, loop)
 
     def push_all() -> None:
         first.set("one")

@@ -19,7 +19,7 @@ from bookie.metadata.runs.records import Holder, RunLane, Runs
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.metadata.tasks.boosts import Boost, Boosts
 from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore, CopyProfile
-from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment, Verdict
+from bookie.metadata.tasks.decisions import Decision, DecisionKind, Decisions, LostFragment
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.failures import FailedTask, FailedTasks
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason, Refusal
@@ -132,7 +132,7 @@ async def test_records_of_the_first_releases_are_read() -> None:
     assert await HeldCollections(store, ROOT).all() == [held]
     assert await ReturnedBookies(store, ROOT).of([B1]) == {B1: (EndedLoss(SINCE_MS, SINCE_MS + 60_000),)}
     lost = LostFragment(EntryId(0), EntryId(9), (0, 2), (B1, B3))
-    decision = Decision(LEDGER, Verdict.LOSS_ACCEPTED, "ops", SINCE_MS, "fire", ParkReason.NO_LIVE_COPY, (lost,))
+    decision = Decision(LEDGER, DecisionKind.LOSS_ACCEPTED, "ops", SINCE_MS, "fire", ParkReason.NO_LIVE_COPY, (lost,))
     assert await Decisions(store, ROOT).get(LEDGER) == decision
     assert await Decisions(store, ROOT).accepted() == [decision]
     runs = Runs(store, ROOT)

@@ -21,7 +21,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.fault_points import inject_faults
 from bookie.server.upkeep.collector import Collector, CollectorReport, CollectorSettings
-from bookie.server.upkeep.collector_verdict import Verdict, is_mass_deletion, verdict
+from bookie.server.upkeep.collector_verdict import CollectorVerdict, is_mass_deletion, verdict
 from bookie.storage.disks.memory import Operation, yield_control
 from bookie.storage.entry_logs.entry_log import log_path
 from bookie.storage.port import DiskError, DiskFullError
@@ -81,16 +81,21 @@ async def ledger(world: CollectorWorld, ledger_id: LedgerId, metadata: LedgerMet
 
 @pytest.mark.parametrize(
     ("metadata", "expected"),
-    [(None, Verdict.DELETED), (OPEN, Verdict.KEEP), (OURS, Verdict.KEEP), (MOVED, Verdict.SURPLUS)],
+    [
+        (None, CollectorVerdict.DELETED),
+        (OPEN, CollectorVerdict.KEEP),
+        (OURS, CollectorVerdict.KEEP),
+        (MOVED, CollectorVerdict.SURPLUS),
+    ],
 )
 def test_only_deleted_ledgers_and_closed_ones_of_other_bookies_can_be_collected(
-    metadata: LedgerMetadata | None, expected: Verdict
+    metadata: LedgerMetadata | None, expected: CollectorVerdict
 ) -> None:
     assert verdict(metadata, US) is expected
 
 
 def test_an_open_ledger_of_other_bookies_is_kept() -> None:
-    assert verdict(LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (BK2, BK1)),)), US) is Verdict.KEEP
+    assert verdict(LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), (BK2, BK1)),)), US) is CollectorVerdict.KEEP
 
 
 def test_a_few_ledgers_can_all_be_collected_but_not_many() -> None:
@@ -398,7 +403,7 @@ def test_the_race_tests_detect_a_collector_that_ignores_reservations(monkeypatch
 
     async def metadata_alone(self: Collector, ledger_id: LedgerId) -> bool:
         current = await self._ledgers.current(ledger_id)
-        return current is not None and verdict(current.metadata, US) is Verdict.SURPLUS
+        return current is not None and verdict(current.metadata, US) is CollectorVerdict.SURPLUS
 
     monkeypatch.setattr(Collector, "_is_proved_surplus", metadata_alone)
 

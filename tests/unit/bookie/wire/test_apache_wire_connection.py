@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.adding import AddWaiter
-from bookie.wire.apache.connection import Answer, Connection, Expected
+from bookie.wire.apache.connection import ApacheAnswer, Connection, ExpectedAnswer
 from bookie.wire.apache.framing import framed
 from bookie.wire.apache.stream import ConnectionLostError
 from bookie.wire.port import AddReply, Status
@@ -22,10 +22,10 @@ class RecordingWaiter:
     """A waiter that records its notifications."""
 
     def __init__(self) -> None:
-        self.answers: list[Answer] = []
+        self.answers: list[ApacheAnswer] = []
         self.losses: list[str] = []
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: ApacheAnswer) -> None:
         self.answers.append(answer)
 
     def lost(self, error: ConnectionLostError) -> None:
@@ -62,7 +62,7 @@ def test_each_request_is_answered_once_and_only_with_its_own_entry(bodies: list[
     connection, reported = Connection(), {}
     for entry_id in range(1, 4):
         waiter = RecordingWaiter()
-        txn_id, _ = connection.prepare(pb.Request(), Expected(pb.ADD_ENTRY, 7, entry_id, waiter))
+        txn_id, _ = connection.prepare(pb.Request(), ExpectedAnswer(pb.ADD_ENTRY, 7, entry_id, waiter))
         reported[txn_id] = waiter
     for body in bodies:
         connection.data_received(framed(body))
@@ -99,7 +99,9 @@ async def test_answered_adds_leave_no_state_whatever_the_bytes_of_the_answer(is_
 
 async def test_requests_beyond_the_limit_wait_for_answers() -> None:
     connection = Connection(in_flight_max=2)
-    txn_ids = [connection.prepare(pb.Request(), Expected(pb.ADD_ENTRY, 7, n, RecordingWaiter()))[0] for n in range(2)]
+    txn_ids = [
+        connection.prepare(pb.Request(), ExpectedAnswer(pb.ADD_ENTRY, 7, n, RecordingWaiter()))[0] for n in range(2)
+    ]
     waiting = asyncio.create_task(connection.ready())
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -132,7 +134,7 @@ async def test_transaction_ids_are_never_used_twice() -> None:
     connection = Connection()
     used = set()
     for _ in range(1000):
-        txn_id, _ = connection.prepare(pb.Request(), Expected(pb.ADD_ENTRY, 7, 0, RecordingWaiter()))
+        txn_id, _ = connection.prepare(pb.Request(), ExpectedAnswer(pb.ADD_ENTRY, 7, 0, RecordingWaiter()))
         connection.forget([txn_id])
         used.add(txn_id)
     assert len(used) == 1000

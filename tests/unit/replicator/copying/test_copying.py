@@ -42,7 +42,7 @@ from replicator.copying.receiver import NOTHING_HELD, NoteProgress, PositionCopy
 from replicator.copying.sources import EntrySource, Speculation
 from replicator.copying.target import BUSY_S_MAX
 from replicator.copying.throttle import ByteBudget
-from replicator.knowledge.evidence import Answer, UnreadableEntry
+from replicator.knowledge.evidence import BookieAnswer, UnreadableEntry
 from replicator.plan.steps import Cause, CopyPosition
 from tests.worlds.ledgers import PASSWORD, make_metadata, make_packets, names
 from tests.worlds.repair import Bookies, answers, flipped
@@ -404,7 +404,7 @@ async def test_a_target_that_refuses_ends_the_copy(status: Status) -> None:
     async with scene() as at:
         at.bookies["t"].add_replies = [status] * 100
         outcome = await at.copy()
-        assert outcome.target_failure == Answer(BookieId("t"), status, "as the test wants")
+        assert outcome.target_failure == BookieAnswer(BookieId("t"), status, "as the test wants")
         assert not outcome.is_complete
 
 
@@ -523,7 +523,7 @@ async def test_all_large_entries_are_read_back(bad: int | None) -> None:
         if bad is not None:
             at.bookies["a"].results[EntryId(bad)] = answers(Status.NO_ENTRY)
         answer = await at.copier.first_bad_answer(at.ledger, BookieId("a"), sorted(at.packets))
-        assert answer == (None if bad is None else Answer(BookieId("a"), Status.NO_ENTRY))
+        assert answer == (None if bad is None else BookieAnswer(BookieId("a"), Status.NO_ENTRY))
 
 
 @in_virtual_time
@@ -626,7 +626,9 @@ def test_batches_are_closed_at_their_bounds() -> None:
 
 
 def test_the_text_of_an_unreadable_entry_contains_all_answers() -> None:
-    entry = UnreadableEntry(EntryId(7), (Answer(BookieId("a"), Status.NO_ENTRY), Answer(BookieId("b"), Status.TIMEOUT)))
+    entry = UnreadableEntry(
+        EntryId(7), (BookieAnswer(BookieId("a"), Status.NO_ENTRY), BookieAnswer(BookieId("b"), Status.TIMEOUT))
+    )
     assert str(entry) == "entry 7: a=NO_ENTRY, b=TIMEOUT"
     assert not entry.is_final
 

@@ -9,7 +9,7 @@ import pytest
 
 from bookie.metadata.layout import lock_path
 from bookie.metadata.ledgers.ledgers import PreconditionFailedError
-from bookie.metadata.tasks.decisions import Decision, Denial, LostFragment, Verdict
+from bookie.metadata.tasks.decisions import Decision, DecisionKind, Denial, LostFragment
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
@@ -37,7 +37,7 @@ def blocked_for(reason: ParkReason) -> Blocked:
 NO_LIVE_COPY = [blocked_for(ParkReason.NO_LIVE_COPY)]
 
 
-async def decide(world: RepairWorld, verdict: Verdict) -> None:
+async def decide(world: RepairWorld, verdict: DecisionKind) -> None:
     """Write a decision about the loss of entries 1 and 4, which b had and c denies."""
     loss = LostFragment(FIRST, EntryId(29), (1,), names("b"), (Denial(2, BookieId("c"), 2),), LOST.groups, (1,))
     decisions = world.ports(world.store).decisions
@@ -47,7 +47,7 @@ async def decide(world: RepairWorld, verdict: Verdict) -> None:
 
 @asynccontextmanager
 async def a_decided_turn(
-    verdict: Verdict | None = Verdict.LOSS_ACCEPTED,
+    verdict: DecisionKind | None = DecisionKind.LOSS_ACCEPTED,
 ) -> AsyncIterator[tuple[RepairWorld, AcceptedLoss]]:
     """Lock a ledger whose bookie b is lost, with this decision about it."""
     async with a_world("a c d") as world:
@@ -59,9 +59,9 @@ async def a_decided_turn(
         yield world, AcceptedLoss(turn.ports, turn.lease)
 
 
-@pytest.mark.parametrize("verdict", [None, Verdict.DROPPED])
+@pytest.mark.parametrize("verdict", [None, DecisionKind.DROPPED])
 @in_virtual_time
-async def test_without_an_accepted_loss_nothing_is_permitted_or_checked(verdict: Verdict | None) -> None:
+async def test_without_an_accepted_loss_nothing_is_permitted_or_checked(verdict: DecisionKind | None) -> None:
     async with a_decided_turn(verdict) as (world, accepted):
         assert not accepted.use(NO_LIVE_COPY)
         bookies = await world.registrations.list()
@@ -112,7 +112,7 @@ async def test_a_record_that_another_process_changed_is_not_replaced() -> None:
         accepted.use(NO_LIVE_COPY)
         key = PositionKey(FIRST, 0, A)
         accepted.note_left_out(key, LOST)
-        await decide(world, Verdict.DROPPED)
+        await decide(world, DecisionKind.DROPPED)
         with pytest.raises(PreconditionFailedError) as refused:
             await accepted.remove(await world.ledgers.read(LEDGER), FIRST, {EntryId(4): A})
         assert refused.value.path == accepted.path

@@ -8,7 +8,7 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import Status
 from replicator.copying.copier import CopyOutcome
 from replicator.knowledge.damage import KnownDamage
-from replicator.knowledge.evidence import Answer, CorruptCopy, UnreadableEntry
+from replicator.knowledge.evidence import BookieAnswer, CorruptCopy, UnreadableEntry
 from replicator.knowledge.holdings import Shortfall
 from replicator.knowledge.stored_again import STORED_AGAIN_MAX, RestoredCopyCounts
 from replicator.plan.installable import CopiedStep
@@ -72,7 +72,7 @@ def test_what_a_bookie_showed_is_overwritten_in_this_round_only_and_reported_onc
 def test_what_a_copy_read_is_kept_for_later_turns_if_another_bookie_has_a_good_copy() -> None:
     turns = Turns()
     damaged, lost = CorruptCopy(B, EntryId(3), ""), CorruptCopy(B, EntryId(4), "")
-    without = UnreadableEntry(EntryId(4), (Answer(A, Status.NO_ENTRY), Answer(B, Status.CORRUPT)))
+    without = UnreadableEntry(EntryId(4), (BookieAnswer(A, Status.NO_ENTRY), BookieAnswer(B, Status.CORRUPT)))
     outcome = CopyOutcome(corrupt=(damaged, lost), unreadable=(without,), unreadable_count=1)
     assert not turns.turn().note_read(LEDGER_READ, [outcome])
     later = turns.turn()
@@ -120,7 +120,7 @@ def test_a_bookie_whose_copies_are_damaged_again_and_again_is_refused() -> None:
 def test_an_entry_that_its_own_bookie_could_not_read_is_not_denied_by_all() -> None:
     damage = Turns().turn()
     damage.note_shown(LEDGER_READ, shown(2))
-    denied = [UnreadableEntry(EntryId(each), (Answer(A, Status.NO_ENTRY),)) for each in (2, 3)]
+    denied = [UnreadableEntry(EntryId(each), (BookieAnswer(A, Status.NO_ENTRY),)) for each in (2, 3)]
     outcome = CopyOutcome(unreadable=tuple(denied), unreadable_count=2)
     found = damage.with_own_evidence(copy_of_b(), outcome).unreadable
     assert [entry.proves_loss(METADATA.digest_type) for entry in found] == [False, True]

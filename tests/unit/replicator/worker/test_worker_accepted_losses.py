@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from auditor.safety.dead_letters import DeadLetterResult, DeadLetters, Outcome
+from auditor.safety.dead_letters import DeadLetterOutcome, DeadLetterResult, DeadLetters
 from bookie.metadata.tasks.decisions import Decision, Decisions
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.wire.port import Status
-from replicator.knowledge.evidence import Answer, UnreadableEntry
+from replicator.knowledge.evidence import BookieAnswer, UnreadableEntry
 from replicator.plan.steps import CopyPosition
 from replicator.repair import accepted_loss
 from replicator.repair.execution import Execution
@@ -102,11 +102,14 @@ async def test_a_position_is_copied_without_the_accepted_entries() -> None:
     async with a_world("a b c t") as world:
         await b_is_lost_and_c_lacks_an_entry(world)
         result = await accept(world)
-        assert result.outcome is Outcome.ACCEPTED_TASK_STAYS
+        assert result.outcome is DeadLetterOutcome.ACCEPTED_TASK_STAYS
         assert [loss.lost_entries for loss in result.lost] == [EntryRuns.of([1])]
         assert await parked_for(world) is None
         again = await accept(world)
-        assert (again.outcome, "no loss after this decision" in again.detail) == (Outcome.ALREADY_ACCEPTED, True)
+        assert (again.outcome, "no loss after this decision" in again.detail) == (
+            DeadLetterOutcome.ALREADY_ACCEPTED,
+            True,
+        )
         recorder = await world.heal()
         assert recorder.endings() == [Ending.REPAIRED]
         assert (await world.metadata(LEDGER)).last_fragment.members == names("a t c")
@@ -209,7 +212,7 @@ async def test_a_position_with_only_accepted_entries_keeps_its_bookie() -> None:
         await world.tasks.marking.mark(LEDGER, names("a c"))
         await world.heal()
         assert await parked_for(world) is ParkReason.UNREADABLE_ENTRIES
-        assert (await accept(world)).outcome is Outcome.ACCEPTED
+        assert (await accept(world)).outcome is DeadLetterOutcome.ACCEPTED
         assert await world.is_clean()
         members = [fragment.members for fragment in (await world.metadata(LEDGER)).fragments]
         assert members[0] == names("a b c")
@@ -227,7 +230,7 @@ async def test_a_bookie_that_denied_every_accepted_entry_is_replaced_if_it_is_lo
         await world.lose("a", "b")
         await world.tasks.marking.mark(LEDGER, names("c"))
         await world.heal()
-        assert (await accept(world)).outcome is Outcome.ACCEPTED
+        assert (await accept(world)).outcome is DeadLetterOutcome.ACCEPTED
         await world.lose("a", "b", "c")
         await world.heal()
         members = (await world.metadata(LEDGER)).last_fragment.members
@@ -247,7 +250,7 @@ async def test_a_whole_loss_in_one_fragment_does_not_keep_the_task_after_the_oth
         await world.lose("a", "b")
         await world.heal()
         assert await parked_for(world) is ParkReason.NO_LIVE_COPY
-        assert (await accept(world)).outcome is Outcome.ACCEPTED
+        assert (await accept(world)).outcome is DeadLetterOutcome.ACCEPTED
         assert await world.is_clean()
         first, second = (fragment.members for fragment in (await world.metadata(LEDGER)).fragments)
         assert (first, "a" in second) == (names("a b"), False)
@@ -532,7 +535,7 @@ async def test_a_target_that_lacks_another_entry_is_not_installed() -> None:
 
 
 def test_without_a_digest_a_copy_that_does_not_verify_is_no_proof() -> None:
-    answers_of_both = Answer(BookieId("c"), Status.CORRUPT), Answer(BookieId("a"), Status.NO_ENTRY)
+    answers_of_both = BookieAnswer(BookieId("c"), Status.CORRUPT), BookieAnswer(BookieId("a"), Status.NO_ENTRY)
     damaged = UnreadableEntry(EntryId(1), answers_of_both)
     assert damaged.proves_loss(DigestType.CRC32C)
     assert not damaged.proves_loss(DigestType.DUMMY)
@@ -653,7 +656,7 @@ def test_every_entry_with_a_copy_has_all_its_copies_after_an_acceptance(seed: in
                 if await world.is_clean():
                     break
                 result = await accept(world)
-                assert result.outcome in (Outcome.ACCEPTED, Outcome.ACCEPTED_TASK_STAYS), result
+                assert result.outcome in (DeadLetterOutcome.ACCEPTED, DeadLetterOutcome.ACCEPTED_TASK_STAYS), result
             assert await world.is_clean()
             after = await world.metadata(LEDGER)
             stripe = after.stripe

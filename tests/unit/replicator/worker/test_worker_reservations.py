@@ -18,7 +18,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import ListReply, Status
 from bookie.wire.requests import ListEntries
 from replicator.knowledge import absence
-from replicator.knowledge.evidence import Answer
+from replicator.knowledge.evidence import BookieAnswer
 from replicator.knowledge.holdings import Holdings
 from replicator.plan.steps import CopyPosition
 from replicator.repair import execution
@@ -531,7 +531,7 @@ async def test_a_target_that_registers_with_empty_disks_after_its_list_is_not_in
 
         async def then_lose_disks(
             holdings: Holdings, ledger: Versioned, step: CopyPosition, left_out: EntryRuns
-        ) -> Answer | None:
+        ) -> BookieAnswer | None:
             lists.append(answer := await listed(holdings, ledger, step, left_out))
             if len(lists) == fragment_count:
                 await world.kill("t")
@@ -560,12 +560,12 @@ async def test_a_task_stays_if_an_installation_skipped_a_step(
 
         async def changed(
             holdings: Holdings, ledger: Versioned, step: CopyPosition, left_out: EntryRuns
-        ) -> Answer | None:
+        ) -> BookieAnswer | None:
             lists.append(answer := await listed(holdings, ledger, step, left_out))
             if len(lists) > 1:
                 return answer
             if first_list == "not whole":
-                return Answer(step.target, Status.NO_ENTRY, "it lists too few entries")
+                return BookieAnswer(step.target, Status.NO_ENTRY, "it lists too few entries")
             await world.unregister(step.target)
             if first_list == "of other disks":
                 await world.add_bookies(step.target)

@@ -19,7 +19,7 @@ from bookie.model.metadata import DigestType, LedgerMetadata, LedgerState
 from bookie.model.packet import pack, packet_ids, unpack
 from bookie.wire.port import EntryResult, Status
 from replicator.knowledge import frontier
-from replicator.knowledge.evidence import Answer
+from replicator.knowledge.evidence import BookieAnswer
 from replicator.knowledge.holdings import Holdings
 from replicator.telemetry.events import Ending
 from tests.worlds.ledgers import LEDGER, PASSWORD, make_metadata, make_packets, names, should_hold
@@ -290,7 +290,7 @@ async def test_the_search_for_the_end_stops_even_if_a_writer_is_faster(monkeypat
 
         async def write_on(
             of: frontier.Frontier, ledger: Versioned, members: Sequence[BookieId], wanted: Sequence[EntryId]
-        ) -> tuple[EntryId, list[Answer]]:
+        ) -> tuple[EntryId, list[BookieAnswer]]:
             for bookie in "abc":
                 await world.bookies.put(
                     bookie, LEDGER, [packets[EntryId(each)] for each in range(wanted[0], wanted[-1] + 6)]

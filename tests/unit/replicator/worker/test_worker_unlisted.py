@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from auditor.safety.dead_letters import DeadLetters, Outcome
+from auditor.safety.dead_letters import DeadLetterOutcome, DeadLetters
 from bookie.metadata.tasks.decisions import Decisions
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId
@@ -432,7 +432,7 @@ async def test_the_only_copy_of_an_entry_is_not_abandoned_if_its_bookie_cannot_r
             assert world.version(LEDGER) == 0
             ports, decisions = world.ports(world.store).client(), Decisions(world.store, world.cluster.root)
             letters = DeadLetters(ports, world.store, world.parked, decisions, "me@host")
-            assert (await letters.accept(LEDGER, "no copy")).outcome is Outcome.REFUSED
+            assert (await letters.accept(LEDGER, "no copy")).outcome is DeadLetterOutcome.REFUSED
             bookie.results.clear()
             world.bookies["a"].results.clear()
             await until(world.is_clean)

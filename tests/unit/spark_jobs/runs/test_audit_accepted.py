@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bookie.metadata.ledgers.serde import encode
-from bookie.metadata.tasks.decisions import Decision, LostFragment, Verdict
+from bookie.metadata.tasks.decisions import Decision, DecisionKind, LostFragment
 from bookie.model.ids import EntryId, LedgerId
 from spark_jobs.report.console import table
 from spark_jobs.report.counts import AcceptedCounts
@@ -18,7 +18,7 @@ from tests.worlds.report import CLEAN, UNDER_REPLICATED
 
 def decision(ledger_id: int, bookies: str) -> Decision:
     lost = LostFragment(EntryId(0), EntryId(9), (0, 1), names(bookies))
-    return Decision(LedgerId(ledger_id), Verdict.LOSS_ACCEPTED, "ops", 1, "fire", None, (lost, replace(lost)))
+    return Decision(LedgerId(ledger_id), DecisionKind.LOSS_ACCEPTED, "ops", 1, "fire", None, (lost, replace(lost)))
 
 
 def test_an_accepted_loss_is_valid_while_none_of_its_bookies_is_registered() -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError, WriteOutcomeUnknownError
-from bookie.metadata.tasks.decisions import Decision, LostFragment, Verdict
+from bookie.metadata.tasks.decisions import Decision, DecisionKind, LostFragment
 from bookie.model.errors import ConflictError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from spark_jobs.options.marking import RunLimits
@@ -123,7 +123,7 @@ def test_accepted_losses_that_cannot_be_withdrawn_do_not_fail_a_run(
             raise error
 
     lost = LostFragment(EntryId(0), EntryId(9), (0,), (BookieId("back:3181"),))
-    decision = Decision(LedgerId(7), Verdict.LOSS_ACCEPTED, "ops", 1, "fire", None, (lost,))
+    decision = Decision(LedgerId(7), DecisionKind.LOSS_ACCEPTED, "ops", 1, "fire", None, (lost,))
     cluster = Cluster()
     context = SimpleNamespace(
         settings=AuditSettings("zk://h/ledgers", tmp_path),

@@ -11,7 +11,7 @@ import pytest
 from bookie.metadata.bookies.registration import Bookies, BookieState
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
-from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment, Verdict
+from bookie.metadata.tasks.decisions import Decision, DecisionKind, Decisions, LostFragment
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.underreplication import UnreadableTask
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -216,7 +216,7 @@ def test_the_second_check_reads_valid_accepted_losses() -> None:
 
     async def accept(*bookies: str) -> Connection:
         lost = LostFragment(EntryId(0), EntryId(9), (0, 1), tuple(map(BookieId, bookies)))
-        decision = Decision(LEDGER, Verdict.LOSS_ACCEPTED, "me", 1, "fire", lost=(lost,))
+        decision = Decision(LEDGER, DecisionKind.LOSS_ACCEPTED, "me", 1, "fire", lost=(lost,))
         await cluster.keeper.multi([await Decisions(cluster.keeper, ROOT).writing(decision)])
         return Connection(cluster.keeper, await open_cluster(cluster.keeper, ROOT))
 
