@@ -99,7 +99,11 @@ class ServiceSettings:
         str, Option("When the references check runs; it compares ledgers with what Pulsar refers to.")
     ] = "off"
     everything_schedule: Annotated[
-        str, Option("When the checks of bookies and placement, and the metadata lint, run with one reading.")
+        str,
+        Option(
+            "When the checks of bookies and placement, the metadata lint and the inventory of bookies run with one "
+            "reading."
+        ),
     ] = "off"
     recovery_age_max_s: RecoveryAgeMax = RECOVERY_AGE_MAX_S
     with_inventory: WithInventory = True

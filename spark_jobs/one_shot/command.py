@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         default=RunKind.BOOKIES.value,
         help="bookies: fragments on lost bookies; placement: ensembles against the rack, zone and region policy; "
         "replicas: ask each bookie whether it holds what it should; references: ledgers against what Pulsar refers to; "
-        "everything: bookies, placement and the metadata itself with one reading (default: bookies)",
+        "everything: bookies, placement, the metadata itself and what bookies hold (default: bookies)",
     )
     parser.add_argument(
         "--wait",

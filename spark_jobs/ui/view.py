@@ -21,7 +21,7 @@ _CHECK_DESCRIPTIONS: Final = {
     RunKind.PLACEMENT.value: "all ensembles against the rack, zone and region policy",
     RunKind.REPLICAS.value: "every entry, asked of each bookie that should hold it",
     RunKind.REFERENCES.value: "all ledgers against what Pulsar refers to",
-    RunKind.EVERYTHING.value: "bookies, placement and the metadata itself, with one reading",
+    RunKind.EVERYTHING.value: "bookies, placement, the metadata itself and what bookies hold, with one reading",
 }
 _GOOD_VERDICTS: Final = ("", "clean")
 

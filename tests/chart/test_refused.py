@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bookie.metadata.access import parse_acl
 from tests.chart.rendering import render
 
 URI = {"metadataServiceUri": "zk://zookeeper:2181/ledgers"}
@@ -93,6 +94,9 @@ def nested(path: str, value: Any) -> dict[str, Any]:
         ("bookkeeper.clientSasl.passwordKey", ""),
         ("bookkeeper.clientSasl.mechanism", "GSSAPI"),
         ("bookkeeper.inventoryToken.token", "s3cret"),
+        ("bookkeeper.zookeeper.acl", "owner"),
+        ("bookkeeper.zookeeper.acl", "sasl:bkheal"),
+        ("bookkeeper.zookeeper.acl", "sasl:bkheal:cdrwa,sasl:ops:read"),
         ("config.audit", {"inventory_token_file": "/extra/token"}),
         ("config.auditor", {"bookie_sasl_password_file": "/extra/password"}),
         ("config.audit", {"sasl_username": "bkheal"}),
@@ -376,6 +380,22 @@ def test_valid_metadata_uris_are_accepted(uri: str) -> None:
 
     parse_uri(uri)
     assert render({"bookkeeper": {"metadataServiceUri": uri}}).objects
+
+
+@pytest.mark.parametrize(
+    "acl",
+    [
+        "world",
+        "creator",
+        "sasl:bkheal:cdrwa",
+        "sasl:bkheal:cdrwa, world:anyone:r,",
+        "x509:CN=bkheal,O=Example:cdrwa; ip:10.0.0.0/8:r;",
+        "auth::cdrwa",
+    ],
+)
+def test_valid_acls_are_accepted(acl: str) -> None:
+    assert parse_acl(acl)
+    assert render(nested("bookkeeper.zookeeper", {"acl": acl, "tls": {"existingSecret": "s"}}))
 
 
 @pytest.mark.parametrize(

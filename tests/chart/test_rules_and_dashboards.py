@@ -71,6 +71,15 @@ def test_alerts_can_be_left_out_and_added(chart: Path) -> None:
     }
 
 
+def test_notes_warn_of_thresholds_and_disabled_alerts_that_no_rule_has() -> None:
+    given = {"runbook_base": RUNBOOK, "backlog_age_max_second": 60, "held_back_for": "8h"}
+    notes = rendered(CHART, thresholds=given, disabled=["BkhealBacklog", "BkhealBacklogOld"]).notes
+    assert "no alert rule uses metrics.prometheusRule.thresholds: backlog_age_max_second." in notes
+    assert "disabled names alerts that do not exist: BkhealBacklog." in notes
+    notes = rendered(CHART, thresholds={"runbook_base": RUNBOOK}, disabled=["BkhealBacklogOld"]).notes
+    assert "metrics.prometheusRule" not in notes
+
+
 def test_a_threshold_without_a_value_is_refused(chart: Path) -> None:
     from helm_python import HelmError
 

@@ -43,7 +43,7 @@ Checks (--kind):
 
   references  find ledgers that nothing in Pulsar refers to, and references to ledgers that do not exist; marks nothing
 
-  everything  bookies and placement, and faults of the metadata itself, with one reading of the metadata
+  everything  bookies and placement, faults of the metadata itself, and what bookies of bkheal hold, with one reading
 
 Only one run of a kind is active in a cluster at a time, no matter how it was started.
 """

@@ -170,3 +170,9 @@ def test_the_table_of_commands_has_every_command() -> None:
     ends = [path for path in paths if path and not any(other.startswith(f"{path} ") for other in paths)]
     assert len(ends) > 60
     assert [path for path in ends if not any(row.issuperset(path.split()) for row in rows)] == []
+
+
+def test_the_help_of_an_audit_contains_that_everything_asks_bookies() -> None:
+    [text] = [text for path, text in commands(get_command(app)) if path == "audit run"]
+    [line] = [line for line in text.splitlines() if line.strip().startswith("everything ")]
+    assert "what bookies of bkheal hold" in line
