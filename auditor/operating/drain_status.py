@@ -8,12 +8,12 @@ from typing import Any
 
 from auditor.operating.client import ClusterClient, Document, check_names_or_in_ledgers
 from auditor.operating.drains import Counting, registered_as, silent
-from auditor.safety.accepted import accepted_copies
+from auditor.safety.accepted import valid_accepted_losses
 from auditor.safety.draining import Left, holdings_of, judge
 from auditor.safety.holdings import TOPICS_SHOWN_MAX, HeldLedgers
 from auditor.safety.scan import ScanResult, count
 from bookie.metadata.bookies.drains import Drain, Drains
-from bookie.metadata.tasks.decisions import Copies, Decisions
+from bookie.metadata.tasks.decisions import Decision, Decisions
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.times import rfc3339_if_known
 
@@ -39,14 +39,14 @@ class DrainObservation:
         return len(self.left.holdings.ledgers) / self.ledgers_per_s
 
 
-async def accepted_losses_on(client: ClusterClient, bookies: Sequence[BookieId]) -> Mapping[LedgerId, Copies]:
-    """Return the copies on ``bookies`` whose loss was accepted.
+async def accepted_losses_on(client: ClusterClient, bookies: Sequence[BookieId]) -> Mapping[LedgerId, Decision]:
+    """Return the valid accepted losses that name one of ``bookies``, by ledger.
 
     Raises:
         NotAClusterError, StoreUnavailableError: no answer.
     """
     decisions = Decisions(client.store, client.cluster.root)
-    return await accepted_copies(decisions, client.ports.registrations, bookies)
+    return await valid_accepted_losses(decisions, client.ports.registrations, bookies)
 
 
 async def remaining_data_on(client: ClusterClient, bookies: Sequence[BookieId], counting: Counting = silent) -> Left:

@@ -1,4 +1,4 @@
-"""Copies whose loss an operator has accepted: they need no repair, so drains and removals do not wait for them.
+"""Losses that an operator has accepted: their copies need no repair, so drains and removals do not wait for them.
 
 The rule is that of audits (R45, docs/failure-model.md): an acceptance is valid while none of its bookies is registered,
 and covers only its fragments, positions and bookies.
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from bookie.metadata.bookies.registration import Registrations
-from bookie.metadata.tasks.decisions import Copies, Decisions
+from bookie.metadata.tasks.decisions import Decision, Decisions
 from bookie.model.ids import BookieId, LedgerId
 
 
-async def accepted_copies(
+async def valid_accepted_losses(
     decisions: Decisions, registrations: Registrations, bookies: Collection[BookieId]
-) -> Mapping[LedgerId, Copies]:
-    """Return the copies with a valid accepted loss that names one of ``bookies``; at most ``ACCEPTED_MAX`` ledgers.
+) -> Mapping[LedgerId, Decision]:
+    """Return the valid accepted losses that name one of ``bookies``, by ledger; at most ``ACCEPTED_MAX`` ledgers.
 
     Raises:
         NotAClusterError, StoreUnavailableError: no answer.
@@ -25,7 +25,7 @@ async def accepted_copies(
     if wanted <= registered:
         return {}
     return {
-        decision.ledger_id: decision.copies
+        decision.ledger_id: decision
         for decision in await decisions.accepted()
         if decision.is_valid(registered) and not wanted.isdisjoint(decision.bookies)
     }

@@ -17,7 +17,7 @@ from auditor.safety.holdings import HeldLedgers
 from auditor.safety.scan import Advance, ScanResult, scan
 from bookie.client.ports import ClientPorts
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
-from bookie.metadata.tasks.decisions import Copies
+from bookie.metadata.tasks.decisions import Decision, accepted_in
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks
 from bookie.metadata.tasks.underreplication import UnderReplication, UnreadableTask
@@ -27,7 +27,7 @@ from bookie.model.metadata import LedgerMetadata
 _READ_LEDGERS: Final = 10_000
 _MARKS_PER_BATCH: Final = 5_000
 SHOWN_MAX: Final = 10
-_NO_COPIES: Final[Mapping[LedgerId, Copies]] = MappingProxyType({})
+_NONE_ACCEPTED: Final[Mapping[LedgerId, Decision]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -60,9 +60,9 @@ async def holdings_of(
     ledgers: LedgerStore,
     bookies: Collection[BookieId],
     advance: Advance,
-    accepted: Mapping[LedgerId, Copies] = _NO_COPIES,
+    accepted: Mapping[LedgerId, Decision] = _NONE_ACCEPTED,
 ) -> tuple[HeldLedgers, ScanResult]:
-    """Read all ledgers once, and return the data on ``bookies``. ``accepted`` has copies whose loss was accepted.
+    """Read all ledgers once, and return the data on ``bookies``. ``accepted`` has valid accepted losses.
 
     Raises:
         NotAClusterError, StoreUnavailableError: see ``scan``.
@@ -70,7 +70,7 @@ async def holdings_of(
     found, wanted = HeldLedgers(), frozenset(bookies)
 
     def visit(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
-        found.add(ledger_id, metadata, wanted, accepted.get(ledger_id, frozenset()))
+        found.add(ledger_id, metadata, wanted, accepted_in(accepted, ledger_id, metadata))
 
     return found, await scan(ledgers, wanted, visit, advance)
 
@@ -79,7 +79,7 @@ async def read_holdings_of_ledgers(
     ledgers: LedgerStore,
     bookies: Collection[BookieId],
     ids: Sequence[LedgerId],
-    accepted: Mapping[LedgerId, Copies] = _NO_COPIES,
+    accepted: Mapping[LedgerId, Decision] = _NONE_ACCEPTED,
 ) -> tuple[HeldLedgers, ScanResult]:
     """Return the data on ``bookies`` as ``holdings_of`` does, but only of these ledgers.
 
@@ -94,7 +94,7 @@ async def read_holdings_of_ledgers(
                 result.unreadable_count += 1
             elif metadata is not None:
                 result.ledgers += 1
-                found.add(ledger_id, metadata, wanted, accepted.get(ledger_id, frozenset()))
+                found.add(ledger_id, metadata, wanted, accepted_in(accepted, ledger_id, metadata))
     return found, result
 
 

@@ -2,7 +2,8 @@
 
 A finding is accepted if each of its positions is accepted, with the same bookie. So another lost position of the same
 fragment, or another bookie at an accepted position, is a finding like any other (R45). A position that also stores
-other entries than those accepted by their ids is not accepted: a worker gives it another bookie (R148).
+other entries than those accepted by their ids is not accepted: a worker gives it another bookie (R148). A record of a
+ledger with another creation time accepts nothing, because the id of a deleted ledger may be used again.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -20,11 +21,12 @@ from bookie.model.severity import Severity
 from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 
 _ACCEPTED_DDL: Final = """
-    ledger_id bigint, accepted_by string,
+    ledger_id bigint, accepted_by string, created_ms bigint,
     accepted array<struct<first: bigint, positions: array<int>, bookies: array<string>>>
 """
 _IS_ACCEPTED: Final = f"""
-    finding.kind = {FindingKind.MISSING_BOOKIE.value!r} AND exists(accepted, loss ->
+    finding.kind = {FindingKind.MISSING_BOOKIE.value!r} AND (created_ms IS NULL OR created_ms <=> ctime_ms)
+    AND exists(accepted, loss ->
         loss.first = finding.fragment_first_entry_id
         AND size(array_except(finding.missing_positions, loss.positions)) = 0
         AND size(array_except(finding.missing, loss.bookies)) = 0)
@@ -53,14 +55,15 @@ def without_accepted(spark: SparkSession, found: DataFrame, decisions: Iterable[
 
     Args:
         spark: the session.
-        found: rows with a ``ledger_id`` and all of its findings (``found``), as ``bookie_check_by_ledger`` returns
-            them.
+        found: rows with a ``ledger_id``, its ``ctime_ms`` and all of its findings (``found``), as
+            ``bookie_check_by_ledger`` returns them.
         decisions: the accepted losses. They are sent to each task, so their number must be bounded.
     """
     rows: list[tuple[Any, ...]] = [
         (
             decision.ledger_id,
             decision.by,
+            decision.ledger_ctime_ms,
             [_accepted_positions(loss) for loss in decision.lost],
         )
         for decision in decisions

@@ -72,14 +72,17 @@ def bookie_check(
 def bookie_check_by_ledger(
     ledgers: DataFrame, live: Sequence[str] | DataFrame, draining: AbstractSet[str] = frozenset()
 ) -> DataFrame:
-    """Return the findings of ``bookie_check`` as one row per ledger with findings: ``ledger_id`` and ``found``."""
+    """Return the findings of ``bookie_check`` as one row per ledger with findings.
+
+    The columns are ``ledger_id``, ``ctime_ms`` and ``found``.
+    """
     ids = live_ids(live)
     return (
         ledgers.where("error IS NULL")
         .selectExpr("*", f"{_lacking(ids, draining)} AS lacking")
         .where("size(lacking) > 0")
         .selectExpr("*", f"{_judged(ids, draining)} AS judgements")
-        .selectExpr("ledger_id", f"transform(judgements, judged -> {_finding()}) AS found")
+        .selectExpr("ledger_id", "ctime_ms", f"transform(judgements, judged -> {_finding()}) AS found")
     )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
-from bookie.metadata.tasks.decisions import Copies
+from bookie.metadata.tasks.decisions import Copies, Decision, accepted_in
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.underreplication import UnreadableTask
 from bookie.model.ids import BookieId, LedgerId
@@ -96,8 +96,8 @@ class ClusterAtSecondLook:
     is_disabled: bool = False
     leader: str = ""
     """Name of the leading auditor; empty: there is none."""
-    accepted: Mapping[LedgerId, Copies] = field(default_factory=dict)
-    """The copies whose loss is accepted, if this is still valid."""
+    accepted: Mapping[LedgerId, Decision] = field(default_factory=dict)
+    """The valid accepted losses, by ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,8 @@ def present_difference(first: Outcome, second: LedgerAtSecondLook, cluster: Clus
         return _only_there(second, reason)
     members = ledger.metadata.members()
     gone = members - cluster.bookies.registered
-    lost = _bookies_of_unaccepted_losses(ledger.metadata, gone, cluster.accepted.get(second.ledger_id, frozenset()))
+    accepted = accepted_in(cluster.accepted, second.ledger_id, ledger.metadata)
+    lost = _bookies_of_unaccepted_losses(ledger.metadata, gone, accepted)
     drained = members & cluster.bookies.draining
     if task is None:
         return _unfinished_repair_difference(second, Outcome.ONLY_HERE, lost, drained, frozenset(), cluster)

@@ -151,9 +151,7 @@ class SecondLook:
             is_disabled=await self._tasks.switches.is_disabled(),
             leader=await current_auditor(self._store, self._root),
             accepted={
-                each.ledger_id: each.copies
-                for each in await self._decisions.accepted()
-                if each.is_valid(bookies.registered)
+                each.ledger_id: each for each in await self._decisions.accepted() if each.is_valid(bookies.registered)
             },
         )
 

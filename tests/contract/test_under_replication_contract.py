@@ -552,3 +552,13 @@ async def test_tasks_are_read_part_by_part_in_the_order_of_their_ledgers(
                 if (after := part.next_after) is None:
                     break
             assert walked == [each for each in (*ids[:2], *ids[3:]) if each not in left_out]
+
+
+async def test_a_directory_whose_number_is_no_ledger_id_is_left_out(
+    store: MetadataStore, cluster: Cluster, tasks: UnderReplication
+) -> None:
+    await tasks.marking.mark(LEDGER, [A])
+    await create_with_parents(store, task_path(cluster.root, LEDGER_ID_MAX + 1), b"", cluster.root)
+    assert await tasks.places(10) == await tasks.ids() == [LEDGER]
+    part = await tasks.page(None, 10)
+    assert ([task.ledger_id for task in part.tasks], part.next_after) == ([LEDGER], None)

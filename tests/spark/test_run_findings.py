@@ -10,8 +10,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark user knows)
 
+from bookie.metadata.tasks.decisions import Decision, DecisionKind, LostFragment
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.ownership import NO_OWNER
 from bookie.model.severity import Severity
+from spark_jobs.checks.accepted_losses import without_accepted
 from spark_jobs.checks.bookie_check import bookie_check, bookie_check_by_ledger
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL
 from spark_jobs.report.files import FINDINGS
@@ -122,3 +125,22 @@ def test_findings_that_the_driver_cannot_store_stay_where_executors_wrote_them(
     assert f"they are in {findings.as_uri()}/run" in str(report.problem)
     report.abandon()
     assert spark.read.parquet(f"{findings}/run").select("ledger_id").collect() == [(1,)]
+
+
+def test_an_accepted_loss_counts_only_for_the_ledger_with_the_same_creation_time(spark: SparkSession) -> None:
+    """The id of a deleted ledger may be used again."""
+
+    def created(ledger_id: int, ctime_ms: int | None) -> tuple[Any, ...]:
+        before, after = row(ledger_id, "xa")[:8], row(ledger_id, "xa")[9:]
+        return (*before, ctime_ms, *after)
+
+    def accepted(ledger_id: int, ctime_ms: int | None) -> Decision:
+        lost = LostFragment(EntryId(0), EntryId(9), (0,), (BookieId("x"),))
+        number = LedgerId(ledger_id)
+        return Decision(number, DecisionKind.LOSS_ACCEPTED, "ops", 1, "fire", lost=(lost,), ledger_ctime_ms=ctime_ms)
+
+    table = ledgers(spark, created(1, 1000), created(2, 2000), created(3, None), created(4, 1000), created(5, None))
+    decisions = [accepted(1, 1000), accepted(2, 1000), accepted(3, 1000), accepted(4, None)]
+    split = without_accepted(spark, bookie_check_by_ledger(table, LIVE), decisions)
+    assert sorted(each["ledger_id"] for each in split.found.collect()) == [2, 3, 5]
+    assert sorted(each["ledger_id"] for each in split.accepted.collect()) == [1, 4]

@@ -20,7 +20,7 @@ from __future__ import annotations
 import builtins
 import enum
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeAlias
@@ -222,6 +222,10 @@ class Decision:
             for position, bookie in fragment.whole()
         )
 
+    def copies_in(self, metadata: LedgerMetadata) -> Copies:
+        """Return ``copies``, or nothing if the metadata is that of another ledger with the same id."""
+        return self.copies if self.is_of(metadata) else frozenset()
+
     def after_copies(self, stripe: Stripe, copies: Iterable[AcceptedCopy]) -> Decision:
         """Return the record after these copies."""
         decision = self
@@ -273,6 +277,18 @@ class Decision:
     def is_valid(self, registered: AbstractSet[BookieId]) -> bool:
         """Return whether the accepted loss still holds: a bookie that is registered again may have the copies (R45)."""
         return registered.isdisjoint(self.bookies)
+
+
+def accepted_in(accepted: Mapping[LedgerId, Decision], ledger_id: LedgerId, metadata: LedgerMetadata) -> Copies:
+    """Return the copies of a ledger whose loss was accepted.
+
+    Args:
+        accepted: valid accepted losses, by ledger.
+        ledger_id: the ledger.
+        metadata: its metadata.
+    """
+    decision = accepted.get(ledger_id)
+    return frozenset() if decision is None else decision.copies_in(metadata)
 
 
 class AcceptedCopy(NamedTuple):

@@ -53,7 +53,7 @@ from bookie.metadata.tasks.locks import Task, TaskLocks
 from bookie.metadata.tasks.marking import TaskMarking
 from bookie.metadata.tasks.switches import RecoverySwitches
 from bookie.model.errors import PermanentError
-from bookie.model.ids import LedgerId
+from bookie.model.ids import LEDGER_ID_MAX, LedgerId
 from bookie.runtime.clock import Clock
 
 _log = logging.getLogger(__name__)
@@ -190,7 +190,8 @@ class UnderReplication:
     async def _places(self, path: str, digits: str, first: str) -> AsyncGenerator[LedgerId]:
         """Yield the ledgers with a directory below ``path``, ascending, from ``first`` on.
 
-        ``digits`` are the digits of their ids that ``path`` contains.
+        ``digits`` are the digits of their ids that ``path`` contains. A directory with a number that is no ledger id is
+        left out.
         """
         listing = (await self._store.children_many([path]))[0]
         names = [] if listing is None else task_level_names(listing.names)
@@ -198,7 +199,8 @@ class UnderReplication:
         for name in names[start:]:
             below = digits + name
             if len(below) == _DIGITS:
-                yield LedgerId(int(below, 16))
+                if (value := int(below, 16)) <= LEDGER_ID_MAX:
+                    yield LedgerId(value)
                 continue
             async for ledger_id in self._places(f"{path}/{name}", below, first):
                 yield ledger_id

@@ -79,4 +79,4 @@ def _read(
             for position, bookie in enumerate(fragment.members)
         }
         members = frozenset(metadata.members())
-        yield members, members - {bookie for _, _, bookie in named - decision.copies}
+        yield members, members - {bookie for _, _, bookie in named - decision.copies_in(metadata)}

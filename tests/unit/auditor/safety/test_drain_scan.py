@@ -17,8 +17,9 @@ from auditor.safety.scan import Shape, count, scan, scan_ids
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.partial import PartialMetadata, decode_partial
 from bookie.metadata.ledgers.serde import decode, encode
+from bookie.metadata.tasks.decisions import Decision, DecisionKind, LostFragment
 from bookie.metadata.tasks.parked import ParkedTask, ParkReason
-from bookie.model.ids import BookieId, LedgerId
+from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from tests.worlds.ledgers import make_metadata, names
 from tests.worlds.repair import RepairWorld, a_world
@@ -198,3 +199,23 @@ def test_unloading_a_topic_closes_its_message_ledgers_and_not_its_schema_ledger(
 ) -> None:
     pulsars = tuple({"application": b"pulsar", **custom}.items()) if custom else ()
     assert unloadable_topic(replace(make_metadata((0, "a b"), quorum=(2, 2)), custom=pulsars)) == topic
+
+
+@in_virtual_time
+async def test_an_accepted_loss_of_a_deleted_ledger_does_not_hide_another_ledger_with_its_id() -> None:
+    lost = LostFragment(EntryId(0), EntryId(9), (0,), (BookieId("b"),))
+    made = replace(make_metadata((0, "b a"), quorum=(2, 2), last=9), ctime_ms=2000)
+    async with a_world("a b c") as world:
+        ids = [LedgerId(1), LedgerId(2)]
+        await world.ledgers.create_many([(ledger_id, made) for ledger_id in ids])
+        accepted = {
+            ledger_id: Decision(
+                ledger_id, DecisionKind.LOSS_ACCEPTED, "ops", 1, "fire", lost=(lost,), ledger_ctime_ms=ms
+            )
+            for ledger_id, ms in zip(ids, (1000, 2000), strict=True)
+        }
+        for found, _ in (
+            await holdings_of(world.ledgers, names("b"), lambda _: None, accepted),
+            await read_holdings_of_ledgers(world.ledgers, names("b"), ids, accepted),
+        ):
+            assert (list(found.ledgers), found.accepted) == ([1], {2})

@@ -46,6 +46,14 @@ def test_a_bookie_is_given_up_if_every_copy_that_metadata_names_was_accepted_as_
     assert only_accepted(decisions, [first, b"rubbish"], {"a": 2, "b": 1}) == name_set("b")
 
 
+def test_a_bookie_is_not_given_up_because_of_a_deleted_ledger_with_the_same_id() -> None:
+    made = make_metadata((0, "a b"), quorum=(2, 2), last=9)
+    accepted = replace(decision(1, "a b"), ledger_ctime_ms=1000)
+    for ctime_ms, is_given_up in ((1000, True), (2000, False), (None, False)):
+        found = only_accepted([accepted], [encode(replace(made, ctime_ms=ctime_ms))], {"a": 1, "b": 1})
+        assert found == (name_set("a b") if is_given_up else frozenset())
+
+
 def test_a_report_counts_accepted_losses_and_not_their_ledgers_as_healthy() -> None:
     accepted = replace(CLEAN, accepted=AcceptedCounts(2, 3))
     assert "2 ledgers, 3 fragments: loss accepted, not marked" in table(accepted)

@@ -156,15 +156,21 @@ def test_a_loss_that_the_run_should_have_found_is_not_explained_away() -> None:
 
 
 def test_a_task_for_an_accepted_loss_is_explained_and_one_for_any_other_loss_is_not() -> None:
-    def outcome(members: str, named: str | None, *accepted: tuple[int, str]) -> tuple[Outcome, Reason] | None:
-        copies = frozenset((EntryId(0), position, BookieId(bookie)) for position, bookie in accepted)
-        cluster = replace(around(lost_in_run="xy"), accepted={LEDGER: copies})
+    def outcome(
+        members: str, named: str | None, *accepted: tuple[int, str], ctime_ms: int | None = None
+    ) -> tuple[Outcome, Reason] | None:
+        positions, bookies = zip(*accepted, strict=True)
+        lost = LostFragment(EntryId(0), EntryId(9), positions, tuple(map(BookieId, bookies)))
+        decision = Decision(LEDGER, DecisionKind.LOSS_ACCEPTED, "me", 1, "fire", lost=(lost,), ledger_ctime_ms=ctime_ms)
+        cluster = replace(around(lost_in_run="xy"), accepted={LEDGER: decision})
         marked = None if named is None else task(named)
         return reason((ledger(members), marked), cluster, Outcome.ONLY_HERE if named is None else Outcome.ONLY_THERE)
 
     assert outcome("xy", "xy", (0, "x"), (1, "y")) == (Outcome.ONLY_THERE, Reason.LOSS_ACCEPTED)
     assert Reason.LOSS_ACCEPTED.is_explained
     assert outcome("xy", None, (0, "x"), (1, "y")) is None
+    of_deleted_ledger = outcome("xy", None, (0, "x"), (1, "y"), ctime_ms=5)
+    assert of_deleted_ledger == (Outcome.ONLY_HERE, Reason.NOT_MARKED)
     for other in ([(0, "x")], [(1, "x"), (0, "y")]):
         assert outcome("xy", "xy", *other) == (Outcome.ONLY_THERE, Reason.OVERLOOKED)
         assert outcome("xy", None, *other) == (Outcome.ONLY_HERE, Reason.NOT_MARKED)
