@@ -10,8 +10,8 @@ def main() -> None:
     is_pythons = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # background jobs ignore it
     if is_pythons:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from auditor.cli.main import main as run
+    from auditor.cli.main import run_process
 
     if is_pythons:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    run()
+    run_process()

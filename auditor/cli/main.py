@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import re
 import shutil
@@ -239,6 +240,17 @@ def options(
         log_no_attempts_to_connect()
 
 
+def run_process() -> None:
+    """Run ``main`` as the only work of this process. At its end, Python does not search all objects for garbage.
+
+    The search takes a fifth of the processor time of a short command, and the memory is freed anyway.
+    """
+    try:
+        main()
+    finally:
+        gc.freeze()
+
+
 def main() -> None:
     """Entry point: an expected error exits with one sentence and its exit code, without a traceback.
 
@@ -289,4 +301,4 @@ def extra_providing(module: str) -> str | None:
 
 
 if __name__ == "__main__":
-    main()
+    run_process()

@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
+import functools
 import stat
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -31,6 +32,8 @@ class _Required(enum.Enum):
 REQUIRED: Final = _Required.REQUIRED
 """The default of an option without a default value."""
 _NO_GROUP: Final = Group()
+_CLASSES_MAX: Final = 64
+"""How many settings classes to remember; a process has fewer. Reading the annotations of one takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class SettingsOption:
         return f"--{self.name.replace('_', '-')}"
 
 
+@functools.lru_cache(_CLASSES_MAX)
 def options_of(settings: type) -> tuple[SettingsOption, ...]:
     """Return the options of a settings class, in the order of its fields."""
     return tuple(_options(settings))
@@ -70,7 +74,8 @@ def live_options(settings: type) -> frozenset[str]:
 
 def range_problems(settings: Any) -> Iterator[str]:
     """Report the values of a settings object that are outside the ranges of their options, one sentence each."""
-    for option in options_of(type(settings)):
+    kind: type = type(settings)
+    for option in options_of(kind):
         value = settings
         for name in option.fields:
             value = getattr(value, name, None)
@@ -107,9 +112,10 @@ def build(settings: type[T], values: Mapping[str, Any], **others: Any) -> T:
         ConfigurationError: a file does not exist or cannot be checked, or a value is out of range or contradicts
             another; names every problem.
     """
+    kind: type = settings
     problems = [
         problem
-        for option in options_of(settings)
+        for option in options_of(kind)
         if option.declared.is_file
         and _is_given(option.declared, values.get(option.name))
         and (problem := file_problem(option.name, Path(values[option.name]))) is not None
@@ -162,15 +168,18 @@ def _options(
             )
 
 
-def _declared_options(settings: type) -> Iterator[tuple[dataclasses.Field[Any], type, bool, Option | Group]]:
-    """Yield the fields with an option annotation: field, type without None, whether None is allowed, annotation."""
+@functools.lru_cache(_CLASSES_MAX)
+def _declared_options(settings: type) -> Sequence[tuple[dataclasses.Field[Any], type, bool, Option | Group]]:
+    """Return the fields with an option annotation: field, type without None, whether None is allowed, annotation."""
     hints = typing.get_type_hints(settings, include_extras=True)
+    declared = []
     for each in dataclasses.fields(settings):
         hint = hints[each.name]
         marks = [mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Option | Group)]
         if marks:
             kind, is_optional = _without_none(typing.get_args(hint)[0])
-            yield each, kind, is_optional, marks[0]
+            declared.append((each, kind, is_optional, marks[0]))
+    return declared
 
 
 def _without_none(hint: Any) -> tuple[type, bool]:

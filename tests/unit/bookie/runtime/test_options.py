@@ -83,6 +83,10 @@ def test_options_have_the_names_and_defaults_of_their_fields() -> None:
     ]
 
 
+def test_the_annotations_of_a_class_are_read_once() -> None:
+    assert options_of(Settings) is options_of(Settings)
+
+
 def test_settings_are_built_from_values(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
