@@ -43,7 +43,7 @@ from bookie.wire.requests import Info
 T = TypeVar("T")
 
 
-class Snapshot(Generic[T]):
+class CachedAnswer(Generic[T]):
     """The last answer of ``ask``."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]], kept_s: float, clock: Clock) -> None:
@@ -98,7 +98,7 @@ class StoreOperations(Operations):
         self._drains = Drains(store, cluster.root)
         self._down = FirstSeenDown(store, cluster.root)
         self._transport = transport
-        self._bookies = Snapshot(self._read_bookies, _BOOKIE_FIGURES_TTL_S, clock)
+        self._bookies = CachedAnswer(self._read_bookies, _BOOKIE_FIGURES_TTL_S, clock)
 
     @override
     async def list_tasks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> TaskPage:

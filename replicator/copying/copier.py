@@ -63,7 +63,7 @@ from replicator.copying.receiver import (
     merged_needs,
     receivers_of,
 )
-from replicator.copying.source_choice import HolderView, Standing, distance, source_order
+from replicator.copying.source_choice import HolderStanding, HolderView, distance, source_order
 from replicator.copying.sources import EntrySource, FetchedEntries, Orders, Speculation
 from replicator.copying.target import Target
 from replicator.copying.throttle import ByteBudget
@@ -519,7 +519,9 @@ class _CopyRun:
         copier = self._copier
         return {
             holder: HolderView(
-                Standing.UNRESPONSIVE if holder in self._suspects or copier.is_avoided(holder) else Standing.ANSWERS,
+                HolderStanding.UNRESPONSIVE
+                if holder in self._suspects or copier.is_avoided(holder)
+                else HolderStanding.ANSWERS,
                 copier.pace.loads.expected_s(holder),
                 distance(holder, targets, copier.locate),
             )
@@ -571,7 +573,7 @@ def _with_targets_last(known: Mapping[BookieId, HolderView], who: Sequence[Recei
 
 
 def _deprioritized(view: HolderView) -> HolderView:
-    return HolderView(max(view.standing, Standing.NEEDS_IT), view.expected_s, view.distance)
+    return HolderView(max(view.standing, HolderStanding.NEEDS_IT), view.expected_s, view.distance)
 
 
 def _average_payload(metadata: LedgerMetadata) -> int:

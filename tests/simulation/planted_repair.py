@@ -21,7 +21,7 @@ from bookie.wire.port import AddBatch
 from replicator.copying import target
 from replicator.copying.target import Target
 from replicator.knowledge import holdings
-from replicator.knowledge.holdings import Holdings
+from replicator.knowledge.holdings import HoldingsReader
 from replicator.plan import installable
 from replicator.plan import planner as plan
 from replicator.plan.installable import CopiedStep
@@ -213,7 +213,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, Lease, "ensure_ours", lambda _: nothing)
     swap(stack, ReservationHolder, "reserve", lambda _: reserve)
     swap(stack, ReservationHolder, "release", lambda _: nothing)
-    swap(stack, Holdings, "pin", lambda _: nothing)
+    swap(stack, HoldingsReader, "pin", lambda _: nothing)
     swap(stack, Installer, "_lacking", lambda _: nothing)
 
 
@@ -253,4 +253,4 @@ def _(stack: ExitStack) -> None:
         return without_next
 
     swap(stack, execution.Execution, "_entries_already_held", make_held)
-    swap(stack, Holdings, "missing_on_target", make_missing)
+    swap(stack, HoldingsReader, "missing_on_target", make_missing)

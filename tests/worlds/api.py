@@ -42,7 +42,7 @@ from auditor.operating.client import ClusterClient, Document, RefusedError
 from auditor.service.upkeep import CachedRepairProgress, SharedLongWork
 from auditor.service.watch.cluster_status import cluster_status
 from auditor.service.watch.progress import make_repair_watch, progress_document
-from bookie.metadata.bookies.maintenance import Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.locks import Task
@@ -71,7 +71,7 @@ class TwinControl:
         self.is_connected = True
         self.is_with_topology = True
         self.problems: tuple[str, ...] = ()
-        self.windows: tuple[Window, ...] = ()
+        self.windows: tuple[MaintenanceWindow, ...] = ()
         self.may_start = asyncio.Event()
         """The start of a run waits until this is set."""
         self.may_start.set()

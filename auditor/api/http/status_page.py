@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import quote
 
 from auditor.api.control import ServiceStatus, lost_text, why_no_next_run, why_not_counted
-from auditor.api.http.pages import Page, rendered
+from auditor.api.http.pages import HtmlPage, rendered
 from bookie.metadata.runs.notes import KindPause
 from bookie.model.run import RunKind, RunRecord, RunState
 from bookie.model.times import utc_text
@@ -104,7 +104,7 @@ class StatusView:
     runs: Sequence[RunLine]
 
 
-def status_page(status: ServiceStatus, runs: Sequence[RunRecord], now_ms: int) -> Page:
+def status_page(status: ServiceStatus, runs: Sequence[RunRecord], now_ms: int) -> HtmlPage:
     """Return the rendered page."""
     return rendered("status.html", page=status_view(status, runs, now_ms))
 

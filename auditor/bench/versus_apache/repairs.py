@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from auditor.bench.versus_apache.processes import Contestant, ContestantError, JavaPrograms
+from auditor.bench.versus_apache.processes import ContestantError, ContestantProcess, JavaPrograms
 from auditor.bench.versus_apache.settings import BOOKIE_HEAP_MIB, bookie_options
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import ConnectedBookKeeper, connect
@@ -184,7 +184,7 @@ class RepairComparison:
     ) -> RepairResult:
         tasks = site.client.ports.tasks
         await tasks.switches.disable()
-        async with await Contestant.start(who, command, where / who.replace(" ", "-")) as contestant:
+        async with await ContestantProcess.start(who, command, where / who.replace(" ", "-")) as contestant:
             for each in sets:
                 await tasks.marking.mark_many([(ledger_id, [site.lost]) for ledger_id in each.ids])
                 started_s = time.perf_counter()

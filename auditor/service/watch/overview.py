@@ -30,8 +30,8 @@ RUNS_READ: Final = 100
 _RUNS_READ_FIRST: Final = 100_100
 """Number of newest runs read at the first time: more than ``runs_kept`` allows, because a kind may run rarely."""
 RUNS_READ_OF_KIND: Final = 10
-"""Number of newest runs of each kind in ``History.ended``, if they are not among the newest of all kinds any more. Dry
-runs and cancelled runs are not counted."""
+"""Number of newest runs of each kind in ``RunHistory.ended``, if they are not among the newest of all kinds any more.
+Dry runs and cancelled runs are not counted."""
 _REST_FACTOR: Final = 3.0
 """Pause after a count, as a multiple of its time: a count of a million marks takes minutes, and loads the store."""
 _REST_S_MAX: Final = 120.0
@@ -39,7 +39,7 @@ _REST_S_MAX: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class RunHistory:
     """The runs in the store."""
 
     running: Sequence[RunRecord] = ()
@@ -98,7 +98,7 @@ class Overview:
         self._look_requests = 0
         self._newest_id = ""
         """The newest run at the last read."""
-        self.history = History()
+        self.history = RunHistory()
         self.read_s: float | None = None
         """When ``history`` was last read, on the monotonic clock; None: not yet."""
         self.backlog = Backlog()
@@ -150,7 +150,7 @@ class Overview:
             with waiting_for(self._look_requested) as waiter:
                 await waiter
 
-    async def _read(self) -> History:
+    async def _read(self) -> RunHistory:
         """Read the history. Runs of a rare kind that are not among the newest any more come from earlier reads."""
         before, now_ms = self.history, self._clock.epoch_ms()
         newest = await self._runs.list(RUNS_READ, now_ms)
@@ -159,7 +159,7 @@ class Overview:
         ended = tuple(record for record in newest if record.state.is_final)
         by_check = chain.from_iterable(record.by_check() for record in ended)
         earlier = chain.from_iterable(before.results.values())
-        history = History(
+        history = RunHistory(
             running=await self._running([record for record in newest if not record.state.is_final]),
             last=_last((*ended, *before.last.values())),
             last_complete=_last(filter(_is_complete, (*ended, *before.last_complete.values()))),

@@ -17,7 +17,7 @@ from auditor.operating.verifying import Verifier, heading, mark, verified_docume
 from bookie.client.settings import ClientSettings
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
-from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow, MaintenanceWindows
 from bookie.metadata.layout import task_path
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.tasks.decisions import Decision, DecisionKind, Decisions, LostFragment
@@ -306,7 +306,7 @@ async def _not_noted(world: RepairWorld) -> None:
 
 async def _maintenance(world: RepairWorld) -> None:
     now_ms = world.clock.epoch_ms()
-    window = Window("b", names("b"), "me", now_ms, now_ms + 600_000)
+    window = MaintenanceWindow("b", names("b"), "me", now_ms, now_ms + 600_000)
     await MaintenanceWindows(world.store, ROOT).start(window)
 
 
