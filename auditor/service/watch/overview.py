@@ -20,7 +20,7 @@ from bookie.metadata.runs.records import Runs, lane_of
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.run import RunKind, RunRecord, RunState
 from bookie.runtime.clock import Clock
-from bookie.runtime.signal import Signal, waiting_for
+from bookie.runtime.signal import Requests
 from bookie.runtime.tasks import cancel, guarded
 
 _log = logging.getLogger(__name__)
@@ -94,8 +94,7 @@ class Overview:
         self._is_leader = is_leader
         self._interval_s = interval_s
         self._are_locks_read = are_locks_read
-        self._look_requested = Signal()
-        self._look_requests = 0
+        self._requests = Requests()
         self._newest_id = ""
         """The newest run at the last read."""
         self.history = RunHistory()
@@ -105,8 +104,7 @@ class Overview:
 
     def request_observation(self) -> None:
         """Read again now, because something changed."""
-        self._look_requests += 1
-        self._look_requested.fire()
+        self._requests.add()
 
     async def run(self) -> None:
         """Read and count repeatedly until cancelled, also after failures.
@@ -122,7 +120,7 @@ class Overview:
     async def _repeat_forever(self, work: Callable[[], Awaitable[None]]) -> None:
         reason = ""
         while True:
-            requests = self._look_requests
+            requests = self._requests.count
             began_s = self._clock.monotonic_s()
             try:
                 await work()
@@ -136,7 +134,7 @@ class Overview:
             took_s = self._clock.monotonic_s() - began_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(self._interval_s, min(_REST_FACTOR * took_s, _REST_S_MAX))):
-                    await self._requested_since(requests)
+                    await self._requests.since(requests)
 
     async def _refresh(self) -> None:
         self.history = await self._read()
@@ -144,11 +142,6 @@ class Overview:
 
     async def _count(self) -> None:
         self.backlog = await self._counter.count() if self._is_leader() else Backlog()
-
-    async def _requested_since(self, requests: int) -> None:
-        while self._look_requests == requests:
-            with waiting_for(self._look_requested) as waiter:
-                await waiter
 
     async def _read(self) -> RunHistory:
         """Read the history. Runs of a rare kind that are not among the newest any more come from earlier reads."""
