@@ -13,7 +13,6 @@ from typing_extensions import override
 from auditor.api.operations_port import (
     ALL_MARKS,
     MARKS_EXAMINED_MAX,
-    BookieState,
     BookieView,
     MarkFilter,
     MarkPage,
@@ -24,7 +23,7 @@ from auditor.api.operations_port import (
 )
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown, unaudited
-from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.bookies.registration import Bookies, BookieState, Registrations, state_of
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable, Versioned
 from bookie.metadata.port import MetadataStore
@@ -176,8 +175,8 @@ class StoreOperations(Operations):
     async def _bookie_view(self, bookie: BookieId, registered: Bookies) -> BookieView:
         info = await self._registrations.service_info(bookie) if bookie in registered.registered else None
         if info is None:
-            return BookieView(bookie, BookieState.LOST)
-        state = BookieState.READ_ONLY if bookie in registered.read_only else BookieState.WRITABLE
+            return BookieView(bookie, BookieState.UNREGISTERED)
+        state = state_of(bookie, registered)
         if not info.endpoints:
             return BookieView(bookie, state)
         endpoint = info.endpoints[0]

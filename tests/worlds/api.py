@@ -27,7 +27,6 @@ from auditor.api.http.schemas import SCHEMAS
 from auditor.api.http.server import HttpApi
 from auditor.api.operations_port import (
     ALL_MARKS,
-    BookieState,
     BookieView,
     MarkFilter,
     MarkPage,
@@ -43,6 +42,7 @@ from auditor.service.upkeep import CachedRepairProgress, SharedLongWork
 from auditor.service.watch.cluster_status import cluster_status
 from auditor.service.watch.progress import make_repair_watch, progress_document
 from bookie.metadata.bookies.maintenance import MaintenanceWindow
+from bookie.metadata.bookies.registration import BookieState
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.locks import Task
@@ -234,7 +234,7 @@ class TwinOperations:
         self.known = [
             BookieView(BookieId("a:3181"), BookieState.WRITABLE, "host-a", 3181, "bookie-grpc", 1_000, 400, 12),
             BookieView(BookieId("c:3181"), BookieState.READ_ONLY, "host-c", 3181, "bookie-rpc"),
-            BookieView(BookieId(f"d{EVIL}"), BookieState.LOST),
+            BookieView(BookieId(f"d{EVIL}"), BookieState.UNREGISTERED),
         ]
 
     async def list_tasks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> TaskPage:
