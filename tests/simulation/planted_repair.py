@@ -34,6 +34,7 @@ from replicator.repair.reservation_holder import ReservationHolder
 from replicator.telemetry.events import Ending
 from tests.simulation import services
 from tests.simulation.planting import Registry, swap
+from tests.worlds.ledgers import with_member
 
 REPAIR_DEFECTS = Registry()
 plants = REPAIR_DEFECTS.add
@@ -136,7 +137,7 @@ def _(stack: ExitStack) -> None:
 
     def with_steps(metadata: Any, steps: Any) -> Any:
         for step in steps:
-            metadata = metadata.with_member(step.fragment_index, step.position, step.target)
+            metadata = with_member(metadata, step.fragment_index, step.position, step.target)
         return metadata
 
     swap(stack, plan._FragmentPlan, "_candidates", lambda _: without_check)

@@ -25,7 +25,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.wire.port import ListReply, Status
 from tests.worlds.cluster import ROOT
-from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.ledgers import LEDGER, make_metadata, names, with_member
 from tests.worlds.repair import RepairWorld, a_world, answers, flipped
 from tests.worlds.virtual_time import in_virtual_time
 
@@ -386,7 +386,7 @@ async def test_a_bookie_that_is_no_longer_in_the_metadata_is_not_marked() -> Non
 
         async def move() -> None:
             await world.bookies.put("d", LEDGER, list(packets.values()))
-            await world.ledgers.write(LEDGER, ledger.metadata.with_member(0, 1, BookieId("d")), ledger.version)
+            await world.ledgers.write(LEDGER, with_member(ledger.metadata, 0, 1, BookieId("d")), ledger.version)
 
         world.bookies["b"].before_list = move  # the list is requested when damage is found
         document = await verified(world, is_marking=True)

@@ -26,7 +26,7 @@ from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.unit.replicator.worker.test_worker_absences import with_cookies
 from tests.worlds.cluster import ROOT
-from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.ledgers import LEDGER, make_metadata, names, with_member
 from tests.worlds.repair import Recorder, RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
@@ -366,7 +366,7 @@ async def test_a_task_stays_if_the_ledger_changed_after_the_verdict(monkeypatch:
             if operation == "multi" and path == lock_path(ROOT, LEDGER) and is_locked and not changed:
                 changed.append(path)  # another worker without a lock names a bookie that was just lost
                 now = await world.ledgers.read(LEDGER)
-                wanted = now.metadata.with_member(0, 1, BookieId("c"))
+                wanted = with_member(now.metadata, 0, 1, BookieId("c"))
                 await world.ledgers.write(LEDGER, wanted, now.version)
             return None
 
