@@ -33,7 +33,7 @@ from bookie.runtime.retry import GrowingPause
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.waiting import all_completed, first_of
 from replicator.copying.copier import Copier
-from replicator.copying.pace import Pace
+from replicator.copying.pace import CopyPace
 from replicator.copying.pull import Pulls
 from replicator.copying.shared_limits import SharedLimits
 from replicator.copying.throttle import ByteBudget
@@ -93,7 +93,7 @@ class Worker:
         self._settings = settings
         self._events = events
         self._owner = owner
-        self._pace = Pace(ports.clock, settings.bytes_per_second)
+        self._pace = CopyPace(ports.clock, settings.bytes_per_second)
         pulls = Pulls(ports.recent.service_info, ports.clock) if settings.is_pulling else None
         self._copier = Copier(
             transport=ports.transport,
@@ -162,7 +162,7 @@ class Worker:
     def set_rate(self, bytes_per_second: int) -> None:
         """Change the copy rate (0: unlimited), starting with the next batch.
 
-        Requests to read and to add are limited separately (``Pace``).
+        Requests to read and to add are limited separately (``CopyPace``).
 
         Raises:
             ValueError: the rate is negative.

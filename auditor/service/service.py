@@ -38,7 +38,7 @@ from bookie.metadata.runs.election import Election, Leadership
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.reaching import reached_unless_stopped
-from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.exit_codes import ExitCode
@@ -148,7 +148,7 @@ class _Parts:
     overview: Overview
     windows: MaintenanceWindows
     returned: ReturnedBookies
-    changes: Changes
+    changes: ChangeRecords
 
 
 class AuditorService(Control):
@@ -558,7 +558,7 @@ class AuditorService(Control):
         settings, ports = self._settings, self._ports
         store, cluster = connection.store, connection.cluster
         election = Election(store, cluster.root, ports.name, ports.clock, session_timeout_s=settings.session_timeout_s)
-        runs, changes = Runs(store, cluster.root), Changes(store, cluster.root, ports.clock)
+        runs, changes = Runs(store, cluster.root), ChangeRecords(store, cluster.root, ports.clock)
         manager = RunManager(
             runs,
             election,

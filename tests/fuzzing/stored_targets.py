@@ -104,7 +104,7 @@ RECORDS: Final[Sequence[tuple[Decode, bytes]]] = (
     (lambda data: maintenance._decode("bk1", data), encode_record(sample(maintenance.MaintenanceWindow))),
     (lambda data: returned._decode(_BOOKIE, data), encode_record(sample(returned._Record))),
     (lambda data: boosts._decode(_LEDGER, data), encode_record(sample(boosts.Boost))),
-    (lambda data: changes._decode(1, data), encode_record(sample(changes.Change))),
+    (lambda data: changes._decode(1, data), encode_record(sample(changes.OperatorChange))),
     (lambda data: debts._decode(_LEDGER, data), encode_record(sample(debts.PlacementDebt))),
     (lambda data: decisions._decode(_LEDGER, data), encode_record(sample(decisions.Decision))),
     (lambda data: doubts._decode("/path", data), encode_record(sample(doubts._Record))),

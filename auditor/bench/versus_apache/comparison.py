@@ -25,8 +25,8 @@ from auditor.bench.versus_apache.processes import JavaPrograms
 from auditor.bench.versus_apache.repairs import (
     ENTRY_BYTES,
     SHAPES,
-    RepairCase,
     RepairComparison,
+    RepairContest,
     Shape,
     empty_ledgers,
     large_ledgers,
@@ -113,7 +113,7 @@ async def run(settings: VersusSettings, say: Say) -> dict[str, Any]:
     return figures | {"comparisons": [each.figures() for each in comparisons(figures)]}
 
 
-def _repair_cases(shape: Shape, settings: VersusSettings) -> Iterator[RepairCase]:
+def _repair_cases(shape: Shape, settings: VersusSettings) -> Iterator[RepairContest]:
     for entry_bytes in settings.entry_bytes:
         yield large_ledgers(shape, entry_bytes, int(settings.megabytes * 1e6))
     if settings.small_ledgers:
