@@ -26,7 +26,7 @@ class StepResult:
     size_bytes: int | None = None
 
 
-class Step(Protocol):
+class ProgressStep(Protocol):
     """A step under way."""
 
     result: StepResult
@@ -100,7 +100,7 @@ class Display:
         self.results: list[StepResult] = []
 
     @contextlib.contextmanager
-    def step(self, title: str) -> Iterator[Step]:
+    def step(self, title: str) -> Iterator[ProgressStep]:
         """Show a step while the body runs. Its seconds are measured here; the body sets the rest of its result."""
         head = f"[{len(self.results) + 1}/{self._steps}] {title}"
         started_s = time.monotonic()

@@ -51,8 +51,8 @@ from replicator.ports import RepairPorts
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.apache_metrics import ApacheEvents
 from replicator.telemetry.events import EventSink, Fanout
-from replicator.telemetry.metrics import MetricsEvents, replicator_metrics
-from replicator.telemetry.status import JsonEvents, LogEvents, Progress, Snapshot
+from replicator.telemetry.metrics import ReplicatorMetricsEvents, replicator_metrics
+from replicator.telemetry.status import JsonEvents, LogEvents, ProgressCounts, ReplicatorProgress
 from replicator.worker import RunEnd, Worker
 
 _log = logging.getLogger(__name__)
@@ -101,7 +101,9 @@ class _Telemetry:
 
     def __init__(self, *, has_apache_names: bool) -> None:
         self.metrics = replicator_metrics(installed_version())
-        self.sinks: list[MetricsEvents | ApacheEvents] = [MetricsEvents(self.metrics, SystemClock())]
+        self.sinks: list[ReplicatorMetricsEvents | ApacheEvents] = [
+            ReplicatorMetricsEvents(self.metrics, SystemClock())
+        ]
         if has_apache_names:
             apache = ApacheEvents()
             self.metrics.registry.register(apache)
@@ -167,7 +169,7 @@ async def _run(
     if ports is None:
         return ExitCode.OK
     stack.push_async_callback(ports.store.close)
-    progress = Progress()
+    progress = ReplicatorProgress()
     store = ports.store
     is_from_file = settings.topology_file is not None
     feed = make_placement_feed(
@@ -289,7 +291,7 @@ def _say(event: Mapping[str, str], text: str, settings: ReplicatorSettings, stdo
     stdout.flush()
 
 
-def _totals(snapshot: Snapshot) -> dict[str, int]:
+def _totals(snapshot: ProgressCounts) -> dict[str, int]:
     totals = {ending.value: count for ending, count in snapshot.endings}
     figures = {"fragments": snapshot.fragments, "entries": snapshot.entries, "bytes": snapshot.bytes}
     return totals | figures | {"recovered": snapshot.recovered}

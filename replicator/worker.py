@@ -33,7 +33,7 @@ from bookie.runtime.retry import GrowingPause
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.waiting import all_completed, first_of
 from replicator.copying.copier import Copier
-from replicator.copying.pace import Pace
+from replicator.copying.pace import CopyPace
 from replicator.copying.pull import Pulls
 from replicator.copying.shared_limits import SharedLimits
 from replicator.copying.throttle import ByteBudget
@@ -42,7 +42,7 @@ from replicator.knowledge.absence import Absences
 from replicator.knowledge.returns import Returns
 from replicator.ports import RepairPorts
 from replicator.queue.grace import GracePeriods
-from replicator.queue.ordering import FAILING_KINDS, Candidate, Kind
+from replicator.queue.ordering import FAILING_KINDS, Candidate, QueueKind
 from replicator.queue.repayment import Repayment
 from replicator.queue.standby import Standby, StandbyEnd
 from replicator.queue.task_queue import TaskQueue, Turn
@@ -50,7 +50,7 @@ from replicator.repair.context import RepairContext
 from replicator.repair.lease import Lease, other_node_paths
 from replicator.repair.ledger_repair import LedgerRepair
 from replicator.settings import ReplicatorSettings
-from replicator.telemetry.events import Ending, EventSink, Load, QueueState, TaskResult
+from replicator.telemetry.events import Ending, EventSink, QueueState, TaskResult, WorkerLoad
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Worker:
         self._settings = settings
         self._events = events
         self._owner = owner
-        self._pace = Pace(ports.clock, settings.bytes_per_second)
+        self._pace = CopyPace(ports.clock, settings.bytes_per_second)
         pulls = Pulls(ports.recent.service_info, ports.clock) if settings.is_pulling else None
         self._copier = Copier(
             transport=ports.transport,
@@ -126,7 +126,7 @@ class Worker:
         """The rank of each ledger in ``_running``."""
         self._large_ranks: dict[LedgerId, int] = {}
         """The rank of each large ledger in ``_running``."""
-        self._failing: dict[LedgerId, Kind] = {}
+        self._failing: dict[LedgerId, QueueKind] = {}
         """The kind of each ledger in ``_running`` that fails again and again."""
         self._was_last_failing = False
         """Whether the last turn that started was of such a ledger."""
@@ -139,9 +139,9 @@ class Worker:
         self._limits = SharedLimits(CopyLimitsStore(ports.store, ports.cluster.root), ports, self._pace, owner)
         self._fatal: FatalError | None = None
 
-    def load(self) -> Load:
+    def load(self) -> WorkerLoad:
         """Return the current load."""
-        return Load(
+        return WorkerLoad(
             ledgers_in_flight=len(self._running),
             bytes_in_flight=self._copier.budget.held_bytes,
             bytes_per_second=self._pace.bytes_per_second,
@@ -162,7 +162,7 @@ class Worker:
     def set_rate(self, bytes_per_second: int) -> None:
         """Change the copy rate (0: unlimited), starting with the next batch.
 
-        Requests to read and to add are limited separately (``Pace``).
+        Requests to read and to add are limited separately (``CopyPace``).
 
         Raises:
             ValueError: the rate is negative.
@@ -378,7 +378,7 @@ class Worker:
             turn = self._queue.take(passed_over)
             assert turn is not None, "there is a next task"
             if turn.ledger_id not in self._running:
-                self._was_last_failing = turn.kind is not Kind.REGULAR
+                self._was_last_failing = turn.kind is not QueueKind.REGULAR
                 if self._was_last_failing:
                     self._failing[turn.ledger_id] = turn.kind
                 self._ranks[turn.ledger_id] = turn.rank
@@ -392,7 +392,7 @@ class Worker:
     def _large_limit(self) -> int:
         return min(self._settings.ledgers_in_flight, LARGE_IN_FLIGHT_MAX)
 
-    def _kinds_passed_over(self) -> Collection[Kind]:
+    def _kinds_passed_over(self) -> Collection[QueueKind]:
         """Return the kinds of failing ledgers that must wait: their places are in use, or another ledger is next.
 
         A failing ledger and another one start in turn, which matters if there are few places.
@@ -401,10 +401,10 @@ class Worker:
             other = self._queue.first(FAILING_KINDS)
             if other is not None and self._has_capacity(other):
                 return FAILING_KINDS
-        large = sum(kind is Kind.FAILING_LARGE for kind in self._failing.values())
+        large = sum(kind is QueueKind.FAILING_LARGE for kind in self._failing.values())
         if len(self._failing) >= max(1, self._settings.ledgers_in_flight // FAILING_SHARE):
             return FAILING_KINDS
-        return (Kind.FAILING_LARGE,) if large >= max(1, self._large_limit // FAILING_SHARE) else ()
+        return (QueueKind.FAILING_LARGE,) if large >= max(1, self._large_limit // FAILING_SHARE) else ()
 
     def _has_capacity(self, candidate: Candidate) -> bool:
         """Whether the next task may start. Tasks of a kind start in the order of the queue.

@@ -11,7 +11,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from bookie.metadata.pulsar.decoding import Copy, LedgerReference
+from bookie.metadata.pulsar.decoding import EntriesLocation, LedgerReference
 
 
 class Claim(enum.IntEnum):
@@ -51,9 +51,9 @@ REFERENCE_SCHEMA: Final = pa.schema(
 
 def claim_of(reference: LedgerReference) -> Claim:
     """Return what a reference implies for its ledger."""
-    if reference.copy is Copy.BOOKKEEPER:
+    if reference.copy is EntriesLocation.BOOKKEEPER:
         return Claim.EMPTY if reference.is_empty else Claim.ENTRIES
-    return Claim.OFFLOADED if reference.copy is Copy.OFFLOADED else Claim.ALSO_ELSEWHERE
+    return Claim.OFFLOADED if reference.copy is EntriesLocation.OFFLOADED else Claim.ALSO_ELSEWHERE
 
 
 def ledgers_column(ledgers: Sequence[Sequence[LedgerReference]]) -> pa.Array:

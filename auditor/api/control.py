@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bookie.metadata.bookies.maintenance import Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.errors import ConflictError, PermanentError
@@ -122,7 +122,7 @@ class ServiceStatus:
     lost: Sequence[LostBookie] = ()
     held_because: str = ""
     """Why the mass-loss brake holds; empty: it does not hold."""
-    windows: Sequence[Window] = ()
+    windows: Sequence[MaintenanceWindow] = ()
     """The open maintenance windows."""
     problems: Sequence[str] = ()
     """Operations that the store refused. This process cannot be an auditor until an operator removes the cause."""

@@ -13,7 +13,6 @@ from typing_extensions import override
 from auditor.api.operations_port import (
     ALL_MARKS,
     MARKS_EXAMINED_MAX,
-    BookieState,
     BookieView,
     MarkFilter,
     MarkPage,
@@ -24,7 +23,7 @@ from auditor.api.operations_port import (
 )
 from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown, unaudited
-from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.bookies.registration import Bookies, BookieState, Registrations, state_of
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable, Versioned
 from bookie.metadata.port import MetadataStore
@@ -43,7 +42,7 @@ from bookie.wire.requests import Info
 T = TypeVar("T")
 
 
-class Snapshot(Generic[T]):
+class CachedAnswer(Generic[T]):
     """The last answer of ``ask``."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]], kept_s: float, clock: Clock) -> None:
@@ -98,7 +97,7 @@ class StoreOperations(Operations):
         self._drains = Drains(store, cluster.root)
         self._down = FirstSeenDown(store, cluster.root)
         self._transport = transport
-        self._bookies = Snapshot(self._read_bookies, _BOOKIE_FIGURES_TTL_S, clock)
+        self._bookies = CachedAnswer(self._read_bookies, _BOOKIE_FIGURES_TTL_S, clock)
 
     @override
     async def list_tasks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> TaskPage:
@@ -176,8 +175,8 @@ class StoreOperations(Operations):
     async def _bookie_view(self, bookie: BookieId, registered: Bookies) -> BookieView:
         info = await self._registrations.service_info(bookie) if bookie in registered.registered else None
         if info is None:
-            return BookieView(bookie, BookieState.LOST)
-        state = BookieState.READ_ONLY if bookie in registered.read_only else BookieState.WRITABLE
+            return BookieView(bookie, BookieState.UNREGISTERED)
+        state = state_of(bookie, registered)
         if not info.endpoints:
             return BookieView(bookie, state)
         endpoint = info.endpoints[0]

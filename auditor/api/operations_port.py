@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from bookie.metadata.bookies.registration import BookieState
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.metadata.tasks.underreplication import UnreadableTask
@@ -23,14 +24,6 @@ class TaskState(enum.StrEnum):
     WAITING = "waiting"
     IN_PROGRESS = "in_progress"
     PARKED = "parked"
-
-
-class BookieState(enum.StrEnum):
-    """How a known bookie is registered."""
-
-    WRITABLE = "writable"
-    READ_ONLY = "read_only"
-    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,13 +113,15 @@ def bookie(
     Adds, reads from caches and from the disk, recovery, scrub, and bytes written for each byte stored. `--megabytes 4
     --rounds 1` takes about a minute. Without Java, only `storage` is measured; without Apache's jars, only this bookie.
     """
-    from auditor.bench.bookies.comparison import PAYLOADS, WRITERS, BookieBenchmark, Part
+    from auditor.bench.bookies.comparison import PAYLOADS, WRITERS, BookieBenchmark, Measurement
     from auditor.bench.bookies.comparison import run as measure
     from auditor.bench.bookies.figures import HEADINGS, NUMBERS, measured, row
 
-    if part not in tuple(Part):
-        raise typer.BadParameter(f"{part!r}: need one of {', '.join(Part)}", param_hint="--part")
-    settings = BookieBenchmark(Part(part), tuple(entry_bytes or PAYLOADS), tuple(writers or WRITERS), megabytes, rounds)
+    if part not in tuple(Measurement):
+        raise typer.BadParameter(f"{part!r}: need one of {', '.join(Measurement)}", param_hint="--part")
+    settings = BookieBenchmark(
+        Measurement(part), tuple(entry_bytes or PAYLOADS), tuple(writers or WRITERS), megabytes, rounds
+    )
     figures = run(measure(settings, print_note))
     if output is OutputFormat.JSON:
         print_json("BookieBenchmark", **figures)
@@ -375,14 +377,14 @@ def versus_apache(
     from auditor.bench.versus_apache import comparison as bench
     from auditor.bench.versus_apache.repairs import ENTRY_BYTES, SHAPES
 
-    if part not in tuple(bench.Part):
-        raise typer.BadParameter(f"{part!r}: need one of {', '.join(bench.Part)}", param_hint="--part")
+    if part not in tuple(bench.ComparisonPart):
+        raise typer.BadParameter(f"{part!r}: need one of {', '.join(bench.ComparisonPart)}", param_hint="--part")
     try:
         shapes = tuple(map(bench.parse_shape, shape or ())) or SHAPES
     except bench.InvalidShapeError as error:
         raise typer.BadParameter(str(error), param_hint="--shape") from None
     settings = bench.VersusSettings(
-        bench.Part(part),
+        bench.ComparisonPart(part),
         tuple(ledgers or bench.LEDGERS),
         megabytes,
         shapes,

@@ -12,7 +12,7 @@ from bookie.client.ports import ClientPorts
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown, unaudited
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.port import MetadataStore
-from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.metadata.tasks.parked import ParkedTasks
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.ids import BookieId, LedgerId
@@ -69,9 +69,9 @@ class Actor:
         await changes_of(client).record(self.name, self.via, action, detail)
 
 
-def changes_of(client: ClusterClient) -> Changes:
+def changes_of(client: ClusterClient) -> ChangeRecords:
     """Return the record of changes of the client's cluster."""
-    return Changes(client.store, client.cluster.root, client.ports.clock)
+    return ChangeRecords(client.store, client.cluster.root, client.ports.clock)
 
 
 async def known_bookies(client: ClusterClient) -> frozenset[BookieId]:

@@ -11,7 +11,7 @@ from auditor.operating.drains import Counting, registered_as, silent
 from auditor.safety.accepted import valid_accepted_losses
 from auditor.safety.draining import Left, holdings_of, judge
 from auditor.safety.holdings import TOPICS_SHOWN_MAX, HeldLedgers
-from auditor.safety.scan import ScanResult, count
+from auditor.safety.scan import LedgerScanResult, count
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.tasks.decisions import Decision, Decisions
 from bookie.model.ids import BookieId, LedgerId
@@ -91,7 +91,7 @@ async def drain_status(client: ClusterClient, bookies: Sequence[BookieId]) -> Do
     drains = await Drains(client.store, client.cluster.root).read()
     chosen = tuple(bookies) or tuple(sorted(drains))
     await check_names_or_in_ledgers(client, [bookie for bookie in chosen if bookie not in drains])
-    left = await remaining_data_on(client, chosen) if chosen else Left(HeldLedgers(), ScanResult())
+    left = await remaining_data_on(client, chosen) if chosen else Left(HeldLedgers(), LedgerScanResult())
     return status_document(await observe_drains(client, chosen, drains, left))
 
 

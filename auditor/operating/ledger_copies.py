@@ -67,7 +67,7 @@ class EntryRanges:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class EntryWindow:
     """Consecutive entries, in one or several fragments."""
 
     entries: Sequence[EntryId]
@@ -76,7 +76,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCopies:
     """The entries of a window by the answer of a bookie. The other entries placed on it are unknown (S6)."""
 
     good: AbstractSet[EntryId] = frozenset()
@@ -121,7 +121,7 @@ class BookieCopies:
         """Whether the bookie has a bad copy other than those whose loss was accepted."""
         return self.damaged.count > 0 or self.absent.count > self.accepted
 
-    def add(self, placed: Sequence[EntryId], found: Found, accepted: AbstractSet[EntryId] = frozenset()) -> None:
+    def add(self, placed: Sequence[EntryId], found: FoundCopies, accepted: AbstractSet[EntryId] = frozenset()) -> None:
         """Add the copies of a window. ``accepted`` are entries whose loss on this bookie was accepted."""
         before, self.expected = self.expected, self.expected + len(placed)
         self.good += len(found.good)
@@ -163,18 +163,18 @@ class LedgerCopies:
         """Whether the state of any copy is unknown."""
         return any(copies.unknown for copies in self.bookies.values())
 
-    def add(self, window: Window, found: Mapping[BookieId, Found], states: Mapping[BookieId, str]) -> None:
+    def add(self, window: EntryWindow, found: Mapping[BookieId, FoundCopies], states: Mapping[BookieId, str]) -> None:
         """Add the copies of a window. Bookies that are not in ``found`` received no request."""
         without = set(window.entries).difference(*(each.good for each in found.values()))
         for bookie, placed in window.placed.items():
             copies = self.bookies.setdefault(bookie, BookieCopies(bookie, states[bookie]))
-            copies.add(placed, found.get(bookie, Found()), self._accepted(bookie, without))
+            copies.add(placed, found.get(bookie, FoundCopies()), self._accepted(bookie, without))
         if without:
             for number, entry_id in enumerate(window.entries, self.entries):
                 if entry_id in without:
                     self.without_good.add(number, entry_id)
             for bookie in window.placed.keys() - self.perhaps_on:
-                seen = found.get(bookie, Found())
+                seen = found.get(bookie, FoundCopies())
                 if not without.intersection(window.placed[bookie]) <= seen.damaged | seen.absent:
                     self.perhaps_on.add(bookie)
         self.entries += len(window.entries)
@@ -223,7 +223,7 @@ def copies_count(metadata: LedgerMetadata, bookies: AbstractSet[BookieId], *, is
     return count
 
 
-def windows(metadata: LedgerMetadata, *, is_tail_written: bool) -> Iterator[Window]:
+def windows(metadata: LedgerMetadata, *, is_tail_written: bool) -> Iterator[EntryWindow]:
     """Yield the judged entries in their order."""
     judged = _judged(metadata, is_tail_written=is_tail_written)
     while part := list(itertools.islice(judged, WINDOW_ENTRIES)):
@@ -231,7 +231,7 @@ def windows(metadata: LedgerMetadata, *, is_tail_written: bool) -> Iterator[Wind
         for entry_id, members in part:
             for member in members:
                 placed.setdefault(member, []).append(entry_id)
-        yield Window([entry_id for entry_id, _ in part], placed)
+        yield EntryWindow([entry_id for entry_id, _ in part], placed)
 
 
 def _judged(metadata: LedgerMetadata, *, is_tail_written: bool) -> Iterator[tuple[EntryId, tuple[BookieId, ...]]]:

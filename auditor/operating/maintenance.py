@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from auditor.operating.client import Actor, ClusterClient, Document, RefusedError, check_names
 from auditor.operating.racks import bookies_of_rack
-from bookie.metadata.bookies.maintenance import BOOKIES_MAX, MaintenanceWindows, Window
+from bookie.metadata.bookies.maintenance import BOOKIES_MAX, MaintenanceWindow, MaintenanceWindows
 from bookie.model.ids import BookieId, bookie_id
 from bookie.model.times import rfc3339, rfc3339_if_known
 from bookie.model.topology import Topology, location
@@ -26,7 +26,7 @@ def window_target(text: str) -> str:
     return f"{RACK}{location(text.removeprefix(RACK))}" if text.startswith(RACK) else bookie_id(text)
 
 
-def window_document(window: Window) -> Document:
+def window_document(window: MaintenanceWindow) -> Document:
     """Return a maintenance window as JSON. Pure."""
     return {
         "target": window.target,
@@ -87,7 +87,7 @@ async def start_window(
     if len(bookies) > BOOKIES_MAX:
         raise RefusedError(f"{target} has {len(bookies)} bookies; a window may name {BOOKIES_MAX}")
     now_ms = client.ports.clock.epoch_ms()
-    window = Window(
+    window = MaintenanceWindow(
         target, bookies, actor.name, now_ms, now_ms + span_s * 1000, is_critical_held, note.strip()[:NOTE_MAX]
     )
     if not is_dry_run:

@@ -9,7 +9,7 @@ from typing import Final
 from auditor.operating.client import ClusterClient, Document, check_names_or_in_ledgers
 from auditor.operating.doubted import doubts
 from auditor.operating.owners import owner_text, with_owners
-from auditor.safety.scan import Advance, ScanResult, count, scan
+from auditor.safety.scan import Advance, LedgerScanResult, count, scan
 from auditor.safety.stopping import Risk, Worst, room_problems, worst_fragment_risk
 from bookie.metadata.bookies.registration import Bookies
 from bookie.model.ids import BookieId, LedgerId
@@ -72,7 +72,7 @@ async def _risks(
     is_strict: bool,
     worst_max: int,
     counting: Counting,
-) -> tuple[Worst, ScanResult]:
+) -> tuple[Worst, LedgerScanResult]:
     worst, ports = Worst(worst_max), client.ports
     doubted = await doubts(client)
 

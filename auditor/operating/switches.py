@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from auditor.operating.client import Actor, ClusterClient, Document
-from bookie.metadata.tasks.changes import Change
+from bookie.metadata.tasks.changes import OperatorChange
 from bookie.metadata.tasks.switches import DELAY_S_MAX, AlreadyDisabledError, AlreadyEnabledError, InvalidDelayError
 from bookie.model.times import rfc3339_if_known
 
@@ -64,7 +64,7 @@ async def set_delay(client: ClusterClient, actor: Actor, seconds: int, *, is_dry
     return {"dry_run": is_dry_run, "lost_bookie_delay_seconds": seconds, "before_seconds": before}
 
 
-def change_row(change: Change) -> Document:
+def change_row(change: OperatorChange) -> Document:
     """Return a record of a change as a document."""
     return {
         "at": rfc3339_if_known(change.at_ms),

@@ -25,9 +25,9 @@ from typing_extensions import override
 from auditor.operating.client import Actor, ClusterClient, Document
 from auditor.operating.ledger_copies import (
     EntryRanges,
-    Found,
+    EntryWindow,
+    FoundCopies,
     LedgerCopies,
-    Window,
     accepted_entries,
     copies_count,
     judged_end,
@@ -54,7 +54,7 @@ from bookie.runtime.waiting import all_or_first_error
 from bookie.wire.port import AddBatch, AddReply, ListReply, ReadReply, ReplyT, Request, Status, Transport
 from bookie.wire.requests import Read
 from replicator.copying.throttle import Throttle
-from replicator.knowledge.holdings import Holdings
+from replicator.knowledge.holdings import HoldingsReader
 
 BYTES_PER_SECOND_DEFAULT: Final = 32 << 20
 """Default rate: a few percent of the rate of disks and networks, so that clients are hardly delayed."""
@@ -114,7 +114,7 @@ class Verifier:
         ledger = await ports.ledgers.read(ledger_id)
         bookies = await ports.registrations.list()  # read after the metadata (R2)
         of = states(ledger.metadata, bookies, (await drains.read()).keys())
-        holdings = Holdings(ports.transport, ports.clock)
+        holdings = HoldingsReader(ports.transport, ports.clock)
         is_tail_written = not ledger.metadata.is_closed and await holdings.is_tail_written(ledger, bookies)
         accepted = await self._accepted(ledger, bookies)
         copies = LedgerCopies(() if accepted is None else accepted_entries(accepted.lost))
@@ -347,10 +347,10 @@ def _positions(metadata: LedgerMetadata, bookie: BookieId) -> set[tuple[EntryId,
     }
 
 
-async def _read(window: Window, members: Mapping[BookieId, _Member]) -> dict[BookieId, Found]:
+async def _read(window: EntryWindow, members: Mapping[BookieId, _Member]) -> dict[BookieId, FoundCopies]:
     """Read a window from each of ``members``; the result omits other bookies."""
     places = asyncio.Semaphore(_CONCURRENT_BOOKIES_MAX)
-    found: dict[BookieId, Found] = {}
+    found: dict[BookieId, FoundCopies] = {}
 
     async def read(member: _Member, placed: Sequence[EntryId]) -> None:
         async with places:
@@ -373,10 +373,10 @@ class _Member:
     listed: ListReply | None = None
     """Its list of entries, requested only if some entries are damaged or cannot be read."""
 
-    async def read(self, placed: Sequence[EntryId]) -> Found:
+    async def read(self, placed: Sequence[EntryId]) -> FoundCopies:
         """Read entries."""
         if self.silence:
-            return Found(detail=self.silence)
+            return FoundCopies(detail=self.silence)
         good: set[EntryId] = set()
         damaged: set[EntryId] = set()
         unread: set[EntryId] = set()
@@ -401,7 +401,7 @@ class _Member:
                 damaged |= unread
             elif unread:
                 detail = detail or f"reading entry {min(unread)}: IO_ERROR"
-        return Found(good, damaged, absent, detail, self._lists_some(damaged))
+        return FoundCopies(good, damaged, absent, detail, self._lists_some(damaged))
 
     @property
     def _digest(self) -> Digest | None:

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from auditor.progress import Display, Step
+from auditor.progress import Display, ProgressStep
 from auditor.quickstart import workload_plan as plan
 from auditor.quickstart.proof import ProofFailedError, prove_readable
 from auditor.quickstart.workload import LiveLedger, WrittenLedger, write_and_close
@@ -80,7 +80,7 @@ async def kill_bookie_under_load(tour: Tour, display: Display) -> None:
 
 
 async def _write_while_killing(
-    live: list[LiveLedger], left_open: LiveLedger, victim: EmbeddedBookie, step: Step
+    live: list[LiveLedger], left_open: LiveLedger, victim: EmbeddedBookie, step: ProgressStep
 ) -> None:
     """Kill when every writer has acknowledged entries; each still has most of its entries to write."""
     acked: Counter[int] = Counter()
@@ -124,7 +124,7 @@ def _process_of(tour: Tour, bookie: BookieId) -> EmbeddedBookie:
     return next(process for process in tour.cluster.bookies if process.bookie_id == bookie)
 
 
-async def _close(ledgers: list[LiveLedger], step: Step | None) -> None:
+async def _close(ledgers: list[LiveLedger], step: ProgressStep | None) -> None:
     for ledger in ledgers:
         await ledger.writer.close()
         if step is not None:
@@ -143,7 +143,7 @@ async def _wait_unregistered(tour: Tour, bookie: BookieId) -> None:
         raise ProofFailedError(f"the killed bookie {bookie} is still registered after {deadline}") from None
 
 
-def _sum_up(step: Step, written: list[WrittenLedger]) -> None:
+def _sum_up(step: ProgressStep, written: list[WrittenLedger]) -> None:
     entries = sum(len(known.hashes) for known in written)
     step.result.count = f"{counted(len(written), 'ledger')}, {counted(entries, 'entry')}"
     step.result.size_bytes = sum(known.payload_bytes for known in written)

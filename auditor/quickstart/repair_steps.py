@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet as parquet
 
-from auditor.progress import Display, Step
+from auditor.progress import Display, ProgressStep
 from auditor.quickstart.proof import ExpectedFinding, ProofFailedError, prove_copies, recount_loss, with_its_end
 from auditor.quickstart.settings import OPEN_LEDGER_GRACE_S
 from auditor.quickstart.shortfall import LedgerShortfall, recount_shortfalls
@@ -139,7 +139,7 @@ def _start_replicator(tour: Tour, number: int) -> ManagedProcess:
     )
 
 
-async def _wait_repaired(tour: Tour, processes: list[ManagedProcess], total: int, step: Step) -> None:
+async def _wait_repaired(tour: Tour, processes: list[ManagedProcess], total: int, step: ProgressStep) -> None:
     step.total(total)
     try:
         async with asyncio.timeout(_REPAIR_DEADLINE_S):
@@ -160,7 +160,7 @@ async def _wait_repaired(tour: Tour, processes: list[ManagedProcess], total: int
         ) from None
 
 
-async def _settle_left_open(tour: Tour, step: Step) -> None:
+async def _settle_left_open(tour: Tour, step: ProgressStep) -> None:
     """Find the end of the ledger without a writer, so that it can be verified like any other."""
     assert tour.left_open is not None
     acknowledged = len(tour.left_open.hashes)
@@ -172,7 +172,7 @@ async def _settle_left_open(tour: Tour, step: Step) -> None:
     )
 
 
-async def _settle_parked(tour: Tour, step: Step) -> None:
+async def _settle_parked(tour: Tour, step: ProgressStep) -> None:
     parks = await tour.client.parked.list()
     tour.parked = {park.ledger_id: park.reason.value for park in parks}
     for reason, explained in _PARK_REASON_TEXTS.items():

@@ -17,7 +17,7 @@ SHAPES: Final = ((1, 1, 1), (3, 3, 2), (3, 2, 2), (5, 3, 2))
 _ROUNDS: Final = 3
 
 
-class Kind(enum.Enum):
+class LedgerContent(enum.Enum):
     """The content of a ledger of the tour, and what happens to it."""
 
     EMPTY = "empty"
@@ -33,7 +33,7 @@ class Kind(enum.Enum):
 class LedgerSpec:
     """One ledger to write. ``sizes`` are payload bytes, in order."""
 
-    kind: Kind
+    kind: LedgerContent
     options: LedgerOptions
     sizes: tuple[int, ...]
     password: bytes
@@ -48,26 +48,26 @@ class LedgerSpec:
 
 def settled_ledgers(rng: random.Random) -> list[LedgerSpec]:
     """Return the ledgers that are written and closed before the kill: 192, about 60 MiB."""
-    kinds = (Kind.EMPTY, Kind.ONE_ENTRY, Kind.SMALL, Kind.MIXED)
+    kinds = (LedgerContent.EMPTY, LedgerContent.ONE_ENTRY, LedgerContent.SMALL, LedgerContent.MIXED)
     return [_spec(rng, *row) for _ in range(_ROUNDS) for row in itertools.product(kinds, SHAPES, DigestType)]
 
 
 def fragmented_ledgers(rng: random.Random) -> list[LedgerSpec]:
     """Return the ledgers during whose writing a bookie is stopped."""
-    return [_spec(rng, Kind.FRAGMENTED, *row) for row in itertools.product(SHAPES, DigestType)]
+    return [_spec(rng, LedgerContent.FRAGMENTED, *row) for row in itertools.product(SHAPES, DigestType)]
 
 
 def live_ledgers(rng: random.Random) -> list[LedgerSpec]:
     """Return the ledgers that are being written while a bookie is killed."""
-    return [_spec(rng, Kind.LIVE, *row) for row in itertools.product(SHAPES, DigestType)]
+    return [_spec(rng, LedgerContent.LIVE, *row) for row in itertools.product(SHAPES, DigestType)]
 
 
 def left_open_ledger(rng: random.Random) -> LedgerSpec:
     """Return the ledger whose writer dies together with the bookie, so that it is never closed."""
-    return _spec(rng, Kind.LEFT_OPEN, (3, 2, 2), DigestType.CRC32C)
+    return _spec(rng, LedgerContent.LEFT_OPEN, (3, 2, 2), DigestType.CRC32C)
 
 
-def _spec(rng: random.Random, kind: Kind, shape: tuple[int, int, int], digest: DigestType) -> LedgerSpec:
+def _spec(rng: random.Random, kind: LedgerContent, shape: tuple[int, int, int], digest: DigestType) -> LedgerSpec:
     custom = (("application", b"quickstart"), ("kind", kind.value.encode()))
     return LedgerSpec(
         kind=kind,
@@ -79,15 +79,15 @@ def _spec(rng: random.Random, kind: Kind, shape: tuple[int, int, int], digest: D
     )
 
 
-def _sizes(rng: random.Random, kind: Kind) -> tuple[int, ...]:
+def _sizes(rng: random.Random, kind: LedgerContent) -> tuple[int, ...]:
     match kind:
-        case Kind.EMPTY:
+        case LedgerContent.EMPTY:
             return ()
-        case Kind.ONE_ENTRY:
+        case LedgerContent.ONE_ENTRY:
             return (rng.randint(1, 2000),)
-        case Kind.MIXED:
+        case LedgerContent.MIXED:
             return (0, 1, rng.randint(2, 300), 4096, 65_536, ENTRY_PAYLOAD_MAX, 0, rng.randint(1, 2000))
-        case Kind.SMALL | Kind.FRAGMENTED | Kind.LEFT_OPEN:
+        case LedgerContent.SMALL | LedgerContent.FRAGMENTED | LedgerContent.LEFT_OPEN:
             return tuple(rng.randint(100, 1500) for _ in range(160))
-        case Kind.LIVE:
+        case LedgerContent.LIVE:
             return tuple(rng.randint(100, 900) for _ in range(400))

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from auditor.safety.holdings import HeldLedgers
-from auditor.safety.scan import Advance, ScanResult, scan
+from auditor.safety.scan import Advance, LedgerScanResult, scan
 from bookie.client.ports import ClientPorts
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
 from bookie.metadata.tasks.decisions import Decision, accepted_in
@@ -35,7 +35,7 @@ class Left:
     """The data that is still on certain bookies, and why."""
 
     holdings: HeldLedgers
-    scanned: ScanResult
+    scanned: LedgerScanResult
     unmarked: list[LedgerId] = field(default_factory=list)
     """Ledgers without a task for the bookie: no worker repairs them."""
     unreadable_marks: int = 0
@@ -61,7 +61,7 @@ async def holdings_of(
     bookies: Collection[BookieId],
     advance: Advance,
     accepted: Mapping[LedgerId, Decision] = _NONE_ACCEPTED,
-) -> tuple[HeldLedgers, ScanResult]:
+) -> tuple[HeldLedgers, LedgerScanResult]:
     """Read all ledgers once, and return the data on ``bookies``. ``accepted`` has valid accepted losses.
 
     Raises:
@@ -80,13 +80,13 @@ async def read_holdings_of_ledgers(
     bookies: Collection[BookieId],
     ids: Sequence[LedgerId],
     accepted: Mapping[LedgerId, Decision] = _NONE_ACCEPTED,
-) -> tuple[HeldLedgers, ScanResult]:
+) -> tuple[HeldLedgers, LedgerScanResult]:
     """Return the data on ``bookies`` as ``holdings_of`` does, but only of these ledgers.
 
     Raises:
         StoreUnavailableError: no answer.
     """
-    found, wanted, result = HeldLedgers(), frozenset(bookies), ScanResult()
+    found, wanted, result = HeldLedgers(), frozenset(bookies), LedgerScanResult()
     for start in range(0, len(ids), _READ_LEDGERS):
         part = ids[start : start + _READ_LEDGERS]
         for ledger_id, metadata in zip(part, await ledgers.read_many_metadata(part), strict=True):
@@ -98,7 +98,7 @@ async def read_holdings_of_ledgers(
     return found, result
 
 
-async def judge(holdings: HeldLedgers, scanned: ScanResult, tasks: UnderReplication, parked: ParkedTasks) -> Left:
+async def judge(holdings: HeldLedgers, scanned: LedgerScanResult, tasks: UnderReplication, parked: ParkedTasks) -> Left:
     """Find the reason why each remaining ledger waits.
 
     Raises:

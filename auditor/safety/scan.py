@@ -37,7 +37,7 @@ class Shape:
 
 
 @dataclass(slots=True)
-class ScanResult:
+class LedgerScanResult:
     """The result of a scan, in addition to the visited ledgers."""
 
     ledgers: int = 0
@@ -53,7 +53,7 @@ class ScanResult:
         return self.unreadable_count == 0
 
 
-async def scan(ledgers: LedgerStore, bookies: Collection[BookieId], visit: Visit, advance: Advance) -> ScanResult:
+async def scan(ledgers: LedgerStore, bookies: Collection[BookieId], visit: Visit, advance: Advance) -> LedgerScanResult:
     """Read all ledgers and call ``visit`` for those with one of ``bookies``, in tree order.
 
     Args:
@@ -66,7 +66,7 @@ async def scan(ledgers: LedgerStore, bookies: Collection[BookieId], visit: Visit
         NotAClusterError: there is no such cluster.
         StoreUnavailableError: no answer; there is no result.
     """
-    result = ScanResult()
+    result = LedgerScanResult()
     wanted = frozenset(bookies)
     needles = [bookie.encode() for bookie in sorted(wanted)]
     reading = ledger_chunks(ledgers)
@@ -88,13 +88,13 @@ async def scan(ledgers: LedgerStore, bookies: Collection[BookieId], visit: Visit
 
 async def scan_ids(
     ledgers: LedgerStore, ids: Sequence[LedgerId], bookies: Collection[BookieId], visit: Visit, advance: Advance
-) -> ScanResult:
+) -> LedgerScanResult:
     """Read ledgers as ``scan`` does, but only these ids; deleted ledgers are skipped.
 
     Raises:
         StoreUnavailableError: no answer; there is no result.
     """
-    result = ScanResult()
+    result = LedgerScanResult()
     wanted = frozenset(bookies)
     needles = [bookie.encode() for bookie in sorted(wanted)]
     for start in range(0, len(ids), CHUNK):
@@ -116,7 +116,7 @@ async def count(ledgers: LedgerStore) -> int:
 
 
 def _scan_ledger(
-    result: ScanResult,
+    result: LedgerScanResult,
     ledger_id: LedgerId,
     data: bytes,
     wanted: frozenset[BookieId],
@@ -139,7 +139,7 @@ def _scan_ledger(
         visit(ledger_id, metadata)
 
 
-def _note(result: ScanResult, seen: PartialMetadata) -> None:
+def _note(result: LedgerScanResult, seen: PartialMetadata) -> None:
     result.ledgers += 1
     if not seen.is_closed:
         result.unclosed[Shape(seen.ensemble_size, seen.write_quorum)] += 1

@@ -81,7 +81,7 @@ def leader_ports(settings: ServiceSettings, leader: Callable[[], str], clock: Cl
 
 
 @dataclass(slots=True)
-class _Connection:
+class _RelayedConnection:
     target: tuple[str, int]
     moved_s: float
     """When a byte was last relayed, on the monotonic clock."""
@@ -106,7 +106,7 @@ class LeaderPort(Listener):
         self._clock = clock
         self._server: asyncio.Server | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._open: dict[asyncio.Task[None], _Connection] = {}
+        self._open: dict[asyncio.Task[None], _RelayedConnection] = {}
 
     @property
     def target(self) -> tuple[str, int]:
@@ -157,7 +157,7 @@ class LeaderPort(Listener):
         if not target[0] or len(self._open) >= CONNECTIONS_MAX:
             writer.transport.abort()
             return
-        connection = _Connection(target, self._clock.monotonic_s())
+        connection = _RelayedConnection(target, self._clock.monotonic_s())
         task = guarded("leader port", self._relay(connection, reader, writer))
         self._open[task] = connection
         task.add_done_callback(self._open.pop)
@@ -170,7 +170,9 @@ class LeaderPort(Listener):
                 if connection.target != target or now_s - connection.moved_s >= connection.idle_s_max:
                     task.cancel()
 
-    async def _relay(self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _relay(
+        self, connection: _RelayedConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         writers = [writer]
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -189,7 +191,9 @@ class LeaderPort(Listener):
             for each in writers:
                 each.transport.abort()
 
-    async def _pump(self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, connection: _RelayedConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         while data := await reader.read(_CHUNK_BYTES):
             connection.moved_s = self._clock.monotonic_s()
             writer.write(data)

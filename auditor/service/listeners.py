@@ -18,7 +18,7 @@ from auditor.api.settings import ApiSettings, ServerTls
 from auditor.api.upkeep_port import Upkeep
 from auditor.metrics.service_metrics import AuditorMetrics
 from auditor.service.events import ServiceEvents
-from auditor.service.service import AuditorService, Connection
+from auditor.service.service import AuditorService, StoreConnection
 from auditor.service.settings import ServiceSettings
 from bookie.client.resolve import RegistrationResolver
 from bookie.metadata.bookies.registration import Registrations
@@ -101,7 +101,7 @@ def api_settings(settings: ServiceSettings) -> ApiSettings:
     )
 
 
-class MetricsEvents(ServiceEvents):
+class ServiceMetricsEvents(ServiceEvents):
     """Counts the events of the service for its metrics."""
 
     def __init__(self, metrics: AuditorMetrics) -> None:
@@ -127,7 +127,7 @@ class MetricsEvents(ServiceEvents):
 class DeferredOperations(Operations):
     """``Operations`` of a cluster that may not be connected yet."""
 
-    def __init__(self, connection: Callable[[], Connection], clock: Clock, security: SecurityFiles) -> None:
+    def __init__(self, connection: Callable[[], StoreConnection], clock: Clock, security: SecurityFiles) -> None:
         """``connection`` raises StoreUnavailableError until there is one; ``security`` is for the bookies."""
         self._connection = connection
         self._clock = clock

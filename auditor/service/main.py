@@ -19,12 +19,12 @@ from auditor.service.addresses import report_base_url, trusted_proxies
 from auditor.service.events import EventFanout, ServiceEvents
 from auditor.service.fetched_reports import FetchedReports
 from auditor.service.leader_ports import leader_ports
-from auditor.service.listeners import Listener, MetricsEvents, api_listeners, listening, set_rates
+from auditor.service.listeners import Listener, ServiceMetricsEvents, api_listeners, listening, set_rates
 from auditor.service.peer_reports import ElectionPeerReports
 from auditor.service.report_directory import warn_if_unusable
 from auditor.service.runs.spark_holder import Spark, SparkHolder
 from auditor.service.runs.spark_runner import SparkRunner, session_settings
-from auditor.service.service import AuditorService, Connect, Connection, ServicePorts
+from auditor.service.service import AuditorService, Connect, ServicePorts, StoreConnection
 from auditor.service.settings import ServiceSettings
 from auditor.service.spark_tab import SparkTab
 from auditor.service.upkeep import OpenClient, ThreadedUpkeep
@@ -77,7 +77,7 @@ async def run_auditor(settings: ServiceSettings, config: ConfigSource | None = N
     counter = CountsApart(_session_of(settings), clock, settings.topology_file)
     ports = ServicePorts(
         runner=SparkRunner(holder, settings),
-        events=EventFanout((MetricsEvents(metrics), spark_watch)),
+        events=EventFanout((ServiceMetricsEvents(metrics), spark_watch)),
         clock=clock,
         rng=random.SystemRandom(),
         name=f"{settings.advertised_host or host}:{settings.http_port or os.getpid()}",
@@ -213,12 +213,12 @@ class SparkWatch(ServiceEvents):
 def _connect_to(settings: ServiceSettings) -> Connect:
     uri = parse_uri(settings.metadata_uri)
 
-    async def connect() -> Connection:
+    async def connect() -> StoreConnection:
         store = await ZooKeeperStore.connect(uri.hosts, session_timeout_s=settings.session_timeout_s)
         try:
             cluster = await open_cluster(store, uri)
             await claim_state_root(store, cluster.root)
-            return Connection(store, cluster)
+            return StoreConnection(store, cluster)
         except BaseException:
             await store.close()
             raise

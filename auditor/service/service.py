@@ -25,7 +25,7 @@ from auditor.service.runs.schedule import Schedule, Scheduler, period_s
 from auditor.service.settings import ServiceSettings
 from auditor.service.watch.backlog import backlog_counter
 from auditor.service.watch.bookie_watch import SETTLE_SESSIONS, BookieWatch, ObservedCluster, WatchPorts
-from auditor.service.watch.overview import BacklogSource, History, Overview
+from auditor.service.watch.overview import BacklogSource, Overview, RunHistory
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.maintenance import MaintenanceWindows
 from bookie.metadata.bookies.registration import Registrations
@@ -38,7 +38,7 @@ from bookie.metadata.runs.election import Election, Leadership
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.reaching import reached_unless_stopped
-from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.exit_codes import ExitCode
@@ -81,14 +81,14 @@ def _no_fault() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class StoreConnection:
     """A session with the store, and the cluster in it. The owner of the service closes it."""
 
     store: MetadataStore
     cluster: Cluster
 
 
-Connect = Callable[[], Awaitable[Connection]]
+Connect = Callable[[], Awaitable[StoreConnection]]
 """Opens a connection. Raises StoreUnavailableError if there is no answer (retried); other errors are final."""
 
 
@@ -139,7 +139,7 @@ class ServicePorts:
 class _Parts:
     """The parts of the service that need the store."""
 
-    connection: Connection
+    connection: StoreConnection
     election: Election
     tasks: UnderReplication
     runs: Runs
@@ -148,7 +148,7 @@ class _Parts:
     overview: Overview
     windows: MaintenanceWindows
     returned: ReturnedBookies
-    changes: Changes
+    changes: ChangeRecords
 
 
 class AuditorService(Control):
@@ -205,7 +205,7 @@ class AuditorService(Control):
             await connection.store.close()
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> StoreConnection:
         """The session and the cluster. They may be used until the service ends; only the service closes them.
 
         Raises:
@@ -219,7 +219,7 @@ class AuditorService(Control):
         settings, ports = self._settings, self._ports
         leadership = Leadership() if parts is None else parts.election.state
         seen = ObservedCluster() if parts is None else parts.watch.seen
-        history = History() if parts is None else parts.overview.history
+        history = RunHistory() if parts is None else parts.overview.history
         own = () if parts is None else parts.manager.running
         own_ids = {record.run_id for record in own}
         return ServiceStatus(
@@ -342,7 +342,7 @@ class AuditorService(Control):
             )
         return self._parts
 
-    async def _connected(self, connect: Connect, stop: asyncio.Event) -> Connection | None:
+    async def _connected(self, connect: Connect, stop: asyncio.Event) -> StoreConnection | None:
         """Connect, however long it takes; None if the service is stopped before that."""
         return await reached_unless_stopped(connect, self._ports.clock, stop)
 
@@ -554,11 +554,11 @@ class AuditorService(Control):
             async with asyncio.timeout(_RESIGN_DEADLINE_S):  # otherwise the end of the session removes the vote
                 await parts.election.resign()
 
-    def _make_parts(self, connection: Connection) -> _Parts:
+    def _make_parts(self, connection: StoreConnection) -> _Parts:
         settings, ports = self._settings, self._ports
         store, cluster = connection.store, connection.cluster
         election = Election(store, cluster.root, ports.name, ports.clock, session_timeout_s=settings.session_timeout_s)
-        runs, changes = Runs(store, cluster.root), Changes(store, cluster.root, ports.clock)
+        runs, changes = Runs(store, cluster.root), ChangeRecords(store, cluster.root, ports.clock)
         manager = RunManager(
             runs,
             election,

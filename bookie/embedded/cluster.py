@@ -137,6 +137,15 @@ class EmbeddedBookie:
         await self.running.wait(_STOP_GRACE_S)
 
 
+async def format_new_cluster(connect_string: str) -> None:
+    """Write the metadata of a new cluster at ``LEDGERS_ROOT`` to a ZooKeeper."""
+    store = await ZooKeeperStore.connect(connect_string)
+    try:
+        await format_cluster(store, LEDGERS_ROOT, rng=random.SystemRandom())
+    finally:
+        await store.close()
+
+
 class EmbeddedCluster:
     """ZooKeeper and bookies as child processes on this machine. Use ``start``, then ``async with``."""
 
@@ -198,11 +207,7 @@ class EmbeddedCluster:
             session_timeout_s=session_timeout_s,
         )
         try:
-            store = await ZooKeeperStore.connect(zookeeper.used_connect_string)
-            try:
-                await format_cluster(store, LEDGERS_ROOT, rng=random.SystemRandom())
-            finally:
-                await store.close()
+            await format_new_cluster(zookeeper.used_connect_string)
             await cluster.add_bookies(bookies)
         except BaseException:
             await cluster.stop()

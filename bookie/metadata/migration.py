@@ -30,7 +30,7 @@ class MigratedError(PermanentError):
     """The cluster's metadata is no longer in ZooKeeper, or is being copied away: nothing may be changed here."""
 
 
-class Phase(enum.Enum):
+class MigrationPhase(enum.Enum):
     """Phase of the migration; the values are the coordinator's words."""
 
     NOT_STARTED = "NOT_STARTED"
@@ -67,16 +67,16 @@ def refusal(data: bytes | None) -> str:
         return ""
     try:
         record = decode_record(data, _Record)
-        phase = Phase(record.phase)
+        phase = MigrationPhase(record.phase)
     except (UnreadableRecordError, ValueError):
         return f"a migration of the metadata is recorded in a form that cannot be read: {data[:_SHOWN_MAX]!r}"
     target = f" to {record.targetUrl[:_SHOWN_MAX]}" if record.targetUrl else ""
     match phase:
-        case Phase.NOT_STARTED | Phase.FAILED:
+        case MigrationPhase.NOT_STARTED | MigrationPhase.FAILED:
             return ""
-        case Phase.COMPLETED:
+        case MigrationPhase.COMPLETED:
             return f"the metadata of this cluster was migrated{target}; what is in ZooKeeper is an old copy"
-        case Phase.PREPARATION | Phase.COPYING:
+        case MigrationPhase.PREPARATION | MigrationPhase.COPYING:
             return f"the metadata of this cluster is being migrated{target} (phase {phase.value}); try again afterwards"
 
 

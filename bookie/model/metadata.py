@@ -176,11 +176,6 @@ class LedgerMetadata:
         kept = self.fragments[:-1] if self.last_fragment.first_entry_id == first_entry_id else self.fragments
         return replace(self, fragments=(*kept, Fragment(first_entry_id, members)))
 
-    def with_member(self, index: int, position: int, bookie: BookieId) -> LedgerMetadata:
-        """Return this metadata with ``bookie`` at ``position`` of fragment ``index``; all else is unchanged."""
-        old = self.fragments[index]
-        return self.with_members({index: (*old.members[:position], bookie, *old.members[position + 1 :])})
-
     def with_members(self, changed: Mapping[int, tuple[BookieId, ...]]) -> LedgerMetadata:
         """Return this metadata with other members in some fragments, by index; all else is unchanged.
 

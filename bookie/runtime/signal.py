@@ -49,3 +49,25 @@ def waiting_for(*signals: Signal) -> Iterator[asyncio.Future[None]]:
         for signal in signals:
             signal.discard(waiter)
         waiter.cancel()
+
+
+class Requests:
+    """Requests to repeat some work. A request that is made during the work is not missed."""
+
+    __slots__ = ("_signal", "count")
+
+    def __init__(self) -> None:
+        self._signal = Signal()
+        self.count = 0
+        """The number of requests so far. Read it before the work begins."""
+
+    def add(self) -> None:
+        """Request the work again."""
+        self.count += 1
+        self._signal.fire()
+
+    async def since(self, count: int) -> None:
+        """Wait until there are more than ``count`` requests."""
+        while self.count == count:
+            with waiting_for(self._signal) as waiter:
+                await waiter

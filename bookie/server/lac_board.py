@@ -26,7 +26,7 @@ _HEADER: Final = struct.Struct(">qqq")
 _IDS: Final = struct.Struct(">qq")
 
 
-class Waiter:
+class LacWaiter:
     """One waiting long poll. It misses no event after its creation."""
 
     def __init__(self, beyond: EntryId, *, may_wait: bool = True) -> None:
@@ -54,7 +54,7 @@ class Waiter:
 class LacBoard:
     """The last add confirmed of each ledger, and the readers that wait for a greater one.
 
-    Only ``Waiter.woken`` yields to the event loop.
+    Only ``LacWaiter.woken`` yields to the event loop.
     """
 
     def __init__(self, *, ledgers_max: int, waiters_max: int) -> None:
@@ -67,7 +67,7 @@ class LacBoard:
         self._ledgers_max = ledgers_max
         self._waiters_max = waiters_max
         self._explicit: OrderedDict[LedgerId, tuple[int, bytes]] = OrderedDict()
-        self._waiters: dict[LedgerId, list[Waiter]] = {}
+        self._waiters: dict[LedgerId, list[LacWaiter]] = {}
         self._waiter_count = 0
         self._is_closed = False
         self.refused = 0
@@ -102,7 +102,7 @@ class LacBoard:
             self._wake(ledger_id, max(map(header_lac, entries), default=NO_ENTRY))
 
     @contextmanager
-    def waiting(self, ledger_id: LedgerId, beyond: EntryId) -> Iterator[Waiter]:
+    def waiting(self, ledger_id: LedgerId, beyond: EntryId) -> Iterator[LacWaiter]:
         """Yield a waiter for a LAC greater than ``beyond``. Enter this context before the first read of the LAC.
 
         If the bound is reached, or after ``close``, the waiter's ``woken`` returns at once.
@@ -110,9 +110,9 @@ class LacBoard:
         is_over = self._is_closed or self._waiter_count >= self._waiters_max
         if is_over or fault_point("lac_board.no_place"):
             self.refused += not self._is_closed
-            yield Waiter(beyond, may_wait=False)
+            yield LacWaiter(beyond, may_wait=False)
             return
-        waiter = Waiter(beyond)
+        waiter = LacWaiter(beyond)
         self._waiters.setdefault(ledger_id, []).append(waiter)
         self._waiter_count += 1
         try:

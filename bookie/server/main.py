@@ -42,15 +42,15 @@ from bookie.runtime.telemetry.telemetry import observable
 from bookie.runtime.version import installed_version
 from bookie.runtime.waiting import within_running_time
 from bookie.server import metrics as names
-from bookie.server.administration.node import Node
+from bookie.server.administration.node import ServingBookie
 from bookie.server.administration.servicer import AdministrationServicer
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.listener import ApacheListener
 from bookie.server.collection_figures import record_collection
 from bookie.server.copying import Copying
 from bookie.server.grpc.server import CONNECTIONS_MAX, GrpcServer
-from bookie.server.joining.admission import Admission, RoleDirectory, admit
-from bookie.server.joining.directories import CURRENT, INDEX_DIRECTORY, Role
+from bookie.server.joining.admission import AdmittedBookie, RoleDirectory, admit
+from bookie.server.joining.directories import CURRENT, INDEX_DIRECTORY, DirectoryRole
 from bookie.server.joining.limbo import finish_start
 from bookie.server.joining.salvaged import salvage_at_start
 from bookie.server.measured import MeasuredService, TimedDisk
@@ -235,7 +235,7 @@ class _Metadata:
 class _Bookie:
     """A bookie that serves and is registered, for its upkeep."""
 
-    admission: Admission
+    admission: AdmittedBookie
     disks: Mapping[str, Disk]
     """Each journal, and the ledger directories as one disk (``ledgers``)."""
     storage: LedgerStorage
@@ -353,17 +353,20 @@ async def _connect(settings: BookieSettings) -> _Metadata:
 
 async def _join(
     context: _Context, listeners: _Listeners, disks: _Disks, metadata: _Metadata
-) -> tuple[Admission, Disk, LedgerStorage]:
+) -> tuple[AdmittedBookie, Disk, LedgerStorage]:
     """Check that the disks belong to this bookie id, and open them. Also return all ledger directories as one disk."""
     settings, clock, rng = context.settings, context.clock, context.rng
     store, cluster = metadata.store, metadata.cluster
     directories = (
-        *(RoleDirectory(Role.JOURNAL, *each) for each in zip(settings.journal_dirs, disks.journals, strict=True)),
+        *(
+            RoleDirectory(DirectoryRole.JOURNAL, *each)
+            for each in zip(settings.journal_dirs, disks.journals, strict=True)
+        ),
         *(_ledger_directory(*each) for each in zip(settings.ledger_dirs, disks.ledgers, strict=True)),
     )
     port = listeners.port if listeners.apache_port is None else listeners.apache_port
 
-    async def admitted() -> Admission:
+    async def admitted() -> AdmittedBookie:
         return await admit(
             store,
             cluster,
@@ -398,14 +401,14 @@ async def _join(
 
 def _ledger_directory(path: Path, disk: FileDisk | DiskError) -> RoleDirectory:
     if isinstance(disk, DiskError):
-        return RoleDirectory(Role.LEDGERS, path, None, str(disk))
-    return RoleDirectory(Role.LEDGERS, path, disk)
+        return RoleDirectory(DirectoryRole.LEDGERS, path, None, str(disk))
+    return RoleDirectory(DirectoryRole.LEDGERS, path, disk)
 
 
-async def _ledger_disk(directories: Sequence[RoleDirectory], admission: Admission, clock: Clock) -> Disk:
+async def _ledger_disk(directories: Sequence[RoleDirectory], admission: AdmittedBookie, clock: Clock) -> Disk:
     """Return the ledger directories as one disk."""
     parts = []
-    for directory in (directory for directory in directories if directory.role is Role.LEDGERS):
+    for directory in (directory for directory in directories if directory.role is DirectoryRole.LEDGERS):
         path = str(directory.path.resolve())
         problem = admission.out_of_use.get(path, "")
         if problem:
@@ -418,7 +421,7 @@ async def _ledger_disk(directories: Sequence[RoleDirectory], admission: Admissio
 
 
 def _service(
-    context: _Context, ledger_disk: Disk, metadata: _Metadata, storage: LedgerStorage, admission: Admission
+    context: _Context, ledger_disk: Disk, metadata: _Metadata, storage: LedgerStorage, admission: AdmittedBookie
 ) -> BookieService:
     identity = BookieIdentity(admission.incarnation, installed_version())
     return BookieService(storage, ledger_disk, identity, copying=_copying(context, metadata))
@@ -441,7 +444,7 @@ def _copying(context: _Context, metadata: _Metadata) -> Copying:
 
 
 async def _register(
-    context: _Context, listeners: _Listeners, metadata: _Metadata, admission: Admission, *, is_read_only: bool
+    context: _Context, listeners: _Listeners, metadata: _Metadata, admission: AdmittedBookie, *, is_read_only: bool
 ) -> RegistrationKeeper:
     settings = context.settings
     info = service_info(
@@ -523,9 +526,9 @@ def _node(
     upkeep: _Upkeep,
     journal_paths: Mapping[str, Path],
     begun_s: float,
-) -> Node:
+) -> ServingBookie:
     """Return the bookie as the administration sees it."""
-    return Node(
+    return ServingBookie(
         bookie=bookie.admission.bookie_id,
         identity=BookieIdentity(bookie.admission.incarnation, installed_version()),
         storage=bookie.storage,

@@ -47,7 +47,7 @@ class MemoryNetwork:
 
 
 @dataclass(slots=True)
-class Faults:
+class LinkFaults:
     """The faults between one transport and one bookie; may be changed at any time."""
 
     is_unreachable: bool = False
@@ -64,7 +64,7 @@ class Faults:
 class _Line:
     """The connection of one transport to one bookie."""
 
-    faults: Faults = field(default_factory=Faults)
+    faults: LinkFaults = field(default_factory=LinkFaults)
     tail: asyncio.Future[None] | None = None
     """Completes after the latest request was delivered or cancelled; the next one is delivered after that."""
     calls: dict[asyncio.Future[str], None] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class MemoryTransport(Transport):
         self._lines: dict[BookieId, _Line] = {}
         self._is_closed = False
 
-    def faults(self, bookie: BookieId) -> Faults:
+    def faults(self, bookie: BookieId) -> LinkFaults:
         """Return the faults towards ``bookie``, which a test or simulation may set."""
         return self._line(bookie).faults
 
@@ -170,7 +170,7 @@ class MemoryTransport(Transport):
                 before.add_done_callback(lambda _: delivered.set_result(None))
 
     async def _deliver(
-        self, bookie: BookieId, faults: Faults, ask: Callable[[BookieHandler, str], Coroutine[Any, Any, ReplyT]]
+        self, bookie: BookieId, faults: LinkFaults, ask: Callable[[BookieHandler, str], Coroutine[Any, Any, ReplyT]]
     ) -> asyncio.Future[ReplyT] | tuple[Status, str]:
         try:
             address = await self._resolver.resolve(bookie)

@@ -21,7 +21,7 @@ unresponsive holders, or for the rate (S7, R94). Lanes run ahead of a slow chunk
 
 ``TransferSlots`` limits the chunks in flight to one bookie. ``ByteBudget`` limits the memory (R43): a lane reserves the
 size of the largest possible answer before it sends a read, and holds the true size from the answer until the last
-acknowledgement. During a pause before a retry, it holds neither a slot nor memory. ``Pace`` limits the bytes and
+acknowledgement. During a pause before a retry, it holds neither a slot nor memory. ``CopyPace`` limits the bytes and
 requests per second; every attempt at every target counts.
 
 A copy stops early if it cannot succeed (no bookie serves an entry, or the target refuses), so that a position that
@@ -52,7 +52,7 @@ from bookie.model.topology import DEFAULT_RACK, Location
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, Transport
-from replicator.copying.pace import Pace, PacedReads
+from replicator.copying.pace import CopyPace, PacedReads
 from replicator.copying.pull import Pull, Pulls
 from replicator.copying.receiver import (
     NOTHING_HELD,
@@ -63,7 +63,7 @@ from replicator.copying.receiver import (
     merged_needs,
     receivers_of,
 )
-from replicator.copying.source_choice import HolderView, Standing, distance, source_order
+from replicator.copying.source_choice import HolderStanding, HolderView, distance, source_order
 from replicator.copying.sources import EntrySource, FetchedEntries, Orders, Speculation
 from replicator.copying.target import Target
 from replicator.copying.throttle import ByteBudget
@@ -141,7 +141,7 @@ class Copier:
         self,
         transport: Transport,
         clock: Clock,
-        pace: Pace,
+        pace: CopyPace,
         budget: ByteBudget,
         is_avoided: Callable[[BookieId], bool] = lambda _: False,
         slots: TransferSlots | None = None,
@@ -519,7 +519,9 @@ class _CopyRun:
         copier = self._copier
         return {
             holder: HolderView(
-                Standing.UNRESPONSIVE if holder in self._suspects or copier.is_avoided(holder) else Standing.ANSWERS,
+                HolderStanding.UNRESPONSIVE
+                if holder in self._suspects or copier.is_avoided(holder)
+                else HolderStanding.ANSWERS,
                 copier.pace.loads.expected_s(holder),
                 distance(holder, targets, copier.locate),
             )
@@ -571,7 +573,7 @@ def _with_targets_last(known: Mapping[BookieId, HolderView], who: Sequence[Recei
 
 
 def _deprioritized(view: HolderView) -> HolderView:
-    return HolderView(max(view.standing, Standing.NEEDS_IT), view.expected_s, view.distance)
+    return HolderView(max(view.standing, HolderStanding.NEEDS_IT), view.expected_s, view.distance)
 
 
 def _average_payload(metadata: LedgerMetadata) -> int:

@@ -142,7 +142,7 @@ class _Direction:
             self.throttle.set_rate(rate)
 
 
-class Pace:
+class CopyPace:
     """The limits of one process's copies. One instance per process."""
 
     def __init__(self, clock: Clock, bytes_per_second: int = 0) -> None:
@@ -300,9 +300,9 @@ class Pace:
 
 
 class PacedReads(Transport):
-    """A transport whose reads wait for the limits of a ``Pace``. For the copies of one ledger."""
+    """A transport whose reads wait for the limits of a ``CopyPace``. For the copies of one ledger."""
 
-    def __init__(self, inner: Transport, pace: Pace, clock: Clock, rank: int) -> None:
+    def __init__(self, inner: Transport, pace: CopyPace, clock: Clock, rank: int) -> None:
         self._inner = inner
         self._pace = pace
         self._clock = clock

@@ -23,7 +23,7 @@ from bookie.model.errors import OutcomeUnknownError, PermanentError, TransientEr
 from bookie.model.records import UnreadableRecordError
 from bookie.runtime.retry import GrowingPause
 from bookie.runtime.waiting import first_of
-from replicator.copying.pace import UNLIMITED, Pace, worker_share
+from replicator.copying.pace import UNLIMITED, CopyPace, worker_share
 from replicator.ports import RepairPorts
 
 _log = logging.getLogger(__name__)
@@ -43,9 +43,9 @@ UNREADABLE: Final = CopyLimits(bytes_per_second=1 << 20)
 
 
 class SharedLimits:
-    """Sets the share of a ``Pace``, which stays closed until the limits are known. Call ``follow`` once."""
+    """Sets the share of a ``CopyPace``, which stays closed until the limits are known. Call ``follow`` once."""
 
-    def __init__(self, limits: CopyLimitsStore, ports: RepairPorts, pace: Pace, owner: str) -> None:
+    def __init__(self, limits: CopyLimitsStore, ports: RepairPorts, pace: CopyPace, owner: str) -> None:
         self._limits = limits
         self._ports = ports
         self._pace = pace

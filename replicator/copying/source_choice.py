@@ -26,7 +26,7 @@ EQUALLY_FAST_S: Final = 0.05
 """The expected time below which all bookies are equally fast: that of four chunks of 1 MiB at 100 MB/s."""
 
 
-class Standing(enum.IntEnum):
+class HolderStanding(enum.IntEnum):
     """The first criterion of the order. The smallest value is asked first, at any load."""
 
     ANSWERS = 0
@@ -40,7 +40,7 @@ class Standing(enum.IntEnum):
 class HolderView:
     """The known state of one bookie."""
 
-    standing: Standing = Standing.ANSWERS
+    standing: HolderStanding = HolderStanding.ANSWERS
     expected_s: float = 0.0
     """The expected time until a read that is sent now is answered."""
     distance: int = 0

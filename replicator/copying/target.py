@@ -22,7 +22,7 @@ from bookie.runtime.clock import Clock
 from bookie.wire.batching import batches
 from bookie.wire.port import AddBatch, AddReply, CopyReply, ReplyT, Status, Transport
 from bookie.wire.requests import Copy
-from replicator.copying.pace import Pace
+from replicator.copying.pace import CopyPace
 from replicator.knowledge.evidence import BookieAnswer
 from replicator.knowledge.refusals import fenced
 
@@ -63,7 +63,7 @@ class Target:
         self,
         transport: Transport,
         clock: Clock,
-        pace: Pace,
+        pace: CopyPace,
         bookie: BookieId,
         ledger: Versioned,
         incarnation: str = "",

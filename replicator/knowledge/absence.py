@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
-from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow, MaintenanceWindows
 from bookie.metadata.bookies.registration import MISSING_SHARE_MAX, Bookies
 from bookie.metadata.tasks.switches import InvalidDelayError
 from bookie.model.ids import BookieId
@@ -53,7 +53,7 @@ class _Facts:
     delay_s: int | None
     """The lost-bookie delay; None if it cannot be decoded."""
     noted: Mapping[BookieId, Down]
-    windows: Sequence[Window] = ()
+    windows: Sequence[MaintenanceWindow] = ()
     """The maintenance windows as last read."""
 
     def in_maintenance(self, now_ms: int) -> frozenset[BookieId]:

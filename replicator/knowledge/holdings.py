@@ -197,7 +197,7 @@ class _Found:
         )
 
 
-class Holdings:
+class HoldingsReader:
     """Asks bookies for their entries. One instance per turn of a task."""
 
     def __init__(self, transport: Transport, clock: Clock) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bookie.metadata.tasks.parked import Refusal
+from bookie.metadata.tasks.parked import CopyRefusal
 from bookie.model.ids import BookieId, LedgerId
 from bookie.wire.port import Status
 from replicator.knowledge.evidence import BookieAnswer
@@ -28,7 +28,7 @@ def fenced(bookie: BookieId, detail: str = "") -> BookieAnswer:
     return BookieAnswer(bookie, Status.FENCED, f"{_WHY}: {detail}" if detail else _WHY)
 
 
-async def refusals_in_effect(ports: RepairPorts, ledger_id: LedgerId) -> dict[BookieId, Refusal]:
+async def refusals_in_effect(ports: RepairPorts, ledger_id: LedgerId) -> dict[BookieId, CopyRefusal]:
     """Return the recorded refusals of a parked task that are still in effect. The caller holds the lock of the task.
 
     A refusal ends when the bookie registers again, because it then was restarted.

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from bookie.client.placement.judge import EnsembleJudge, Faults
+from bookie.client.placement.judge import EnsembleJudge, PlacementFaults
 from bookie.client.placement.placement import Placement
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Versioned
@@ -51,7 +51,7 @@ Members = tuple[BookieId, ...]
 @dataclass(frozen=True, slots=True)
 class _BetterEnsemble:
     members: Members
-    faults: Faults
+    faults: PlacementFaults
 
 
 def plan_moves(
@@ -128,7 +128,7 @@ class _MovePlanner:
     knowledge: Knowledge
     begun: Begun
     _judge: EnsembleJudge = field(init=False)
-    _faults: dict[Members, Faults] = field(default_factory=dict)
+    _faults: dict[Members, PlacementFaults] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._judge = self.placement.judge()
@@ -160,7 +160,7 @@ class _MovePlanner:
             detail = f"{better.faults.detail}, and no registered bookie is better"
             yield self._blocked(index, changed[0], ParkReason.MISPLACED, detail)
 
-    def _better(self, index: int, now: Faults) -> _BetterEnsemble | None:
+    def _better(self, index: int, now: PlacementFaults) -> _BetterEnsemble | None:
         """Return the best ensemble with the fewest replacements; None if none is better than the present one."""
         candidates = self._candidates(index)
         answering = [candidate for candidate in candidates if candidate not in self.knowledge.avoided]
@@ -171,7 +171,7 @@ class _MovePlanner:
                 break
         return best
 
-    def _search(self, index: int, now: Faults, candidates: Sequence[BookieId]) -> _BetterEnsemble | None:
+    def _search(self, index: int, now: PlacementFaults, candidates: Sequence[BookieId]) -> _BetterEnsemble | None:
         pools = self._pools(candidates)
         best: _BetterEnsemble | None = None
         count = 0
@@ -269,7 +269,7 @@ class _MovePlanner:
             sources=sources,
         )
 
-    def _why_no_move(self, index: int, now: Faults) -> tuple[ParkReason, str]:
+    def _why_no_move(self, index: int, now: PlacementFaults) -> tuple[ParkReason, str]:
         positions = range(len(self.ledger.metadata.fragments[index].members))
         unreadable = (self.knowledge.evidence(self._key(index, position)) for position in positions)
         evidence = next((text for text in unreadable if text is not None), None)
@@ -277,7 +277,7 @@ class _MovePlanner:
             return ParkReason.UNREADABLE_ENTRIES, evidence
         return ParkReason.MISPLACED, f"{now.detail}, and no registered bookie is better"
 
-    def _faults_of(self, members: Members) -> Faults:
+    def _faults_of(self, members: Members) -> PlacementFaults:
         metadata = self.ledger.metadata
         known = self._faults.get(members)
         if known is None:

@@ -12,8 +12,8 @@ Tasks are compared by these properties, in this order:
 7. Otherwise the order is random, so workers with the same list rarely compete for the same lock.
 
 A failure delays a task (``parking``) and does not change its rank: after the delay it comes before every task with more
-copies left. But tasks that fail again and again may use only some of the places of a worker (``Kind``), so they never
-stop the repair of all others.
+copies left. But tasks that fail again and again may use only some of the places of a worker (``QueueKind``), so they
+never stop the repair of all others.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SMALL_ENTRIES: Final = 1000
 """The most entries of a small ledger: one request reads them."""
 
 
-class Kind(enum.Enum):
+class QueueKind(enum.Enum):
     """Tasks whose order is kept separately, because those that fail again and again may have to wait for a place."""
 
     REGULAR = "regular"
@@ -62,7 +62,7 @@ class Kind(enum.Enum):
     FAILING_LARGE = "failing, large"
 
 
-FAILING_KINDS: Final = (Kind.FAILING, Kind.FAILING_LARGE)
+FAILING_KINDS: Final = (QueueKind.FAILING, QueueKind.FAILING_LARGE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,11 +88,11 @@ class Candidate:
     """The number of failures in a row."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> QueueKind:
         """The kind of the task."""
         if self.failures < FAILING_MIN:
-            return Kind.REGULAR
-        return Kind.FAILING_LARGE if self.is_large else Kind.FAILING
+            return QueueKind.REGULAR
+        return QueueKind.FAILING_LARGE if self.is_large else QueueKind.FAILING
 
 
 def rank(ledger: Versioned | Unreadable | None, named: Collection[BookieId], bookies: Bookies) -> int:
@@ -155,7 +155,7 @@ class Order:
     def __init__(self) -> None:
         self._parts: list[list[tuple[_Key, Candidate]]] = []
         """The parts, each sorted in reverse: the next candidate of a part is its last element."""
-        self._heads: dict[Kind, list[tuple[_Key, int]]] = {kind: [] for kind in Kind}
+        self._heads: dict[QueueKind, list[tuple[_Key, int]]] = {kind: [] for kind in QueueKind}
         """For each kind, a heap of the keys of each part's next candidate, each with the number of its part. The
         candidates of a part are of the same kind."""
         self._count = 0
@@ -163,12 +163,12 @@ class Order:
     def __len__(self) -> int:
         return self._count
 
-    def first(self, passed_over: Collection[Kind] = ()) -> Candidate | None:
+    def first(self, passed_over: Collection[QueueKind] = ()) -> Candidate | None:
         """Return the next candidate that is not of the kinds ``passed_over``; None if there is none."""
         heads = self._next_heads(passed_over)
         return self._parts[heads[0][1]][-1][1] if heads else None
 
-    def _next_heads(self, passed_over: Collection[Kind]) -> list[tuple[_Key, int]]:
+    def _next_heads(self, passed_over: Collection[QueueKind]) -> list[tuple[_Key, int]]:
         heaps = [heads for kind, heads in self._heads.items() if heads and kind not in passed_over]
         return min(heaps, key=lambda heads: heads[0], default=[])
 
@@ -179,7 +179,7 @@ class Order:
         async for part in in_steps(candidates, _CANDIDATES_PER_STEP):
             ranked = _ranked(part, rng)
             ranked.reverse()
-            by_kind: dict[Kind, list[tuple[_Key, Candidate]]] = {}
+            by_kind: dict[QueueKind, list[tuple[_Key, Candidate]]] = {}
             for each in ranked:
                 by_kind.setdefault(each[1].kind, []).append(each)
             for kind, same in by_kind.items():
@@ -188,7 +188,7 @@ class Order:
             order._count += len(ranked)
         return order
 
-    def take(self, passed_over: Collection[Kind] = ()) -> Candidate:
+    def take(self, passed_over: Collection[QueueKind] = ()) -> Candidate:
         """Remove and return the next candidate that is not of the kinds ``passed_over``.
 
         Raises:
@@ -205,7 +205,7 @@ class Order:
         self._count -= 1
         return candidate
 
-    def take_last(self, passed_over: Collection[Kind] = ()) -> Candidate:
+    def take_last(self, passed_over: Collection[QueueKind] = ()) -> Candidate:
         """Remove and return the last candidate of a part. Tests use this to repair in another order."""
         part = self._parts[self._next_heads(passed_over)[0][1]]
         if len(part) == 1:
@@ -215,7 +215,7 @@ class Order:
 
     def clear(self) -> None:
         """Remove every candidate."""
-        self._parts, self._heads, self._count = [], {kind: [] for kind in Kind}, 0
+        self._parts, self._heads, self._count = [], {kind: [] for kind in QueueKind}, 0
 
 
 def _ranked(candidates: Iterable[Candidate], rng: random.Random) -> list[tuple[_Key, Candidate]]:

@@ -57,8 +57,8 @@ from replicator.queue.ordering import (
     MISPLACED,
     NO_COPY_LEFT_RANK,
     Candidate,
-    Kind,
     Order,
+    QueueKind,
     is_large,
     is_of_system_topic,
     mark_time_ms,
@@ -184,7 +184,7 @@ class Turn:
     """The token of the last failure at the time of the listing."""
     is_large: bool = False
     """Whether there may be many entries to copy (``ordering.is_large``)."""
-    kind: Kind = Kind.REGULAR
+    kind: QueueKind = QueueKind.REGULAR
 
 
 class TaskQueue:
@@ -283,7 +283,7 @@ class TaskQueue:
             self._empty_top = None
             self._renew_anyway_s = self._renew_after_change_s
 
-    def take(self, passed_over: Collection[Kind] = ()) -> Turn | None:
+    def take(self, passed_over: Collection[QueueKind] = ()) -> Turn | None:
         """Take the next task that is not of the kinds ``passed_over`` from the list, and return its turn; else None."""
         if self._order.first(passed_over) is None:
             return None
@@ -302,7 +302,7 @@ class TaskQueue:
             kind=candidate.kind,
         )
 
-    def first(self, passed_over: Collection[Kind] = ()) -> Candidate | None:
+    def first(self, passed_over: Collection[QueueKind] = ()) -> Candidate | None:
         """Return the task that ``take`` would take; None if there is none."""
         return self._order.first(passed_over)
 

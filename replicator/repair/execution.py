@@ -30,7 +30,7 @@ from bookie.runtime.waiting import results_as_completed, run_cooperatively
 from replicator.copying.copier import CopyOutcome
 from replicator.copying.receiver import PositionCopy
 from replicator.knowledge.damage import without
-from replicator.knowledge.holdings import Holdings, Shortfall
+from replicator.knowledge.holdings import HoldingsReader, Shortfall
 from replicator.plan.acceptance import NOTHING_ACCEPTED, Acceptance
 from replicator.plan.installable import CopiedStep
 from replicator.plan.planner import Plan
@@ -86,7 +86,7 @@ class Execution:
         context: RepairContext,
         lease: Lease,
         rank: int,
-        holdings: Holdings,
+        holdings: HoldingsReader,
         reservation: ReservationHolder,
         found: TurnFindings,
         accepted: AcceptedLoss,

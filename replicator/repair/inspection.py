@@ -26,7 +26,7 @@ from replicator.knowledge.absence import absent_members_not_in_task, awaiting
 from replicator.knowledge.draining import with_draining
 from replicator.knowledge.holdings import (
     FRAGMENTS_COMPARED_PER_STEP,
-    Holdings,
+    HoldingsReader,
     Shortfall,
     lacking_count,
     lacking_write_sets,
@@ -59,7 +59,7 @@ class Inspection:
         self,
         context: RepairContext,
         lease: Lease,
-        holdings: Holdings,
+        holdings: HoldingsReader,
         reservation: ReservationHolder,
         found: TurnFindings,
         accepted: AcceptedLoss,

@@ -56,7 +56,7 @@ from bookie.wire.port import Status
 from replicator.copying.copier import Copier
 from replicator.knowledge.draining import with_draining
 from replicator.knowledge.evidence import BookieAnswer
-from replicator.knowledge.holdings import Holdings
+from replicator.knowledge.holdings import HoldingsReader
 from replicator.plan.installable import CopiedStep, dropping_worse_moves, installable, with_few_targets, with_steps
 from replicator.plan.steps import SwapMember
 from replicator.ports import RepairPorts
@@ -106,7 +106,7 @@ class Installer:
     """Installs copies of one ledger under its lock."""
 
     def __init__(
-        self, ports: RepairPorts, copier: Copier, holdings: Holdings, lease: Lease, accepted: AcceptedLoss
+        self, ports: RepairPorts, copier: Copier, holdings: HoldingsReader, lease: Lease, accepted: AcceptedLoss
     ) -> None:
         self._ports = ports
         self._accepted = accepted

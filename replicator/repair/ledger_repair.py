@@ -58,7 +58,7 @@ from bookie.model.errors import InvariantError, OutcomeUnknownError, TransientEr
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.retry import Backoff
 from bookie.runtime.waiting import run_cooperatively
-from replicator.knowledge.holdings import Holdings
+from replicator.knowledge.holdings import HoldingsReader
 from replicator.knowledge.moving import why_not_moved
 from replicator.plan.moves import planning_moves
 from replicator.plan.planner import Knowledge, Plan, planning_repair
@@ -110,7 +110,7 @@ class LedgerRepair:
         self._started_ms = context.ports.clock.epoch_ms()
         self._found = TurnFindings()
         self._accepted = AcceptedLoss(context.ports, lease)
-        holdings = Holdings(context.ports.transport, context.ports.clock)
+        holdings = HoldingsReader(context.ports.transport, context.ports.clock)
         self._reservation = ReservationHolder(context.ports, lease)
         self._unclosed = UnclosedLedgerRepair(context.ports, lease, context.grace_periods, holdings, self._found)
         self._inspection = Inspection(context, lease, holdings, self._reservation, self._found, self._accepted)

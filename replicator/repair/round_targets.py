@@ -22,7 +22,7 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.ids import BookieId
 from bookie.wire.port import Status
 from replicator.knowledge.evidence import BookieAnswer
-from replicator.knowledge.holdings import Holdings
+from replicator.knowledge.holdings import HoldingsReader
 from replicator.knowledge.recent import Recent
 from replicator.plan.steps import Step, SwapMember
 from replicator.queue.ordering import is_large
@@ -49,7 +49,7 @@ async def ready_targets(
     ledger: Versioned,
     steps: Sequence[Step],
     recent: Recent,
-    holdings: Holdings,
+    holdings: HoldingsReader,
     reservation: ReservationHolder,
     found: TurnFindings,
 ) -> RoundTargets:

@@ -28,7 +28,7 @@ from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
 from bookie.wire.port import Status
 from replicator.knowledge.doubts import DoubtingTransport, Trust
-from replicator.knowledge.holdings import Holdings, growing_members
+from replicator.knowledge.holdings import HoldingsReader, growing_members
 from replicator.plan.planner import Plan
 from replicator.plan.steps import PositionKey
 from replicator.ports import RepairPorts
@@ -46,7 +46,12 @@ class UnclosedLedgerRepair:
     """Recovers an unclosed ledger in one turn of one task."""
 
     def __init__(
-        self, ports: RepairPorts, lease: Lease, grace_periods: GracePeriods, holdings: Holdings, found: TurnFindings
+        self,
+        ports: RepairPorts,
+        lease: Lease,
+        grace_periods: GracePeriods,
+        holdings: HoldingsReader,
+        found: TurnFindings,
     ) -> None:
         self._ports = ports
         self._found = found

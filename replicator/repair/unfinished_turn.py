@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
-from bookie.metadata.tasks.parked import ParkedTask, ParkReason, Refusal
+from bookie.metadata.tasks.parked import CopyRefusal, ParkedTask, ParkReason
 from bookie.model.errors import InvariantError
 from bookie.model.ids import BookieId
 from bookie.runtime.human import counted
@@ -63,7 +63,7 @@ class UnfinishedTurn:
         self._turn = turn
         self._task = lease.held.task
         self._found = found
-        self._refusals: dict[BookieId, Refusal] | None = None
+        self._refusals: dict[BookieId, CopyRefusal] | None = None
         """The lasting refusals that an earlier turn recorded; None until they are read."""
 
     async def recall_refusals(self) -> None:
@@ -132,9 +132,9 @@ class UnfinishedTurn:
         await self._ports.parked.park(record)
         return self._found.result(self._task, Ending.PARKED, reason=reason, detail=detail)
 
-    def _lasting_refusals(self) -> tuple[Refusal, ...]:
+    def _lasting_refusals(self) -> tuple[CopyRefusal, ...]:
         """Return the refusals of this turn for the record. Refusals that were recorded before keep their time."""
         now_ms, zxid = self._ports.clock.epoch_ms(), self._lease.held.lock.czxid
         fenced_by = [each.bookie for each in self._found.failed_targets.values() if each.status is Status.FENCED]
         recorded = self._refusals or {}
-        return tuple(recorded.get(bookie) or Refusal(bookie, now_ms, zxid) for bookie in fenced_by)
+        return tuple(recorded.get(bookie) or CopyRefusal(bookie, now_ms, zxid) for bookie in fenced_by)

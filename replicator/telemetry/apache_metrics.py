@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from bookie.model.ids import LedgerId
 from replicator.knowledge.evidence import CorruptCopy
-from replicator.telemetry.events import Ending, EventSink, Load, QueueState, TaskResult
+from replicator.telemetry.events import Ending, EventSink, QueueState, TaskResult, WorkerLoad
 
 _PREFIX: Final = "replication_worker_"
 _FORM: Final = "Apache-compatible form of"
@@ -43,7 +43,7 @@ class ApacheEvents(Collector, EventSink):
         self._turns = {True: (0, 0.0), False: (0, 0.0)}
         """The count of turns and their total milliseconds, by success."""
         self._ledgers = 0
-        self._load = Load()
+        self._load = WorkerLoad()
 
     @override
     def tasks_listed(self, queue_state: QueueState) -> None:
@@ -61,7 +61,7 @@ class ApacheEvents(Collector, EventSink):
     def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
         pass
 
-    def sample(self, now: Load) -> None:
+    def sample(self, now: WorkerLoad) -> None:
         """Store the current load of a worker."""
         self._load = now
 

@@ -112,7 +112,7 @@ class QueueState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
+class WorkerLoad:
     """The current load of a worker, and totals since its start."""
 
     ledgers_in_flight: int = 0

@@ -14,7 +14,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.telemetry.metric_definitions import WAIT_BUCKETS_S, WORK_BUCKETS_S, Definition, MetricType
 from bookie.runtime.telemetry.metrics import MetricSet
 from replicator.knowledge.evidence import CorruptCopy
-from replicator.telemetry.events import Ending, EventSink, Load, QueueState, TaskResult
+from replicator.telemetry.events import Ending, EventSink, QueueState, TaskResult, WorkerLoad
 
 COMPONENT: Final = "replicator"
 
@@ -148,7 +148,7 @@ def replicator_metrics(version: str) -> MetricSet:
     return MetricSet(COMPONENT, version, REPLICATOR)
 
 
-class MetricsEvents(EventSink):
+class ReplicatorMetricsEvents(EventSink):
     """Counts events in metrics; ``sample`` sets the values that no event reports. Use it only on the event loop."""
 
     def __init__(self, metrics: MetricSet, clock: Clock) -> None:
@@ -207,7 +207,7 @@ class MetricsEvents(EventSink):
     def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
         self._corrupt.inc()
 
-    def sample(self, now: Load) -> None:
+    def sample(self, now: WorkerLoad) -> None:
         """Set the metrics that show a worker's load."""
         ledgers, held_bytes = self._in_flight
         ledgers.set(now.ledgers_in_flight)

@@ -34,7 +34,7 @@ _LEVELS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class ProgressCounts:
     """The counts since the start of the process, and the last listing of the tasks."""
 
     endings: tuple[tuple[Ending, int], ...]
@@ -52,7 +52,7 @@ class Snapshot:
         return dict(self.endings).get(ending, 0)
 
 
-class Progress(EventSink):
+class ReplicatorProgress(EventSink):
     """Counts events."""
 
     def __init__(self) -> None:
@@ -83,9 +83,9 @@ class Progress(EventSink):
     def copy_corrupt(self, ledger_id: LedgerId, copy: CorruptCopy) -> None:
         self._corrupt_copies += 1
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ProgressCounts:
         """Return the current counters."""
-        return Snapshot(
+        return ProgressCounts(
             endings=tuple(self._endings.items()),
             parked=tuple(self._parked.items()),
             fragments=self._fragments,

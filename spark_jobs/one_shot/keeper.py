@@ -20,7 +20,7 @@ from bookie.metadata.own_state import claim_state_root
 from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.runs.records import RunLockedError, Runs, lane_of
 from bookie.metadata.store.zookeeper import ZooKeeperStore
-from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.metadata.uri import parse_uri
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
@@ -149,13 +149,13 @@ class RunKeeper:
             if not self._settings.is_dry_run:
                 await claim_state_root(store, root)
             runs = Runs(store, root)
-            life = await self._begin(runs, Changes(store, root, self._clock))
+            life = await self._begin(runs, ChangeRecords(store, root, self._clock))
             await self._ended(life)
             await self._prune(runs)
         finally:
             await store.close()
 
-    async def _begin(self, runs: Runs, changes: Changes) -> RunLifeCycle:
+    async def _begin(self, runs: Runs, changes: ChangeRecords) -> RunLifeCycle:
         deadline_s = self._clock.monotonic_s() + self._wait_s
         is_change = self._is_change and self._record.cause is RunCause.COMMAND
         is_announced, has_waited = not is_change, False
@@ -197,7 +197,7 @@ class RunKeeper:
         except BkhealError as error:
             _log.warning("runs whose process died are not marked abandoned yet", extra={"reason": str(error)})
 
-    async def _announce(self, changes: Changes) -> None:
+    async def _announce(self, changes: ChangeRecords) -> None:
         """Record the start of a run by a person before the run begins. The run may still fail to get the lock.
 
         Raises:

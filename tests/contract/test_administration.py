@@ -22,7 +22,7 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.ports import free_loopback_port
 from bookie.runtime.tasks import cancel, guarded
 from bookie.server.administration import servicer
-from bookie.server.administration.node import Node, TooManyInventoriesError, UnacceptableRequestError
+from bookie.server.administration.node import ServingBookie, TooManyInventoriesError, UnacceptableRequestError
 from bookie.server.upkeep.collector import CollectorReport
 from bookie.server.upkeep.operator_read_only import read_recorded_request
 from bookie.storage.disks.memory import MemoryDisk
@@ -337,11 +337,11 @@ def test_an_inventory_of_ends_has_the_first_and_the_last_entry_of_each_ledger(bo
 def answering(bookie: Administered, monkeypatch: pytest.MonkeyPatch, *batches: pb.InventoryBatch) -> None:
     """Answer every call with these messages."""
 
-    async def inventory(self: Node, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
+    async def inventory(self: ServingBookie, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
         for batch in batches:
             yield batch
 
-    monkeypatch.setattr(Node, "inventory", inventory)
+    monkeypatch.setattr(ServingBookie, "inventory", inventory)
 
 
 def listed(ledger_id: int, *entries: tuple[int, int]) -> pb.InventoryLedger:

@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from auditor.api import operations as api_operations
 from auditor.api.operations import StoreOperations, worst_fragment
-from auditor.api.operations_port import ALL_MARKS, BookieState, MarkFilter, MarkPage, TaskState
+from auditor.api.operations_port import ALL_MARKS, MarkFilter, MarkPage, TaskState
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
-from bookie.metadata.bookies.registration import Bookies, Registrations
+from bookie.metadata.bookies.registration import Bookies, BookieState, Registrations
 from bookie.metadata.bookies.service_info import PROTOCOL_GRPC, Endpoint, ServiceInfo
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import bookie_path, ledger_path, lost_bookie_delay_path, task_path
@@ -186,7 +186,7 @@ async def test_every_known_bookie_has_its_state(
         (A, BookieState.WRITABLE, "host-a", 400),
         (B, BookieState.READ_ONLY, "host-b", None),
         (C, BookieState.WRITABLE, "", None),
-        (D, BookieState.LOST, "", None),
+        (D, BookieState.UNREGISTERED, "", None),
     ]
     await operations.bookies()
     assert sorted(figures.asked) == [A, B]  # the second call sent no request

@@ -21,7 +21,7 @@ from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.access.tokens import Role, make_token
 from bookie.runtime.ports import free_loopback_port
-from bookie.server.administration.node import Node, TooManyInventoriesError
+from bookie.server.administration.node import ServingBookie, TooManyInventoriesError
 from bookie.server.upkeep.registration_keeper import service_info
 from bookie.wire import administration_pb2 as pb
 from bookie.wire.grpc.administration import Administration, AdministrationMissingError, AdministrationUnavailableError
@@ -176,9 +176,9 @@ def test_a_list_resumes_where_a_call_ended(bookie: Administered, monkeypatch: py
     """Each call lists two ledgers and is then refused. Later the bookie refuses every call."""
     for ledger_id in range(1, 6):
         add(bookie, LedgerId(ledger_id), 0)
-    real, calls = Node.inventory, list[int]()
+    real, calls = ServingBookie.inventory, list[int]()
 
-    async def two(self: Node, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
+    async def two(self: ServingBookie, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
         calls.append(request.after)
         async for batch in real(self, request):
             if len(batch.ledgers) > 2:
@@ -188,19 +188,19 @@ def test_a_list_resumes_where_a_call_ended(bookie: Administered, monkeypatch: py
                 raise TooManyInventoriesError("too busy")
             yield batch
 
-    monkeypatch.setattr(Node, "inventory", two)
+    monkeypatch.setattr(ServingBookie, "inventory", two)
     rows, answer = asked(bookie)
     assert [row["ledger_id"] for row in rows] == [1, 2, 3, 4, 5]
     assert (calls, answer["state"], answer["ledgers"]) == ([-1, 2, 4], "listed", 5)
 
-    async def busy(self: Node, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
+    async def busy(self: ServingBookie, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
         calls.append(request.after)
         for _ in range(1):
             raise TooManyInventoriesError("too busy")
         yield pb.InventoryBatch()
 
     calls.clear()
-    monkeypatch.setattr(Node, "inventory", busy)
+    monkeypatch.setattr(ServingBookie, "inventory", busy)
     rows, answer = asked(bookie)
     assert (rows, len(calls), answer["state"]) == ([], ATTEMPTS_MAX, InventoryState.NO_ANSWER.value)
 
@@ -211,9 +211,9 @@ def test_a_list_that_makes_progress_may_be_interrupted_any_number_of_times(
     count = 3 * ATTEMPTS_MAX
     for ledger_id in range(1, count + 1):
         add(bookie, LedgerId(ledger_id), 0)
-    real = Node.inventory
+    real = ServingBookie.inventory
 
-    async def one(self: Node, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
+    async def one(self: ServingBookie, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
         async for batch in real(self, request):
             if len(batch.ledgers) > 1:
                 del batch.ledgers[1:]
@@ -222,7 +222,7 @@ def test_a_list_that_makes_progress_may_be_interrupted_any_number_of_times(
                 raise TooManyInventoriesError("too busy")
             yield batch
 
-    monkeypatch.setattr(Node, "inventory", one)
+    monkeypatch.setattr(ServingBookie, "inventory", one)
     rows, answer = asked(bookie)
     assert [row["ledger_id"] for row in rows] == list(range(1, count + 1))
     assert (answer["state"], answer["ledgers"]) == (InventoryState.LISTED.value, count)
@@ -248,11 +248,11 @@ def test_a_list_that_takes_too_long_is_given_up(bookie: Administered, monkeypatc
 
 
 def test_a_bad_answer_is_named_and_earlier_ones_are_used(bookie: Administered, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def twice(self: Node, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
+    async def twice(self: ServingBookie, request: pb.InventoryRequest) -> AsyncGenerator[pb.InventoryBatch, None]:
         ledger = pb.InventoryLedger(ledger_id=7, is_complete=True, first_entry_id=0, last_entry_id=4)
         yield pb.InventoryBatch(ledgers=[ledger, ledger], is_last=True)
 
-    monkeypatch.setattr(Node, "inventory", twice)
+    monkeypatch.setattr(ServingBookie, "inventory", twice)
     rows, answer = asked(bookie)
     assert [row["ledger_id"] for row in rows] == [7]
     assert (answer["state"], answer["ledgers"]) == (InventoryState.BAD_ANSWER.value, 1)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bookie.metadata.bookies import maintenance
-from bookie.metadata.bookies.maintenance import WINDOW_S_MAX, MaintenanceWindows, TooManyWindowsError, Window
+from bookie.metadata.bookies.maintenance import WINDOW_S_MAX, MaintenanceWindow, MaintenanceWindows, TooManyWindowsError
 from bookie.metadata.port import MetadataStore
 from bookie.model.ids import BookieId
 from tests.contract.conftest import Backend
@@ -15,8 +15,8 @@ from tests.contract.conftest import Backend
 HOUR_MS = 3_600_000
 
 
-def window(target: str, since_ms: int = 1000, until_ms: int = HOUR_MS) -> Window:
-    return Window(target, (BookieId("bk1:3181"),), "me@host", since_ms, until_ms, note="new disks")
+def window(target: str, since_ms: int = 1000, until_ms: int = HOUR_MS) -> MaintenanceWindow:
+    return MaintenanceWindow(target, (BookieId("bk1:3181"),), "me@host", since_ms, until_ms, note="new disks")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from bookie.metadata.nodes import create_with_parents
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.runs.notes import KindPause
-from bookie.metadata.runs.records import Holder, RunLane, RunLockedError, Runs, RunTakenError
+from bookie.metadata.runs.records import LockHolder, RunLane, RunLockedError, Runs, RunTakenError
 from bookie.model.ids import BookieId
 from bookie.model.records import encode_record
 from bookie.model.run import PAUSE_S_MAX, RunCause, RunKind, RunRecord, RunState
@@ -43,14 +43,14 @@ async def test_one_run_of_a_kind_at_a_time(runs: Runs, backend: Backend, base: s
             await rival.acquire(RunLane(RunKind.BOOKIES), "r2", "h:1")
         assert busy.value.holder.run_id == "r1"
     await other.acquire(RunLane(RunKind.REPLICAS), "r3", "h:2")
-    assert await other.holder(RunLane(RunKind.BOOKIES)) == Holder("r1", "h:1")
+    assert await other.holder(RunLane(RunKind.BOOKIES)) == LockHolder("r1", "h:1")
     assert lease.is_held
     await lease.release()
     await lease.release()
     taken = await other.acquire(RunLane(RunKind.BOOKIES), "r4", "h:2")
     await lease.release()
     assert taken.is_held
-    assert await runs.holder(RunLane(RunKind.BOOKIES)) == Holder("r4", "h:2")
+    assert await runs.holder(RunLane(RunKind.BOOKIES)) == LockHolder("r4", "h:2")
 
 
 async def test_a_dry_run_and_a_run_that_marks_have_locks_of_their_own(
@@ -65,7 +65,7 @@ async def test_a_dry_run_and_a_run_that_marks_have_locks_of_their_own(
     waiting = guarded("waiting", other.wait_lane_free(dry))
     await lease.release()
     await with_deadline(waiting)
-    assert await other.holder(RunLane(RunKind.BOOKIES)) == Holder("r2", "h:2")
+    assert await other.holder(RunLane(RunKind.BOOKIES)) == LockHolder("r2", "h:2")
 
 
 async def test_a_lock_ends_with_its_session(runs: Runs, backend: Backend, store: MetadataStore, base: str) -> None:
@@ -75,7 +75,7 @@ async def test_a_lock_ends_with_its_session(runs: Runs, backend: Backend, store:
     other = Runs(await backend.open(), base)
     taken = await other.acquire(RunLane(RunKind.BOOKIES), "r2", "h:2")
     await lease.release()
-    assert await other.holder(RunLane(RunKind.BOOKIES)) == Holder("r2", "h:2")
+    assert await other.holder(RunLane(RunKind.BOOKIES)) == LockHolder("r2", "h:2")
     assert taken.is_held
 
 

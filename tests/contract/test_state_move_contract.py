@@ -21,7 +21,7 @@ from bookie.metadata.runs.locks import RunLane, RunLocks
 from bookie.metadata.state_move import move_state
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
-from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunKind
@@ -47,7 +47,7 @@ def roots(base: str) -> tuple[str, str]:
 async def fill(store: MetadataStore, root: str) -> dict[str, bytes]:
     """Write state of several kinds and depths below the root of this process; return its nodes, without the root."""
     await Drains(store, root).start(Drain(BOOKIE, "me@host", 1000))
-    await Changes(store, root, SystemClock()).record("me", "command", "drain")
+    await ChangeRecords(store, root, SystemClock()).record("me", "command", "drain")
     await put(store, f"{own_path('runs', root)}/records/a/b", b"deep")
     return await state_below(store, current_access().state_root, root)
 
@@ -87,7 +87,7 @@ async def test_a_move_is_recorded_before_it_starts_unless_it_is_refused(
 
     async def begin() -> None:
         assert await state_below(store, roots[1], cluster.root) == {}
-        await Changes(store, cluster.root, SystemClock()).record("me", "command", "cluster move-state")
+        await ChangeRecords(store, cluster.root, SystemClock()).record("me", "command", "cluster move-state")
 
     held = await RunLocks(store, cluster.root).acquire(RunLane(RunKind.BOOKIES, is_dry_run=False), "run", "me:1")
     with pytest.raises(StateRootError):
@@ -95,7 +95,7 @@ async def test_a_move_is_recorded_before_it_starts_unless_it_is_refused(
     await RunLocks(store, cluster.root).release(held)
     await move_state(store, cluster, *roots, begin)
     use_root(roots[1])
-    actions = [change.action for change in await Changes(store, cluster.root, SystemClock()).newest(9)]
+    actions = [change.action for change in await ChangeRecords(store, cluster.root, SystemClock()).newest(9)]
     assert actions == ["cluster move-state", "drain"]
 
 

@@ -15,7 +15,7 @@ from bookie.metadata.nodes import child_names, create_with_parents
 from bookie.metadata.own_state import StateRootError, claim_state_root, own_path, record_path
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.runs.locks import RunLane, RunLocks
-from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind
 from bookie.runtime.clock import SystemClock
@@ -86,7 +86,7 @@ async def test_existing_state_below_the_default_root_excludes_other_roots(
 
 async def test_a_dry_run_does_not_exclude_other_roots(store: MetadataStore, cluster: Cluster, other: str) -> None:
     await create_with_parents(store, f"{own_path('runs', cluster.root)}/records/x", b"", "/")
-    await Changes(store, cluster.root, SystemClock()).record("me", "command", "run start", claims_root=False)
+    await ChangeRecords(store, cluster.root, SystemClock()).record("me", "command", "run start", claims_root=False)
     use_root(other)
     assert await open_cluster(store, cluster.root) == cluster
 
@@ -96,14 +96,14 @@ async def test_a_dry_run_adds_no_node_below_the_ledgers_root(
 ) -> None:
     use_root(other)
     before = await child_names(store, cluster.root)
-    await Changes(store, cluster.root, SystemClock()).record("me", "command", "run start", claims_root=False)
+    await ChangeRecords(store, cluster.root, SystemClock()).record("me", "command", "run start", claims_root=False)
     assert await child_names(store, cluster.root) == before
 
 
 async def test_the_default_root_adds_no_node_below_the_ledgers_root(store: MetadataStore, cluster: Cluster) -> None:
     before = await child_names(store, cluster.root)
     await claim_state_root(store, cluster.root)
-    await Changes(store, cluster.root, SystemClock()).record("me", "command", "drain")
+    await ChangeRecords(store, cluster.root, SystemClock()).record("me", "command", "drain")
     assert await child_names(store, cluster.root) == before
 
 
@@ -140,10 +140,10 @@ async def test_an_operators_request_claims_the_root_first(
     store: MetadataStore, cluster: Cluster, base: str, other: str
 ) -> None:
     use_root(other)
-    await Changes(store, cluster.root, SystemClock()).record("me", "command", "drain")
+    await ChangeRecords(store, cluster.root, SystemClock()).record("me", "command", "drain")
     use_root(f"{base}/third")
     with pytest.raises(StateRootError):
-        await Changes(store, cluster.root, SystemClock()).record("me", "command", "drain")
+        await ChangeRecords(store, cluster.root, SystemClock()).record("me", "command", "drain")
     with pytest.raises(StateRootError):
         await LogLists(store, cluster.root).create("a", {}, 1, "token")
     assert set(await child_names(store, base)) == {"ledgers", "state"}

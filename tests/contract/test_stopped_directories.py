@@ -18,8 +18,8 @@ from bookie.server.joining.directories import (
     INCARNATION_FILE,
     INDEX_DIRECTORY,
     VERSION_FILE,
+    DirectoryRole,
     LocalDirectory,
-    Role,
     read_directory,
 )
 from bookie.server.joining.formatting import FormatRefusedError, check_all_can_be_opened
@@ -102,7 +102,7 @@ async def test_an_unreadable_directory_is_skipped_unless_it_is_the_first(
 ) -> None:
     journal, ledgers = await filled(tmp_path)
 
-    async def failing(role: Role, path: str, disk: Disk) -> LocalDirectory:
+    async def failing(role: DirectoryRole, path: str, disk: Disk) -> LocalDirectory:
         if path == str(unreadable):
             raise DiskError("input/output error")
         return await read_directory(role, path, disk)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +13,8 @@ from typing_extensions import override
 
 from bookie.embedded.apache import ApacheCluster
 from bookie.embedded.apache_settings import ApacheOptions
-from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedBookie, EmbeddedCluster
+from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedBookie, EmbeddedCluster, format_new_cluster
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
-from bookie.metadata.cluster import format_cluster
-from bookie.metadata.store.zookeeper import ZooKeeperStore
 from tests.ensemble import Ensemble, prepared_ensemble
 from tests.faults.disks import Directories, Disks
 from tests.faults.network import APACHE_HOST, Network, hosts_file
@@ -68,11 +65,7 @@ class FaultyCluster(EmbeddedCluster):
         cluster = cls(directory, ensemble, network, directories=directories, speaks_apache=speaks_apache)
         try:
             await ensemble.start()
-            store = await ZooKeeperStore.connect(ensemble.connect_string)
-            try:
-                await format_cluster(store, LEDGERS_ROOT, rng=random.SystemRandom())
-            finally:
-                await store.close()
+            await format_new_cluster(ensemble.connect_string)
             await cluster.add_bookies(bookies)
         except BaseException:
             await cluster.stop()

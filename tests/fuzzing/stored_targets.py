@@ -28,7 +28,7 @@ from bookie.metadata.layout import LayoutKind
 from bookie.metadata.logs import log_list
 from bookie.metadata.runs.check_times import CheckKind, decode_check_time
 from bookie.metadata.runs.election import decode_vote
-from bookie.metadata.runs.locks import Holder
+from bookie.metadata.runs.locks import LockHolder
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.runs.pulsar_leader import decode_leader
 from bookie.metadata.tasks import boosts, changes, debts, decisions, doubts, failures, moves, parked, reservations
@@ -101,10 +101,10 @@ RECORDS: Final[Sequence[tuple[Decode, bytes]]] = (
     (lambda data: drains._decode(_BOOKIE, data), encode_record(sample(drains.Drain))),
     (lambda data: first_seen_down._decode("bk1", data), encode_record(sample(first_seen_down.Down))),
     (lambda data: incarnations._decode("/path", data), b"[" + encode_record(sample(incarnations.Incarnation)) + b"]"),
-    (lambda data: maintenance._decode("bk1", data), encode_record(sample(maintenance.Window))),
+    (lambda data: maintenance._decode("bk1", data), encode_record(sample(maintenance.MaintenanceWindow))),
     (lambda data: returned._decode(_BOOKIE, data), encode_record(sample(returned._Record))),
     (lambda data: boosts._decode(_LEDGER, data), encode_record(sample(boosts.Boost))),
-    (lambda data: changes._decode(1, data), encode_record(sample(changes.Change))),
+    (lambda data: changes._decode(1, data), encode_record(sample(changes.OperatorChange))),
     (lambda data: debts._decode(_LEDGER, data), encode_record(sample(debts.PlacementDebt))),
     (lambda data: decisions._decode(_LEDGER, data), encode_record(sample(decisions.Decision))),
     (lambda data: doubts._decode("/path", data), encode_record(sample(doubts._Record))),
@@ -117,7 +117,7 @@ RECORDS: Final[Sequence[tuple[Decode, bytes]]] = (
     (lambda data: own_state.decode_state_record("/ledgers", data), encode_record(sample(own_state.StateRecord))),
     (migration.refusal, b'{"phase": "COPYING", "targetUrl": "oxia:1"}'),
     _record(CopyLimits),
-    _record(Holder),
+    _record(LockHolder),
     _record(KindPause),
     _record(ReadOnlyRequest),
     _record(ScrubProgress),

@@ -13,7 +13,7 @@ from bookie.model.ids import LedgerId
 from bookie.server.copying import Copying
 from bookie.server.grpc.servicer import BookieServicer
 from bookie.wire import administration_pb2 as admin_pb
-from bookie.wire.apache.connection import Connection
+from bookie.wire.apache.connection import Version3Connection
 from bookie.wire.apache.exchange import Exchange
 from bookie.wire.apache.framing import framed
 from bookie.wire.grpc.administration import Administration
@@ -149,7 +149,7 @@ def exchanged(request: Request[Any], answers: bytes) -> object:
 
 
 async def _exchanged(request: Request[Any], answers: bytes) -> object:
-    connection = Connection()
+    connection = Version3Connection()
     connection.connection_made(_Socket())
     asking = asyncio.ensure_future(Exchange(connection, 1.0).ask(request, []))
     for frame in _frames_of(answers):

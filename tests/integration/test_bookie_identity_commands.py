@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bookie.metadata.bookies.cookies import CookieStore, encode_cookie
-from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.model.exit_codes import ExitCode
 from bookie.runtime.clock import SystemClock
 from bookie.server.joining.directories import CURRENT, VERSION_FILE
@@ -67,7 +67,7 @@ async def test_directories_are_formatted_only_after_the_bookie_is_stopped_and_it
     erased = await bkheal_bookie(machine, "format", *where, "--yes", "--delete-cookie")
     assert (erased["bookie_id"], erased["cookie_deleted"], erased["lost"]["problem"]) == (bookie, True, None)
     assert await CookieStore(machine.store, machine.cluster).read(bookie) is None
-    (change,) = await Changes(machine.store, machine.cluster.root, SystemClock()).newest(9)
+    (change,) = await ChangeRecords(machine.store, machine.cluster.root, SystemClock()).newest(9)
     assert (change.via, change.action) == ("command", "bookie format")
     assert bookie in change.detail
     await machine.ready(port=0, bookie_id="erased")

@@ -16,7 +16,7 @@ from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import ConnectedBookKeeper
 from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
-from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow, MaintenanceWindows
 from bookie.metadata.layout import cookie_path
 from bookie.metadata.nodes import ensure_path
 from bookie.metadata.runs.election import election_path, encode_vote
@@ -95,7 +95,7 @@ async def test_with_cron_jobs_and_an_exporter_every_alert_on_data_can_fire(tmp_p
                 await prometheus.until_fire("BkhealDetectionSlow")
                 await store.delete(cookie_path(LEDGERS_ROOT, ELSEWHERE))
                 lost, now_ms = BookieId(cluster.bookies[0].bookie_id), SystemClock().epoch_ms()
-                window = Window(lost, (lost,), "me@host", now_ms, now_ms + 3_600_000)
+                window = MaintenanceWindow(lost, (lost,), "me@host", now_ms, now_ms + 3_600_000)
                 await MaintenanceWindows(store, LEDGERS_ROOT).start(window)
                 await lose_one(cluster, client, down)
                 await prometheus.until_fire(*DATA, *HELD_BACK)

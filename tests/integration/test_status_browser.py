@@ -10,7 +10,7 @@ import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
-from bookie.metadata.bookies.maintenance import Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind
 from tests.integration.chromium import browser
@@ -31,7 +31,9 @@ async def test_a_user_reads_the_status_and_follows_a_link_from_a_run_to_its_repo
         await world.start(RunKind.REPLICAS)
         summary = replace(report.NO_LIVE_COPY, run_id=run_id)
         report.write(tmp_path / "reports", summary)
-        world.control.windows = (Window("rack:/r1", (BookieId("a:3181"),), "me", NOW_MS, NOW_MS + 3_600_000),)
+        world.control.windows = (
+            MaintenanceWindow("rack:/r1", (BookieId("a:3181"),), "me", NOW_MS, NOW_MS + 3_600_000),
+        )
 
         def read() -> None:
             browser.get(f"{world.url}/status")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from replicator.copying.pace import CRITICAL_RANK, Pace
+from replicator.copying.pace import CRITICAL_RANK, CopyPace
 
 if TYPE_CHECKING:
     from tests.simulation.nodes import SimClient
@@ -56,7 +56,7 @@ class Limits:
         if self._sent > allowed:
             self._world.truth.fail("PACE", f"{who} copies: {self._sent} bytes in {seconds:.1f} s, {rate} are allowed")
 
-    def watch(self, client: SimClient, pace: Pace) -> None:
+    def watch(self, client: SimClient, pace: CopyPace) -> None:
         """Observe from now on how long the copies of a worker wait."""
         for name in _BEFORE:
             setattr(pace, name, self._timed(client, pace, getattr(pace, name)))

@@ -23,7 +23,7 @@ from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.server.copying import Copying, Store
 from bookie.server.joining.admission import RoleDirectory
-from bookie.server.joining.directories import Role
+from bookie.server.joining.directories import DirectoryRole
 from bookie.server.service import BookieIdentity, BookieService
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.storage.disks.memory import Before, MemoryDisk, MemoryIndex, Operation
@@ -619,11 +619,15 @@ def places_of(node: SimBookie) -> list[RoleDirectory]:
     """Return the directories in the cookie, with their disks."""
     home = Path("/sim") / node.process.name
     names = ("journal", *(f"journal-{number}" for number in range(2, len(node.journals) + 1)))
-    journals = [RoleDirectory(Role.JOURNAL, home / name, disk) for name, disk in zip(names, node.journals, strict=True)]
-    places = [RoleDirectory(Role.LEDGERS, home / "ledgers", node.ledgers)]
+    journals = [
+        RoleDirectory(DirectoryRole.JOURNAL, home / name, disk) for name, disk in zip(names, node.journals, strict=True)
+    ]
+    places = [RoleDirectory(DirectoryRole.LEDGERS, home / "ledgers", node.ledgers)]
     for number, disk in enumerate(node.ledger_disks[1:], 1):
         is_missing = number == node.missing_directory
         where = home / f"ledgers-{number + 1}"
         late = LateDisk(node, number, disk)
-        places.append(RoleDirectory(Role.LEDGERS, where, None if is_missing else late, "not mounted" * is_missing))
+        places.append(
+            RoleDirectory(DirectoryRole.LEDGERS, where, None if is_missing else late, "not mounted" * is_missing)
+        )
     return [*journals, *places]

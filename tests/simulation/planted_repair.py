@@ -21,7 +21,7 @@ from bookie.wire.port import AddBatch
 from replicator.copying import target
 from replicator.copying.target import Target
 from replicator.knowledge import holdings
-from replicator.knowledge.holdings import Holdings
+from replicator.knowledge.holdings import HoldingsReader
 from replicator.plan import installable
 from replicator.plan import planner as plan
 from replicator.plan.installable import CopiedStep
@@ -34,6 +34,7 @@ from replicator.repair.reservation_holder import ReservationHolder
 from replicator.telemetry.events import Ending
 from tests.simulation import services
 from tests.simulation.planting import Registry, swap
+from tests.worlds.ledgers import with_member
 
 REPAIR_DEFECTS = Registry()
 plants = REPAIR_DEFECTS.add
@@ -136,7 +137,7 @@ def _(stack: ExitStack) -> None:
 
     def with_steps(metadata: Any, steps: Any) -> Any:
         for step in steps:
-            metadata = metadata.with_member(step.fragment_index, step.position, step.target)
+            metadata = with_member(metadata, step.fragment_index, step.position, step.target)
         return metadata
 
     swap(stack, plan._FragmentPlan, "_candidates", lambda _: without_check)
@@ -213,7 +214,7 @@ def _(stack: ExitStack) -> None:
     swap(stack, Lease, "ensure_ours", lambda _: nothing)
     swap(stack, ReservationHolder, "reserve", lambda _: reserve)
     swap(stack, ReservationHolder, "release", lambda _: nothing)
-    swap(stack, Holdings, "pin", lambda _: nothing)
+    swap(stack, HoldingsReader, "pin", lambda _: nothing)
     swap(stack, Installer, "_lacking", lambda _: nothing)
 
 
@@ -253,4 +254,4 @@ def _(stack: ExitStack) -> None:
         return without_next
 
     swap(stack, execution.Execution, "_entries_already_held", make_held)
-    swap(stack, Holdings, "missing_on_target", make_missing)
+    swap(stack, HoldingsReader, "missing_on_target", make_missing)

@@ -17,7 +17,7 @@ from bookie.server.upkeep.collector import Collector, CollectorReport
 from bookie.storage import checkpoint
 from bookie.storage.disks.memory import MemoryIndex
 from bookie.wire.port import ListReply, Status
-from replicator.copying.pace import Pace
+from replicator.copying.pace import CopyPace
 from replicator.copying.sources import EntrySource
 from replicator.knowledge import frontier
 from replicator.knowledge.absence import Absences
@@ -170,12 +170,14 @@ def _(stack: ExitStack) -> None:
 )
 def _(stack: ExitStack) -> None:
     def make(pass_limits: Any) -> Any:
-        async def waiting(self: Pace, throttle: Any, critical: Any, direction: Any, size_bytes: int, rank: int) -> None:
+        async def waiting(
+            self: CopyPace, throttle: Any, critical: Any, direction: Any, size_bytes: int, rank: int
+        ) -> None:
             await pass_limits(self, throttle, critical, direction, size_bytes, rank + 1)
 
         return waiting
 
-    swap(stack, Pace, "_pass_limits", make)
+    swap(stack, CopyPace, "_pass_limits", make)
 
 
 @plants("memory-by-mean-size", "R43", "copies reserve memory for entries of mean size, whatever size the entries have")

@@ -26,7 +26,7 @@ from bookie.model.packet import packet_ids
 from bookie.model.records import decode_record
 from bookie.wire.port import AddBatch, AddReply, CopyReply, ReadReply, ReplyT, Request, Status, Transport
 from bookie.wire.requests import Copy, Read
-from replicator.queue.ordering import FAILING_MIN, Kind
+from replicator.queue.ordering import FAILING_MIN, QueueKind
 from replicator.queue.task_queue import Turn
 from replicator.telemetry.events import Ending, QueueState, TaskResult
 from replicator.worker import FAILING_SHARE, Worker
@@ -495,7 +495,7 @@ class _Watched:
                 found[ledger_id] = least, most
         return found
 
-    def _watched_take(self, passed_over: Collection[Kind] = ()) -> Turn | None:
+    def _watched_take(self, passed_over: Collection[QueueKind] = ()) -> Turn | None:
         forced = self._world.points_fired("queue.take_last")
         turn: Turn | None = self._take(passed_over)
         if turn is None:

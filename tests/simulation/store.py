@@ -26,7 +26,7 @@ from bookie.metadata.port import (
     StoreUnavailableError,
 )
 from bookie.metadata.request_limits import check_data, check_path
-from bookie.metadata.store.memory import Fault, MemoryStore, Readable, _read_or_none
+from bookie.metadata.store.memory import Fault, MemoryStore, ReadableTree, _read_or_none
 from bookie.metadata.store.memory_cell import MemoryCell, _MemoryNode
 from tests.simulation.harshness import Harshness
 from tests.simulation.loop import Process, yield_control
@@ -106,7 +106,7 @@ class SimCell(MemoryCell):
         index = bisect_left(self._times, stat.czxid, key=lambda item: item[1])
         return self._times[index][0] if index < len(self._times) else self._loop.time()
 
-    def past(self, zxid: int) -> Readable:
+    def past(self, zxid: int) -> ReadableTree:
         """The tree after transaction ``zxid``."""
         return _Past(self._histories, zxid)
 
@@ -234,7 +234,7 @@ class SimStore(MemoryStore):
         self.on_request: Callable[[], None] = lambda: None
         """Called at each request of this process."""
 
-    def view(self) -> Readable:
+    def view(self) -> ReadableTree:
         if not self.faults.lag_s:
             self._seen = self.sim_cell.zxid
             return self.sim_cell

@@ -18,8 +18,8 @@ from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.topology import Topology
-from bookie.server.joining.admission import Admission, RoleDirectory, admit
-from bookie.server.joining.directories import Role
+from bookie.server.joining.admission import AdmittedBookie, RoleDirectory, admit
+from bookie.server.joining.directories import DirectoryRole
 from bookie.server.joining.limbo import finish_start
 from bookie.server.upkeep.collector import Collector
 from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
@@ -159,7 +159,7 @@ class SimWorld:
             return await self._open_storage(node, node.ledgers), ""
         places = places_of(node)
 
-        async def admitted_now() -> Admission:
+        async def admitted_now() -> AdmittedBookie:
             return await admit(
                 node.store,
                 self.cluster,
@@ -194,9 +194,11 @@ class SimWorld:
         )
         return storage, admitted.incarnation
 
-    async def _open_disks(self, node: SimBookie, places: Sequence[RoleDirectory], admitted: Admission) -> LedgerStorage:
+    async def _open_disks(
+        self, node: SimBookie, places: Sequence[RoleDirectory], admitted: AdmittedBookie
+    ) -> LedgerStorage:
         parts = []
-        for place in (place for place in places if place.role is Role.LEDGERS):
+        for place in (place for place in places if place.role is DirectoryRole.LEDGERS):
             path = str(place.path.resolve())
             problem = admitted.out_of_use.get(path, "")
             parts.append(SpreadDirectory(path, None if problem else place.disk, problem))

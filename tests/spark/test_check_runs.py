@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
-from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow, MaintenanceWindows
 from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, Endpoint, ServiceInfo, encode_service_info
 from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.layout import bookie_path
@@ -213,7 +213,7 @@ def test_a_limited_run_marks_the_worst_and_the_next_run_continues(spark: SparkSe
 def test_a_maintenance_window_holds_marks_back_and_the_report_has_the_reason(spark: SparkSession, place: Place) -> None:
     place.add_cookies("x:1")
     now_ms = SystemClock().epoch_ms()
-    window = Window("rack:/r2", (BookieId("x:1"),), "me@host", now_ms, now_ms + HOUR_MS, holds_critical=True)
+    window = MaintenanceWindow("rack:/r2", (BookieId("x:1"),), "me@host", now_ms, now_ms + HOUR_MS, holds_critical=True)
     windows = MaintenanceWindows(place.store, place.cluster.root)
     place.do(windows.start(window))
     result = place.audit(spark, critical_delay_s=0.0)

@@ -23,7 +23,7 @@ from bookie.embedded.process import ManagedProcess
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.own_state import own_path
 from bookie.metadata.runs.records import RunLane, RunLockedError, Runs
-from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.clock import SystemClock
@@ -215,7 +215,7 @@ def test_a_manual_start_is_recorded_once_before_the_run(place: Place) -> None:
     """This also holds if the run has to wait first. A start by a schedule is not recorded."""
     runs, by = runs_of(place), f"me@{socket.gethostname()}"
     settings = AuditSettings(place.uri, place.report_dir, missing_share_max=0.9)
-    changes = Changes(place.store, place.cluster.root, SystemClock())
+    changes = ChangeRecords(place.store, place.cluster.root, SystemClock())
     other = place.do(runs.acquire(RunLane(RunKind.REPLICAS), "the-other-run", "elsewhere:1"))
     with pytest.raises(RunLockedError):
         RunKeeper(settings, a_record(place), RunGate(), SystemClock()).begin(0)

@@ -14,7 +14,7 @@ from bookie.runtime.access.access import Access
 from bookie.runtime.access.tokens import Role, make_token
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.loop_thread import LoopThread
-from bookie.server.administration.node import Node
+from bookie.server.administration.node import ServingBookie
 from bookie.server.administration.servicer import AdministrationServicer
 from bookie.server.grpc.server import GrpcServer
 from bookie.server.metrics import bookie_metrics
@@ -41,7 +41,7 @@ class Administered:
 
     thread: LoopThread
     cluster: MemoryCluster
-    node: Node
+    node: ServingBookie
     servicer: AdministrationServicer
     port: int
 
@@ -58,7 +58,7 @@ class Administered:
 
 async def open_administered(
     home: Path, access: AdministrationAccess, port: int, unsent_bytes: Callable[[], int] = lambda: 0
-) -> tuple[MemoryCluster, AdministrationServicer, Node, RegistrationKeeper]:
+) -> tuple[MemoryCluster, AdministrationServicer, ServingBookie, RegistrationKeeper]:
     """Open a registered bookie with its administration, without a server. The caller must stop the keeper."""
     clock, rng = SystemClock(), random.Random(1)
     cluster = await MemoryCluster(clock).found()
@@ -94,7 +94,7 @@ async def open_administered(
         bytes_per_s=1e9,
         service=bookie.service,
     )
-    node = Node(
+    node = ServingBookie(
         bookie=US,
         identity=BookieIdentity("uuid", "1"),
         storage=bookie.storage,

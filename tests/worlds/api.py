@@ -27,7 +27,6 @@ from auditor.api.http.schemas import SCHEMAS
 from auditor.api.http.server import HttpApi
 from auditor.api.operations_port import (
     ALL_MARKS,
-    BookieState,
     BookieView,
     MarkFilter,
     MarkPage,
@@ -42,7 +41,8 @@ from auditor.operating.client import ClusterClient, Document, RefusedError
 from auditor.service.upkeep import CachedRepairProgress, SharedLongWork
 from auditor.service.watch.cluster_status import cluster_status
 from auditor.service.watch.progress import make_repair_watch, progress_document
-from bookie.metadata.bookies.maintenance import Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow
+from bookie.metadata.bookies.registration import BookieState
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.locks import Task
@@ -71,7 +71,7 @@ class TwinControl:
         self.is_connected = True
         self.is_with_topology = True
         self.problems: tuple[str, ...] = ()
-        self.windows: tuple[Window, ...] = ()
+        self.windows: tuple[MaintenanceWindow, ...] = ()
         self.may_start = asyncio.Event()
         """The start of a run waits until this is set."""
         self.may_start.set()
@@ -234,7 +234,7 @@ class TwinOperations:
         self.known = [
             BookieView(BookieId("a:3181"), BookieState.WRITABLE, "host-a", 3181, "bookie-grpc", 1_000, 400, 12),
             BookieView(BookieId("c:3181"), BookieState.READ_ONLY, "host-c", 3181, "bookie-rpc"),
-            BookieView(BookieId(f"d{EVIL}"), BookieState.LOST),
+            BookieView(BookieId(f"d{EVIL}"), BookieState.UNREGISTERED),
         ]
 
     async def list_tasks(self, limit: int, after: LedgerId | None = None, wanted: MarkFilter = ALL_MARKS) -> TaskPage:

@@ -18,7 +18,7 @@ from bookie.metadata.bookies.drains import Drains
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
-from bookie.metadata.store.memory import MemoryCell, MemoryStore, Readable
+from bookie.metadata.store.memory import MemoryCell, MemoryStore, ReadableTree
 from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.metadata.tasks.underreplication import UnderReplication
@@ -39,7 +39,7 @@ class BehindStore(MemoryStore):
         self._past: MemoryCell | None = past
 
     @override
-    def view(self) -> Readable:
+    def view(self) -> ReadableTree:
         return self._past or super().view()
 
     @override

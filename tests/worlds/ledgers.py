@@ -44,6 +44,12 @@ def closed_ledger(*members: BookieId) -> LedgerMetadata:
     return LedgerMetadata(size, size, max(1, size - 1), (Fragment(EntryId(0), members),)).closed(EntryId(99), 1000)
 
 
+def with_member(metadata: LedgerMetadata, index: int, position: int, bookie: BookieId) -> LedgerMetadata:
+    """Return metadata with ``bookie`` at ``position`` of fragment ``index``."""
+    members = metadata.fragments[index].members
+    return metadata.with_members({index: (*members[:position], bookie, *members[position + 1 :])})
+
+
 def make_packets(
     ledger_id: LedgerId, count: int, *, payload_bytes: int = 10, digest_type: DigestType = DigestType.CRC32C
 ) -> dict[EntryId, bytes]:

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypedDict
 from auditor.service.events import EventFanout
 from auditor.service.runs.manager import RunRequest
 from auditor.service.runs.schedule import Schedule, first_due_ms, period_s
-from auditor.service.service import AuditorService, Connection, SchedulerPort, ServicePorts
+from auditor.service.service import AuditorService, SchedulerPort, ServicePorts, StoreConnection
 from auditor.service.settings import ServiceSettings
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.marking_policy import MarkingPolicies
@@ -193,10 +193,10 @@ class Auditor:
         self.connect_failures: list[Exception] = []
         self.task = guarded(f"auditor {name}", self.service.serve(self._connect, self.stopping))
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> StoreConnection:
         if self.connect_failures:
             raise self.connect_failures.pop()
-        return Connection(self.store, await open_cluster(self.store, ROOT))
+        return StoreConnection(self.store, await open_cluster(self.store, ROOT))
 
     async def _spark(self, what: str) -> None:
         self.spark.append(what)

@@ -6,7 +6,7 @@ import copy
 
 from typing_extensions import override
 
-from bookie.metadata.store.memory import MemoryStore, Readable
+from bookie.metadata.store.memory import MemoryStore, ReadableTree
 from bookie.metadata.store.memory_cell import MemoryCell
 
 
@@ -21,7 +21,7 @@ class StaleStore(MemoryStore):
         self._past._nodes = copy.deepcopy(self.cell._nodes)
 
     @override
-    def view(self) -> Readable:
+    def view(self) -> ReadableTree:
         return super().view() if self._past is None else self._past
 
     @override

@@ -16,10 +16,11 @@ from auditor.api.control import Control, RunBusyError
 from auditor.api.http.queries import BOOLEAN_PATTERN, boolean, delay_request, whole_number
 from auditor.api.http.routes import JSON, TEXT, Call, Handler, Parameter, Route, RouteAnswer
 from auditor.api.http.schemas import LEDGER_ID
-from auditor.api.operations_port import BookieState, MarkFilter, Operations
+from auditor.api.operations_port import MarkFilter, Operations
 from auditor.api.problems import InvalidRequestError, NotFoundError
 from auditor.api.upkeep_port import Upkeep
 from auditor.operating.client import Actor
+from bookie.metadata.bookies.registration import BookieState
 from bookie.metadata.tasks.locks import Task
 from bookie.model.ids import LEDGER_ID_MAX, LedgerId
 from bookie.model.run import RunCause, RunKind
@@ -138,7 +139,7 @@ class ApacheRoutes:
                 "totalBookiesCount": len(states),
                 "writableBookiesCount": states.count(BookieState.WRITABLE),
                 "readonlyBookiesCount": states.count(BookieState.READ_ONLY),
-                "unavailableBookiesCount": states.count(BookieState.LOST),
+                "unavailableBookiesCount": states.count(BookieState.UNREGISTERED),
             }
         )
 

@@ -54,7 +54,7 @@ class Places:
         self.taken -= 1
 
 
-class _Connection(socket.socket):
+class _CountedSocket(socket.socket):
     leave: Callable[[], object]
 
     @override
@@ -73,7 +73,7 @@ class _Listening(socket.socket):
         if not self.places.take():
             accepted.close()
             raise BlockingIOError  # for asyncio this means that there is no connection to accept
-        connection = _Connection(self.family, self.type, self.proto, accepted.detach())
+        connection = _CountedSocket(self.family, self.type, self.proto, accepted.detach())
         connection.leave = weakref.finalize(connection, self.places.leave)  # it runs exactly once, even without a close
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self.unread_ms_max)

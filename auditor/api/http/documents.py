@@ -152,7 +152,7 @@ def _task(task: TaskView) -> dict[str, Any]:
 def _bookie(view: BookieView, lost: LostBookie | None) -> dict[str, Any]:
     return {
         "bookie_id": view.bookie_id,
-        "state": view.state.value,
+        "state": view.state.label,
         "host": view.host or None,
         "port": view.port or None,
         "protocol": view.protocol or None,

@@ -17,21 +17,21 @@ _TEMPLATES: Final = files("auditor.api.http").joinpath("html")
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class HtmlPage:
     """A page and the security policy that is sent with it."""
 
     html: str
     policy: str
 
 
-def rendered(template: str, **values: Any) -> Page:
+def rendered(template: str, **values: Any) -> HtmlPage:
     """Return the page that a template makes of these values."""
     css = _style()
     html = _environment().get_template(template).render(css=css, **values)
-    return Page(html, f"default-src 'none'; style-src '{style_hash(css)}'; base-uri 'none'; frame-ancestors 'none'")
+    return HtmlPage(html, f"default-src 'none'; style-src '{style_hash(css)}'; base-uri 'none'; frame-ancestors 'none'")
 
 
-def problem_page(problem: Problem, path: str) -> Page:
+def problem_page(problem: Problem, path: str) -> HtmlPage:
     """Return a refusal as a page, with a link to the status page that also works behind a proxy.
 
     Args:

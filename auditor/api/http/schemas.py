@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from auditor.api.http.documents import API_VERSION
-from auditor.api.operations_port import BookieState, TaskState
+from auditor.api.operations_port import TaskState
 from auditor.operating.boosting import SPAN_S_MAX
 from auditor.operating.maintenance import NOTE_MAX
 from auditor.safety.dead_letters import DeadLetterOutcome
 from bookie.metadata.bookies.maintenance import WINDOW_S_MAX
+from bookie.metadata.bookies.registration import BookieState
 from bookie.metadata.tasks.copy_limits import CopyProfile
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.metadata.tasks.switches import DELAY_S_MAX
@@ -238,7 +239,7 @@ _TASK: Final = _fields(
 _BOOKIE: Final = _fields(
     {
         "bookie_id": _TEXT,
-        "state": _one_of([state.value for state in BookieState]),
+        "state": _one_of([state.label for state in BookieState]),
         "host": _nullable(_TEXT),
         "port": _nullable(_COUNT),
         "protocol": _nullable(_TEXT),

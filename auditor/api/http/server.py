@@ -56,7 +56,7 @@ def _is_of_service(record: logging.LogRecord) -> bool:
 _library_log.addFilter(_is_of_service)
 
 
-class _Connection(web.RequestHandler):
+class _HttpConnection(web.RequestHandler):
     """A connection that answers invalid HTTP and too long requests with a problem document.
 
     The library would answer with text, and log the client's mistake as an error.
@@ -178,8 +178,8 @@ class HttpApi:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    def _connect(self, server: web.Server) -> _Connection:
-        return _Connection(
+    def _connect(self, server: web.Server) -> _HttpConnection:
+        return _HttpConnection(
             self._guard,
             server,
             access_log=None,

@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import quote
 
 from auditor.api.control import ServiceStatus, lost_text, why_no_next_run, why_not_counted
-from auditor.api.http.pages import Page, rendered
+from auditor.api.http.pages import HtmlPage, rendered
 from bookie.metadata.runs.notes import KindPause
 from bookie.model.run import RunKind, RunRecord, RunState
 from bookie.model.times import utc_text
@@ -19,7 +19,7 @@ _GOOD_VERDICTS: Final = ("", "clean")
 
 
 @dataclass(frozen=True, slots=True)
-class Headline:
+class StatusHeadline:
     """The state of the cluster in one sentence."""
 
     text: str
@@ -57,7 +57,7 @@ class CheckLine:
 
 
 @dataclass(frozen=True, slots=True)
-class BacklogLine:
+class StatusBacklogLine:
     """Marked ledgers of one severity."""
 
     severity: str
@@ -67,7 +67,7 @@ class BacklogLine:
 
 
 @dataclass(frozen=True, slots=True)
-class RunLine:
+class StatusRunLine:
     """A run."""
 
     run_id: str
@@ -92,7 +92,7 @@ class StatusView:
     metadata_uri: str
     as_of: str
     version: str
-    headline: Headline
+    headline: StatusHeadline
     facts: Sequence[FactLine]
     checks: Sequence[CheckLine]
     marked: str
@@ -100,11 +100,11 @@ class StatusView:
     why_not_counted: str
     """Why the number of marked ledgers is not known here; empty: it is known."""
     has_parked: bool
-    backlog: Sequence[BacklogLine]
-    runs: Sequence[RunLine]
+    backlog: Sequence[StatusBacklogLine]
+    runs: Sequence[StatusRunLine]
 
 
-def status_page(status: ServiceStatus, runs: Sequence[RunRecord], now_ms: int) -> Page:
+def status_page(status: ServiceStatus, runs: Sequence[RunRecord], now_ms: int) -> HtmlPage:
     """Return the rendered page."""
     return rendered("status.html", page=status_view(status, runs, now_ms))
 
@@ -129,31 +129,33 @@ def status_view(status: ServiceStatus, runs: Sequence[RunRecord], now_ms: int) -
     )
 
 
-def _headline(status: ServiceStatus) -> Headline:
+def _headline(status: ServiceStatus) -> StatusHeadline:
     """Return the worst of what is known. What this process cannot know is not reported as good."""
     backlog = status.backlog
     unread = sum(part.ledgers for severity, part in backlog.severities.items() if not severity.has_copies)
     if not status.is_store_connected:
-        return Headline("There is no connection to the metadata store. What follows was true before it was lost.")
+        return StatusHeadline("There is no connection to the metadata store. What follows was true before it was lost.")
     if status.problems:
-        return Headline("The metadata store refuses what an auditor needs.")
+        return StatusHeadline("The metadata store refuses what an auditor needs.")
     if not status.leader:
-        return Headline("No auditor leads, so nothing is detected or marked.")
+        return StatusHeadline("No auditor leads, so nothing is detected or marked.")
     if unread:
-        return Headline(f"{counted(unread, 'ledger')} {agreeing(unread, 'has', 'have')} entries without a live copy.")
+        return StatusHeadline(
+            f"{counted(unread, 'ledger')} {agreeing(unread, 'has', 'have')} entries without a live copy."
+        )
     if status.held_because:
-        return Headline("So many bookies are missing that nothing is marked.")
+        return StatusHeadline("So many bookies are missing that nothing is marked.")
     if not status.is_recovery_enabled:
-        return Headline("Recovery is disabled, so nothing is marked or repaired.", "warn")
+        return StatusHeadline("Recovery is disabled, so nothing is marked or repaired.", "warn")
     if backlog.ledgers:
-        return Headline(
+        return StatusHeadline(
             f"{counted(backlog.ledgers, 'ledger')} {agreeing(backlog.ledgers, 'is', 'are')} marked for repair.", "warn"
         )
     lost = len(status.lost)
     bookies = f"{counted(lost, 'bookie')} {agreeing(lost, 'is', 'are')} lost" if lost else "Every bookie is registered"
     if uncounted := why_not_counted(status):
-        return Headline(f"{bookies}. {uncounted}", "warn" if lost else "info")
-    return Headline(f"{bookies}, and no ledger is marked for repair.", "warn" if lost else "good")
+        return StatusHeadline(f"{bookies}. {uncounted}", "warn" if lost else "info")
+    return StatusHeadline(f"{bookies}, and no ledger is marked for repair.", "warn" if lost else "good")
 
 
 def _facts(status: ServiceStatus, now_ms: int) -> Sequence[FactLine]:
@@ -209,10 +211,10 @@ def _paused(pause: KindPause | None) -> str:
     return f" (paused until {until})" if until else " (paused)"
 
 
-def _backlog(status: ServiceStatus, now_ms: int) -> Sequence[BacklogLine]:
+def _backlog(status: ServiceStatus, now_ms: int) -> Sequence[StatusBacklogLine]:
     backlog = status.backlog
     lines = [
-        BacklogLine(
+        StatusBacklogLine(
             severity.label.replace("_", " "),
             part.ledgers,
             size(part.bytes_estimate),
@@ -221,15 +223,15 @@ def _backlog(status: ServiceStatus, now_ms: int) -> Sequence[BacklogLine]:
         for severity, part in sorted(backlog.severities.items())
     ]
     if backlog.healthy.ledgers:
-        lines.append(BacklogLine("healthy again", backlog.healthy.ledgers))
+        lines.append(StatusBacklogLine("healthy again", backlog.healthy.ledgers))
     if backlog.unreadable:
-        lines.append(BacklogLine("unreadable", backlog.unreadable))
+        lines.append(StatusBacklogLine("unreadable", backlog.unreadable))
     return lines
 
 
-def _run(run: RunRecord, now_ms: int) -> RunLine:
+def _run(run: RunRecord, now_ms: int) -> StatusRunLine:
     progress = "" if run.state.is_final else f": {run.phase} {run.done}/{run.total or '?'}"
-    return RunLine(
+    return StatusRunLine(
         run_id=run.run_id,
         quoted_id=quote(run.run_id, safe=""),
         kind=run.kind.value + (" (dry run)" if run.is_dry_run else ""),

@@ -32,7 +32,7 @@ class DifferentMarksError(AssertionError):
 
 
 @dataclass(slots=True)
-class Change:
+class LedgerChanges:
     """Changes a cluster whose ledgers have the ids from 0 on."""
 
     runner: asyncio.Runner
@@ -65,7 +65,7 @@ class _Audit:
     carried: int
 
 
-def measure(spark: SparkSession, settings: AuditSettings, change: Change, port: int) -> Mapping[str, Any]:
+def measure(spark: SparkSession, settings: AuditSettings, change: LedgerChanges, port: int) -> Mapping[str, Any]:
     """Measure on a cluster with an image.
 
     Args:
@@ -95,7 +95,7 @@ def _per_1000(audit: _Audit) -> float:
     return round(audit.requests * 1000 / audit.ledgers, 2)
 
 
-def _audit(spark: SparkSession, settings: AuditSettings, change: Change, port: int) -> _Audit:
+def _audit(spark: SparkSession, settings: AuditSettings, change: LedgerChanges, port: int) -> _Audit:
     from spark_jobs.runs.run import run_audit
 
     clock = SystemClock()

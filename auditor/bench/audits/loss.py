@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from auditor.bench.audits import incremental
-from auditor.bench.audits.incremental import Change, DifferentMarksError
+from auditor.bench.audits.incremental import DifferentMarksError, LedgerChanges
 from auditor.bench.versus_apache.audits import clear_tasks
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
@@ -97,7 +97,9 @@ def measure(spark: SparkSession, hosts: str, report_dir: Path, ledgers: int, roo
             warm = _audit(spark, AuditSettings(uri, report_dir))
             image = report_dir / "image"
             size = sum(path.stat().st_size for path in image.rglob("*.parquet"))
-            change = Change(runner, LedgerStore(store, cluster, random.Random(2)), ledgers, lambda: _metadata(rng))
+            change = LedgerChanges(
+                runner, LedgerStore(store, cluster, random.Random(2)), ledgers, lambda: _metadata(rng)
+            )
             changed = incremental.measure(spark, AuditSettings(uri, report_dir), change, int(hosts.rpartition(":")[2]))
             runner.run(store.delete(bookie_path(root, _LOST, is_read_only=False), ANY_VERSION))
             without = _audit(spark, AuditSettings(uri, report_dir, with_image=False))

@@ -21,7 +21,7 @@ from auditor.bench.bookies.contestants import contestants, running_bookies
 from auditor.bench.bookies.engine import measure_engine
 from auditor.bench.bookies.figures import measured
 from auditor.bench.bookies.journal import measure_reserved
-from auditor.bench.bookies.load import Load, measure_adds, measure_lone_adds, measure_reads
+from auditor.bench.bookies.load import LoadSize, measure_adds, measure_lone_adds, measure_reads
 from bookie.embedded.apache_jars import ApacheJarsMissingError, apache_version, find_apache_lib
 from bookie.embedded.apache_settings import ApacheStorage
 from bookie.runtime.java import JavaNotFoundError, find_java
@@ -35,7 +35,7 @@ ROUNDS: Final = 3
 Say = Callable[[str], None]
 
 
-class Part(enum.StrEnum):
+class Measurement(enum.StrEnum):
     """What to measure."""
 
     ADDS = "adds"
@@ -49,7 +49,7 @@ class Part(enum.StrEnum):
 class BookieBenchmark:
     """The parts to measure, and their sizes."""
 
-    part: Part = Part.ALL
+    part: Measurement = Measurement.ALL
     payloads: Sequence[int] = PAYLOADS
     writers: Sequence[int] = WRITERS
     megabytes: float = MEGABYTES
@@ -70,7 +70,7 @@ async def run(settings: BookieBenchmark, say: Say) -> dict[str, Any]:
         EmbeddedProcessError: a bookie did not start.
         LoadFailedError: a bookie gave an unexpected answer.
     """
-    load = Load(settings.payloads, settings.writers, int(settings.megabytes * 1e6), settings.rounds)
+    load = LoadSize(settings.payloads, settings.writers, int(settings.megabytes * 1e6), settings.rounds)
     figures: dict[str, Any] = {
         "versions": {"ours": installed_version(), "python": platform.python_version()},
         "machine": {
@@ -82,15 +82,17 @@ async def run(settings: BookieBenchmark, say: Say) -> dict[str, Any]:
     }
     with tempfile.TemporaryDirectory(prefix="bkheal-bench-") as name:
         directory = Path(name)
-        if settings.part is not Part.STORAGE:
+        if settings.part is not Measurement.STORAGE:
             await _measure_with_clients(settings.part, load, directory, figures, say)
-        if settings.part in (Part.STORAGE, Part.ALL):
+        if settings.part in (Measurement.STORAGE, Measurement.ALL):
             figures["reserved"] = await measure_reserved(directory / "reserved", say)
             figures["engine"] = await measure_engine(directory, load, say)
     return figures | {"comparisons": [each.figures() for each in measured(figures)]}
 
 
-async def _measure_with_clients(part: Part, load: Load, directory: Path, figures: dict[str, Any], say: Say) -> None:
+async def _measure_with_clients(
+    part: Measurement, load: LoadSize, directory: Path, figures: dict[str, Any], say: Say
+) -> None:
     try:
         java = await asyncio.to_thread(find_java)
     except JavaNotFoundError as error:
@@ -104,9 +106,9 @@ async def _measure_with_clients(part: Part, load: Load, directory: Path, figures
         figures["left_out"].append(f"Apache's bookie: {error}")
     async with running_bookies(directory, java, lib, ApacheStorage.DB) as bookies:
         async with contestants(bookies) as found:
-            if part in (Part.LONE, Part.ALL):
+            if part in (Measurement.LONE, Measurement.ALL):
                 figures["lone"] = await measure_lone_adds(found, directory, say)
-            if part in (Part.ADDS, Part.ALL):
+            if part in (Measurement.ADDS, Measurement.ALL):
                 figures["adds"] = await measure_adds(found, load, say)
-        if part in (Part.READS, Part.ALL):
+        if part in (Measurement.READS, Measurement.ALL):
             figures["reads"] = await measure_reads(bookies, load, directory, say)

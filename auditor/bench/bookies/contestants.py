@@ -46,7 +46,7 @@ class ApacheEndpoints(Resolver):
         return BookieAddress(endpoint.host, endpoint.port, APACHE_PROTOCOL, info.incarnation)
 
 
-class Server(Protocol):
+class BookieServer(Protocol):
     """A bookie process that keeps its directories and its port across restarts."""
 
     directory: Path
@@ -71,11 +71,11 @@ class Contestant:
 
     name: str
     client: BookKeeper
-    server: Server
+    server: BookieServer
 
 
 @dataclass(frozen=True, slots=True)
-class Bookies:
+class BookiePair:
     """Two clusters of one bookie each; ``theirs`` is None without Apache's jars."""
 
     ours: EmbeddedCluster
@@ -85,7 +85,7 @@ class Bookies:
 @asynccontextmanager
 async def running_bookies(
     directory: Path, java: Java, lib: Path | None, storage: ApacheStorage = ApacheStorage.SORTED
-) -> AsyncIterator[Bookies]:
+) -> AsyncIterator[BookiePair]:
     """Start both bookies below ``directory``, or only ours if ``lib`` is None.
 
     Raises:
@@ -106,11 +106,11 @@ async def running_bookies(
                 )
             )
         ours = await EmbeddedCluster.start(directory / "ours", bookies=1, java=java, speaks_apache=True)
-        yield Bookies(await stack.enter_async_context(ours), theirs)
+        yield BookiePair(await stack.enter_async_context(ours), theirs)
 
 
 @asynccontextmanager
-async def contestants(bookies: Bookies) -> AsyncIterator[list[Contestant]]:
+async def contestants(bookies: BookiePair) -> AsyncIterator[list[Contestant]]:
     """Connect a client of each protocol."""
     async with AsyncExitStack() as stack:
         found = []

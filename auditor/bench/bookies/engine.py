@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from auditor.bench.bookies.disk import PlainFile, drop_caches, written_bytes
-from auditor.bench.bookies.load import Load, LoadFailedError
+from auditor.bench.bookies.load import LoadFailedError, LoadSize
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.packet import HEADER_SIZE
 from bookie.runtime.clock import SystemClock
@@ -43,7 +43,7 @@ _RANDOM_READS: Final = 500
 _GIB: Final = 1 << 30
 
 
-async def measure_engine(directory: Path, load: Load, say: Say) -> list[dict[str, Any]]:
+async def measure_engine(directory: Path, load: LoadSize, say: Say) -> list[dict[str, Any]]:
     """Measure each size of payload: adds, bytes written for each byte stored, reads, a scrub, and a recovery.
 
     Raises:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from auditor.bench.bookies.contestants import Bookies, Contestant, contestants
+from auditor.bench.bookies.contestants import BookiePair, Contestant, contestants
 from auditor.bench.bookies.disk import PlainFile, drop_caches, synced_writes
 from auditor.bench.process_time import cpu_s
 from bookie.client.bookkeeper import BookKeeper, LedgerOptions
@@ -43,7 +43,7 @@ class LoadFailedError(TransientError):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadSize:
     """The size of the measurement.
 
     Attributes:
@@ -63,7 +63,7 @@ class Load:
         return max(10, min(_ENTRIES_MAX, self.bytes_per_round // payload_bytes))
 
 
-async def measure_adds(found: Sequence[Contestant], load: Load, say: Say) -> list[dict[str, Any]]:
+async def measure_adds(found: Sequence[Contestant], load: LoadSize, say: Say) -> list[dict[str, Any]]:
     """Measure each size of payload with each number of writers: from the first add to the last acknowledgement."""
     figures = []
     for payload_bytes in load.payloads:
@@ -117,7 +117,7 @@ async def measure_lone_adds(found: Sequence[Contestant], directory: Path, say: S
     return {"payload_bytes": LONE_PAYLOAD_BYTES, "times": {name: percentiles(those) for name, those in times.items()}}
 
 
-async def measure_reads(bookies: Bookies, load: Load, directory: Path, say: Say) -> list[dict[str, Any]]:
+async def measure_reads(bookies: BookiePair, load: LoadSize, directory: Path, say: Say) -> list[dict[str, Any]]:
     """Measure reads of one ledger: just written, then after a restart without cached pages, in order and at random.
 
     The bookie is restarted before each contestant, because two of them share one.
@@ -186,7 +186,7 @@ async def _write(client: BookKeeper, payload: bytes, writers: int, entries: int)
     return seconds
 
 
-async def _ledger(client: BookKeeper, load: Load, payload_bytes: int) -> LedgerId:
+async def _ledger(client: BookKeeper, load: LoadSize, payload_bytes: int) -> LedgerId:
     writer = await client.create_ledger(LedgerOptions(1, 1, 1))
     payload, last = random.Random(1).randbytes(payload_bytes), None
     for _ in range(load.entries(payload_bytes)):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from auditor.bench.versus_apache.processes import Contestant, ContestantError, JavaPrograms
+from auditor.bench.versus_apache.processes import ContestantError, ContestantProcess, JavaPrograms
 from auditor.bench.zookeeper_counters import Counters, counters
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.cluster import Cluster, format_cluster, open_cluster
@@ -146,7 +146,7 @@ class AuditComparison:
 
     async def _rounds(self, name: str, command: Sequence[str], warm_rounds: int, site: _Site) -> list[Round]:
         rounds = []
-        async with await Contestant.start(
+        async with await ContestantProcess.start(
             name, command, self._directory / name.replace(" ", "-"), java=self._java.java
         ) as contestant:
             ready_s = time.perf_counter() - contestant.started_s

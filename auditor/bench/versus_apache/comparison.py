@@ -25,8 +25,8 @@ from auditor.bench.versus_apache.processes import JavaPrograms
 from auditor.bench.versus_apache.repairs import (
     ENTRY_BYTES,
     SHAPES,
-    RepairCase,
     RepairComparison,
+    RepairContest,
     Shape,
     empty_ledgers,
     large_ledgers,
@@ -46,7 +46,7 @@ _LARGE_LEDGERS: Final = 500_000
 Say = Callable[[str], None]
 
 
-class Part(enum.StrEnum):
+class ComparisonPart(enum.StrEnum):
     """A part of the comparison."""
 
     AUDIT = "audit"
@@ -63,7 +63,7 @@ class InvalidShapeError(PermanentError):
 class VersusSettings:
     """The parts to measure, and their sizes."""
 
-    part: Part = Part.ALL
+    part: ComparisonPart = ComparisonPart.ALL
     ledgers: Sequence[int] = LEDGERS
     """Numbers of ledgers of the audits."""
     megabytes: float = MEGABYTES
@@ -97,23 +97,23 @@ async def run(settings: VersusSettings, say: Say) -> dict[str, Any]:
         directory = Path(name)
         programs = await asyncio.to_thread(JavaPrograms.compile, java, lib, directory / "classes")
         figures = _versions_and_machine(lib, java.version)
-        if settings.part in (Part.AUDIT, Part.ALL):
+        if settings.part in (ComparisonPart.AUDIT, ComparisonPart.ALL):
             audits = []
             for ledgers in settings.ledgers:
                 warm = 1 if ledgers >= _LARGE_LEDGERS else WARM_ROUNDS
                 comparison = AuditComparison(programs, directory / f"audit-{ledgers}", say)
                 audits.append(await comparison.run(ledgers, warm, is_tuned=settings.is_tuned))
             figures["audit"] = audits
-        if settings.part in (Part.REPAIR, Part.ALL):
+        if settings.part in (ComparisonPart.REPAIR, ComparisonPart.ALL):
             repair = RepairComparison(programs, directory, say)
             cases = [case for shape in settings.shapes for case in _repair_cases(shape, settings)]
             figures["repair"] = [await repair.run(case, is_tuned=settings.is_tuned) for case in cases]
-        if settings.part in (Part.ADD, Part.ALL):
+        if settings.part in (ComparisonPart.ADD, ComparisonPart.ALL):
             figures["add"] = await AddComparison(java, lib, directory, say).run(int(settings.megabytes * 1e6))
     return figures | {"comparisons": [each.figures() for each in comparisons(figures)]}
 
 
-def _repair_cases(shape: Shape, settings: VersusSettings) -> Iterator[RepairCase]:
+def _repair_cases(shape: Shape, settings: VersusSettings) -> Iterator[RepairContest]:
     for entry_bytes in settings.entry_bytes:
         yield large_ledgers(shape, entry_bytes, int(settings.megabytes * 1e6))
     if settings.small_ledgers:

@@ -90,7 +90,7 @@ class JavaPrograms:
         ]
 
 
-class Contestant:
+class ContestantProcess:
     """A running contestant."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log_path: Path, started_s: float) -> None:
@@ -101,7 +101,9 @@ class Contestant:
         """``time.perf_counter`` just before it was started."""
 
     @classmethod
-    async def start(cls, name: str, command: Sequence[str], directory: Path, *, java: Java | None = None) -> Contestant:
+    async def start(
+        cls, name: str, command: Sequence[str], directory: Path, *, java: Java | None = None
+    ) -> ContestantProcess:
         """Start a program, and wait for its event ``ready``; its log goes to ``directory``.
 
         Raises:
@@ -180,7 +182,7 @@ class Contestant:
         if self._process.returncode is None:
             self._process.terminate()
 
-    async def __aenter__(self) -> Contestant:
+    async def __aenter__(self) -> ContestantProcess:
         return self
 
     async def __aexit__(

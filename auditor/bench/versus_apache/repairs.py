@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from auditor.bench.versus_apache.processes import Contestant, ContestantError, JavaPrograms
+from auditor.bench.versus_apache.processes import ContestantError, ContestantProcess, JavaPrograms
 from auditor.bench.versus_apache.settings import BOOKIE_HEAP_MIB, bookie_options
 from bookie.client.bookkeeper import LedgerOptions
 from bookie.client.connect import ConnectedBookKeeper, connect
@@ -61,7 +61,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class RepairCase:
+class RepairContest:
     """The ledgers that lose a bookie, for each contestant."""
 
     name: str
@@ -72,23 +72,23 @@ class RepairCase:
     """Entries in each ledger: a multiple of the ensemble size, so that each bookie has the same number."""
 
 
-def large_ledgers(shape: Shape, entry_bytes: int, lost_bytes: int) -> RepairCase:
+def large_ledgers(shape: Shape, entry_bytes: int, lost_bytes: int) -> RepairContest:
     """Return a case with few ledgers, of which a bookie has about ``lost_bytes``."""
     ensemble_size, write_quorum, _ = shape
     entries = int(lost_bytes / entry_bytes * ensemble_size / write_quorum) // _LEDGERS
     name = f"{_shown(shape)}, entries of {entry_bytes:,} B"
-    return RepairCase(name, shape, entry_bytes, _LEDGERS, rounded(entries, ensemble_size))
+    return RepairContest(name, shape, entry_bytes, _LEDGERS, rounded(entries, ensemble_size))
 
 
-def small_ledgers(shape: Shape, ledgers: int) -> RepairCase:
+def small_ledgers(shape: Shape, ledgers: int) -> RepairContest:
     """Return a case with ledgers of about ten entries, which measures the cost of a ledger."""
     name = f"{_shown(shape)}, {ledgers:,} ledgers of about {_SMALL_ENTRIES} entries"
-    return RepairCase(name, shape, _SMALL_ENTRY_BYTES, ledgers, rounded(_SMALL_ENTRIES, shape[0]))
+    return RepairContest(name, shape, _SMALL_ENTRY_BYTES, ledgers, rounded(_SMALL_ENTRIES, shape[0]))
 
 
-def empty_ledgers(shape: Shape, ledgers: int) -> RepairCase:
+def empty_ledgers(shape: Shape, ledgers: int) -> RepairContest:
     """Return a case with closed ledgers without entries."""
-    return RepairCase(f"{_shown(shape)}, {ledgers:,} empty ledgers", shape, 0, ledgers, 0)
+    return RepairContest(f"{_shown(shape)}, {ledgers:,} empty ledgers", shape, 0, ledgers, 0)
 
 
 def _shown(shape: Shape) -> str:
@@ -130,7 +130,7 @@ class RepairComparison:
         self._say = say
         self._cases = 0
 
-    async def run(self, case: RepairCase, *, is_tuned: bool = True) -> dict[str, Any]:
+    async def run(self, case: RepairContest, *, is_tuned: bool = True) -> dict[str, Any]:
         """Lose the ledgers of ``case`` for each contestant, and measure how each repairs them.
 
         Raises:
@@ -184,7 +184,7 @@ class RepairComparison:
     ) -> RepairResult:
         tasks = site.client.ports.tasks
         await tasks.switches.disable()
-        async with await Contestant.start(who, command, where / who.replace(" ", "-")) as contestant:
+        async with await ContestantProcess.start(who, command, where / who.replace(" ", "-")) as contestant:
             for each in sets:
                 await tasks.marking.mark_many([(ledger_id, [site.lost]) for ledger_id in each.ids])
                 started_s = time.perf_counter()
@@ -256,13 +256,13 @@ class _Site:
         return RepairResult(seconds, len(repaired.ids), lost * repaired.packet_bytes, lost, written, unrepaired)
 
 
-async def _write_both(client: ConnectedBookKeeper, case: RepairCase) -> tuple[_Set, _Set]:
+async def _write_both(client: ConnectedBookKeeper, case: RepairContest) -> tuple[_Set, _Set]:
     warm_entries = rounded(min(case.entries, _WARM_ENTRIES), case.shape[0])
     warm = await _write(client, case, _WARM_LEDGERS, warm_entries if case.entries else 0)
     return warm, await _write(client, case, case.ledgers, case.entries)
 
 
-async def _write(client: ConnectedBookKeeper, case: RepairCase, ledgers: int, entries: int) -> _Set:
+async def _write(client: ConnectedBookKeeper, case: RepairContest, ledgers: int, entries: int) -> _Set:
     payload = random.Random(1).randbytes(case.entry_bytes)
     ids = []
     for _ in range(ledgers):

@@ -73,7 +73,7 @@ async def _move_state(uri: str, source: str, target: str) -> int:
     from bookie.metadata.cluster import read_cluster
     from bookie.metadata.state_move import move_state
     from bookie.metadata.store.zookeeper import ZooKeeperStore
-    from bookie.metadata.tasks.changes import Changes
+    from bookie.metadata.tasks.changes import ChangeRecords
     from bookie.metadata.uri import parse_uri
 
     parsed = parse_uri(uri)
@@ -82,7 +82,7 @@ async def _move_state(uri: str, source: str, target: str) -> int:
         cluster, _ = await read_cluster(store, parsed)
 
         async def begin() -> None:
-            changes = Changes(store, cluster.root, SystemClock())
+            changes = ChangeRecords(store, cluster.root, SystemClock())
             await changes.record(whoami(), "command", "cluster move-state", f"{source} to {target}")
 
         return await move_state(store, cluster, source, target, begin)

@@ -78,7 +78,7 @@ async def _format(
 ) -> dict[str, Any]:
     from bookie.metadata.cluster import open_cluster
     from bookie.metadata.store.zookeeper import ZooKeeperStore
-    from bookie.metadata.tasks.changes import Changes
+    from bookie.metadata.tasks.changes import ChangeRecords
     from bookie.metadata.uri import parse_uri
     from bookie.runtime.clock import SystemClock
     from bookie.server.joining.directories import CURRENT
@@ -110,7 +110,7 @@ async def _format(
                 disks.directories,
                 may_delete=may_delete_cookie,
                 record=partial(
-                    Changes(store, cluster.root, SystemClock()).record,
+                    ChangeRecords(store, cluster.root, SystemClock()).record,
                     whoami(),
                     "command",
                     "bookie format",

@@ -23,9 +23,9 @@ from auditor.api.control import LostBookie, NotLeaderError, RunBusyError
 from auditor.service.events import ServiceEvents
 from auditor.service.watch.changing import RegistrationChanges
 from auditor.service.watch.loss_observer import LossObserver
-from auditor.service.watch.lost_bookies import ClusterObservation, Decision, decide, lost_without_cookie
+from auditor.service.watch.lost_bookies import ClusterObservation, LostBookiesDecision, decide, lost_without_cookie
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown, unaudited
-from bookie.metadata.bookies.maintenance import Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow
 from bookie.metadata.bookies.marking_policy import MarkingPolicies, MarkingRules
 from bookie.metadata.bookies.rack_outage import Losses
 from bookie.metadata.bookies.registration import Bookies, ObservedRegistrations, Registrations
@@ -39,7 +39,7 @@ from bookie.model.ids import BookieId
 from bookie.model.run import RunCause
 from bookie.runtime.clock import Clock
 from bookie.runtime.retry import GrowingPause
-from bookie.runtime.signal import Signal, waiting_for
+from bookie.runtime.signal import Requests
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.waiting import first_to_end
 
@@ -76,7 +76,7 @@ class ObservedCluster:
     held_because: str = ""
     delay_s: int = 0
     is_recovery_enabled: bool = True
-    windows: Sequence[Window] = ()
+    windows: Sequence[MaintenanceWindow] = ()
     """The open maintenance windows."""
 
 
@@ -134,8 +134,7 @@ class BookieWatch:
         self._policies = MarkingPolicies(ports.store, ports.cluster, ports.tasks, rules)
         self._settle_s = settle_s
         self._changing = RegistrationChanges()
-        self._look_requested = Signal()
-        self._look_requests = 0
+        self._requests = Requests()
         self._epoch: int | None = None
         self._settle_until_s = 0.0
         """On the monotonic clock, as every wait in this process, because the system time may jump."""
@@ -164,8 +163,7 @@ class BookieWatch:
 
     def request_observation(self) -> None:
         """Observe again, because of a change that the watch does not notice by itself."""
-        self._look_requests += 1
-        self._look_requested.fire()
+        self._requests.add()
 
     async def run(self) -> None:
         """Observe the bookies after each change, until cancelled."""
@@ -201,7 +199,7 @@ class BookieWatch:
 
     async def _look_and_wait(self) -> None:
         while True:
-            requests = self._look_requests
+            requests = self._requests.count
             try:
                 bookies, decision = await self._observe()
                 is_busy = await self._act(decision)
@@ -217,7 +215,7 @@ class BookieWatch:
                 _log.error("the metadata store refused to show the state of the cluster, trying again", extra=fields)
                 await self._ports.clock.sleep(pause_s)
 
-    async def _observe(self) -> tuple[Bookies, Decision]:
+    async def _observe(self) -> tuple[Bookies, LostBookiesDecision]:
         """Read the state of the cluster, and as leader record it; return the listed bookies, and what is due.
 
         Raises:
@@ -258,7 +256,7 @@ class BookieWatch:
         self.looked_s = self._ports.clock.monotonic_s()
         return listed, decision
 
-    def _decide(self, observed: ClusterObservation, now_ms: int) -> Decision:
+    def _decide(self, observed: ClusterObservation, now_ms: int) -> LostBookiesDecision:
         """Decide about the lost bookies. After the brake is released, bookies get time to register again."""
         decision = decide(observed, now_ms, self._missing_share_max)
         if self.seen.held_because and not decision.held_because:
@@ -382,7 +380,7 @@ class BookieWatch:
         self._watched = registrations
         return noted
 
-    async def _act(self, decision: Decision) -> bool:
+    async def _act(self, decision: LostBookiesDecision) -> bool:
         """Start an audit if one is due. Return True if it must wait for the end of another one."""
         is_enabled = self._switches is not None and self._switches.disable_stat is None
         if not self._ports.is_leader():
@@ -408,10 +406,10 @@ class BookieWatch:
             self._retry_s = min(self._retry_s * 2, _AUDIT_RETRY_S_MAX)
         return False
 
-    def _may_retry_audit(self, decision: Decision) -> bool:
+    def _may_retry_audit(self, decision: LostBookiesDecision) -> bool:
         return bool(decision.wanted - self._tried) or self._ports.clock.monotonic_s() >= self._next_try_s
 
-    async def _wait(self, bookies: Bookies, decision: Decision, requests: int, is_busy: bool) -> None:
+    async def _wait(self, bookies: Bookies, decision: LostBookiesDecision, requests: int, is_busy: bool) -> None:
         """Wait for any change, or for the end of the next delay."""
         store, root = self._ports.store, self._ports.cluster.root
         switches = self._switches
@@ -420,7 +418,7 @@ class BookieWatch:
             self._changed(bookies),
             store.wait_node_changed(lost_bookie_delay_path(root), switches.delay_stat),
             store.wait_node_changed(disable_path(root), switches.disable_stat),
-            self._requested_since(requests),
+            self._requests.since(requests),
         ]
         if is_busy:
             works.append(_of(self._ports.wait_audit_ended()))
@@ -428,7 +426,7 @@ class BookieWatch:
             async with asyncio.timeout(self._wait_s(decision)):
                 await first_to_end(*works)
 
-    def _wait_s(self, decision: Decision) -> float:
+    def _wait_s(self, decision: LostBookiesDecision) -> float:
         clock = self._ports.clock
         changing_s = self._changing.left_s(clock.monotonic_s())
         left_s = [] if changing_s is None else [changing_s]
@@ -443,11 +441,6 @@ class BookieWatch:
             await self._ports.registrations.wait_changed(bookies)
         except NotAClusterError:
             await self._ports.clock.sleep(CHECK_INTERVAL_S)
-
-    async def _requested_since(self, requests: int) -> None:
-        while self._look_requests == requests:
-            with waiting_for(self._look_requested) as waiter:
-                await waiter
 
 
 def _is_audit_request(before: _Switches, now: _Switches) -> bool:

@@ -55,7 +55,7 @@ class ClusterObservation:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class LostBookiesDecision:
     """The decision about lost bookies."""
 
     lost: tuple[LostBookie, ...]
@@ -97,7 +97,7 @@ def lost_without_cookie(
     return frozenset(sorted(found, key=lambda bookie: (bookie not in noted, bookie))[:WITHOUT_COOKIE_MAX])
 
 
-def decide(watched: ClusterObservation, now_ms: int, missing_share_max: float) -> Decision:
+def decide(watched: ClusterObservation, now_ms: int, missing_share_max: float) -> LostBookiesDecision:
     """Decide. ``missing_share_max`` is the largest tolerated share of missing bookies, 0 to 1.
 
     The brake counts lost bookies without a cookie only if no other bookie is known. If no ledger names such a bookie,
@@ -118,7 +118,7 @@ def decide(watched: ClusterObservation, now_ms: int, missing_share_max: float) -
     critical_due = {bookie for bookie in critical if times[bookie].critical_due_ms <= now_ms}
     next_ms = [times[bookie].due_ms for bookie in waiting]
     next_ms += [times[bookie].critical_due_ms for bookie in critical - critical_due]
-    return Decision(
+    return LostBookiesDecision(
         lost=tuple(
             _shown(bookie, down[bookie], times[bookie], bookie in open_cases, now_ms) for bookie in sorted(lost)
         ),

@@ -20,7 +20,7 @@ from bookie.metadata.runs.records import Runs, lane_of
 from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.run import RunKind, RunRecord, RunState
 from bookie.runtime.clock import Clock
-from bookie.runtime.signal import Signal, waiting_for
+from bookie.runtime.signal import Requests
 from bookie.runtime.tasks import cancel, guarded
 
 _log = logging.getLogger(__name__)
@@ -30,8 +30,8 @@ RUNS_READ: Final = 100
 _RUNS_READ_FIRST: Final = 100_100
 """Number of newest runs read at the first time: more than ``runs_kept`` allows, because a kind may run rarely."""
 RUNS_READ_OF_KIND: Final = 10
-"""Number of newest runs of each kind in ``History.ended``, if they are not among the newest of all kinds any more. Dry
-runs and cancelled runs are not counted."""
+"""Number of newest runs of each kind in ``RunHistory.ended``, if they are not among the newest of all kinds any more.
+Dry runs and cancelled runs are not counted."""
 _REST_FACTOR: Final = 3.0
 """Pause after a count, as a multiple of its time: a count of a million marks takes minutes, and loads the store."""
 _REST_S_MAX: Final = 120.0
@@ -39,7 +39,7 @@ _REST_S_MAX: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class RunHistory:
     """The runs in the store."""
 
     running: Sequence[RunRecord] = ()
@@ -94,19 +94,17 @@ class Overview:
         self._is_leader = is_leader
         self._interval_s = interval_s
         self._are_locks_read = are_locks_read
-        self._look_requested = Signal()
-        self._look_requests = 0
+        self._requests = Requests()
         self._newest_id = ""
         """The newest run at the last read."""
-        self.history = History()
+        self.history = RunHistory()
         self.read_s: float | None = None
         """When ``history`` was last read, on the monotonic clock; None: not yet."""
         self.backlog = Backlog()
 
     def request_observation(self) -> None:
         """Read again now, because something changed."""
-        self._look_requests += 1
-        self._look_requested.fire()
+        self._requests.add()
 
     async def run(self) -> None:
         """Read and count repeatedly until cancelled, also after failures.
@@ -122,7 +120,7 @@ class Overview:
     async def _repeat_forever(self, work: Callable[[], Awaitable[None]]) -> None:
         reason = ""
         while True:
-            requests = self._look_requests
+            requests = self._requests.count
             began_s = self._clock.monotonic_s()
             try:
                 await work()
@@ -136,7 +134,7 @@ class Overview:
             took_s = self._clock.monotonic_s() - began_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(self._interval_s, min(_REST_FACTOR * took_s, _REST_S_MAX))):
-                    await self._requested_since(requests)
+                    await self._requests.since(requests)
 
     async def _refresh(self) -> None:
         self.history = await self._read()
@@ -145,12 +143,7 @@ class Overview:
     async def _count(self) -> None:
         self.backlog = await self._counter.count() if self._is_leader() else Backlog()
 
-    async def _requested_since(self, requests: int) -> None:
-        while self._look_requests == requests:
-            with waiting_for(self._look_requested) as waiter:
-                await waiter
-
-    async def _read(self) -> History:
+    async def _read(self) -> RunHistory:
         """Read the history. Runs of a rare kind that are not among the newest any more come from earlier reads."""
         before, now_ms = self.history, self._clock.epoch_ms()
         newest = await self._runs.list(RUNS_READ, now_ms)
@@ -159,7 +152,7 @@ class Overview:
         ended = tuple(record for record in newest if record.state.is_final)
         by_check = chain.from_iterable(record.by_check() for record in ended)
         earlier = chain.from_iterable(before.results.values())
-        history = History(
+        history = RunHistory(
             running=await self._running([record for record in newest if not record.state.is_final]),
             last=_last((*ended, *before.last.values())),
             last_complete=_last(filter(_is_complete, (*ended, *before.last_complete.values()))),

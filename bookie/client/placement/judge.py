@@ -34,7 +34,7 @@ Custom = Sequence[tuple[str, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
+class PlacementFaults:
     """The faults of an ensemble by the policy. Compare ensembles by ``cost``: the smaller, the better."""
 
     outside: int = 0
@@ -78,19 +78,19 @@ class EnsembleJudge:
         """Whether any location of a bookie is known. If not, no ensemble can be judged."""
         return bool(self.topology.locations)
 
-    def faults(self, members: Sequence[BookieId], write_quorum: int, custom: Custom = ()) -> Faults:
+    def faults(self, members: Sequence[BookieId], write_quorum: int, custom: Custom = ()) -> PlacementFaults:
         """Judge one ensemble of a ledger with this custom metadata."""
         found = adherence(members, write_quorum, self.policy, self.topology)
         if found.unknown or not self.has_topology:
             unknown = found.unknown or tuple(members)
             names = ", ".join(dict.fromkeys(unknown))
-            return Faults(unknown=unknown, detail=f"the topology has no location for {names}")
+            return PlacementFaults(unknown=unknown, detail=f"the topology has no location for {names}")
         wish, groups = self._isolation(custom), self.topology.groups
         outside = forbidden_members(members, wish, groups)
         details = [str(found.thin[0])] if found.thin else []
         if wish is not None and outside:
             details.insert(0, forbidden_members_text(outside, wish, groups))
-        return Faults(len(outside), found.shortfall, detail="; ".join(details))
+        return PlacementFaults(len(outside), found.shortfall, detail="; ".join(details))
 
     def preferred(self, bookies: Collection[BookieId], custom: Custom) -> frozenset[BookieId]:
         """Return those of ``bookies`` in the primary groups of the ledger; all of them if it requests none."""
@@ -99,7 +99,7 @@ class EnsembleJudge:
         return everyone if wish is None else self.topology.groups.among(everyone, wish.primary)
 
     def permitted(self, bookies: Collection[BookieId], custom: Custom, ensemble_size: int) -> frozenset[BookieId]:
-        """Return those of ``bookies`` that an ensemble of this size may have without a fault (``Faults.outside``)."""
+        """Return those of ``bookies`` that an ensemble of this size may have without a fault (``outside``)."""
         return permitted(bookies, self._isolation(custom), self.topology.groups, ensemble_size)
 
     def _isolation(self, custom: Custom) -> Isolation | None:

@@ -31,7 +31,7 @@ _SILENT = (Status.TIMEOUT, Status.UNREACHABLE, Status.UNRESOLVED)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class EntriesRead:
     """A prefix of the requested entries; if it is empty, ``evidence`` explains why the first one could not be read."""
 
     entries: list[Entry]
@@ -49,7 +49,7 @@ class ReplicaReads:
         self.reasons: dict[BookieId, str] = {}
         """The latest answer of each bookie for the first failed entry, or for the whole request."""
 
-    async def read(self, metadata: LedgerMetadata, entry_ids: Sequence[EntryId]) -> Found:
+    async def read(self, metadata: LedgerMetadata, entry_ids: Sequence[EntryId]) -> EntriesRead:
         """Read a prefix of ``entry_ids`` (ascending): a shorter one if they are large, or if one cannot be read now.
 
         Each replica is asked at most once, so the call ends within ``Qw`` read deadlines.
@@ -130,7 +130,7 @@ class _ReplicaRead:
         self._first = entry_ids[0]
         self._asking: dict[_Asking, _Request] = {}
 
-    async def run(self) -> Found:
+    async def run(self) -> EntriesRead:
         try:
             self._ask(self._wanted)
             while self._mode is ReadMode.PARALLEL and self._ask(self._wanted):
@@ -145,7 +145,7 @@ class _ReplicaRead:
             if wanted.entry is None:
                 break
             entries.append(wanted.entry)
-        return Found(entries, self._wanted[self._first].evidence)
+        return EntriesRead(entries, self._wanted[self._first].evidence)
 
     async def _wait(self) -> None:
         done, _ = await asyncio.wait(self._asking, timeout=self._patience_s(), return_when=asyncio.FIRST_COMPLETED)

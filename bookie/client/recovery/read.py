@@ -27,7 +27,7 @@ from bookie.wire.requests import Read
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAhead:
+class ConsecutiveEntries:
     """Consecutive existing entries, and whether the next one is proved absent."""
 
     found: list[FoundEntry]
@@ -58,7 +58,7 @@ class RecoveryReader:
         self._suspects: set[int] = set()
         """Positions with slow answers, which are asked after the others."""
 
-    async def read(self, first: EntryId, count: int) -> ReadAhead:
+    async def read(self, first: EntryId, count: int) -> ConsecutiveEntries:
         """Read ``first`` and up to ``count - 1`` entries after it; fewer if they are large.
 
         At least one is decided.
@@ -143,13 +143,13 @@ class _Round:
         self._found: list[FoundEntry] = []
         self._asking: dict[_Asking, tuple[int, list[EntryId]]] = {}
 
-    async def run(self) -> ReadAhead:
+    async def run(self) -> ConsecutiveEntries:
         try:
             self._ask(self._votes)
             while True:
                 verdict = self._advance()
                 if verdict is not EntryVerdict.WAITING:
-                    return ReadAhead(self._found, verdict is EntryVerdict.ABSENT)
+                    return ConsecutiveEntries(self._found, verdict is EntryVerdict.ABSENT)
                 await self._wait()
         finally:
             for task in self._asking:

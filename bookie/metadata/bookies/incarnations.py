@@ -49,7 +49,7 @@ class Incarnation:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class IncarnationHistory:
     """The incarnations of a bookie, oldest first, and the node in which they were found; None if there was none."""
 
     incarnations: tuple[Incarnation, ...] = ()
@@ -103,7 +103,7 @@ class Incarnations:
         """
         return (await self.history(bookie)).incarnations
 
-    async def history(self, bookie: BookieId) -> History:
+    async def history(self, bookie: BookieId) -> IncarnationHistory:
         """As ``read``, with the version.
 
         Raises:
@@ -111,7 +111,7 @@ class Incarnations:
             StoreUnavailableError: no answer.
         """
         node = await find(self._store, self.path(bookie))
-        return History() if node is None else History(_decode(self.path(bookie), node.data), node)
+        return IncarnationHistory() if node is None else IncarnationHistory(_decode(self.path(bookie), node.data), node)
 
     async def latest(self, bookies: Sequence[BookieId]) -> dict[BookieId, Latest]:
         """Return the newest incarnation of each bookie with a history, as this session's server sees it.
@@ -128,7 +128,7 @@ class Incarnations:
         path = self.path(bookie)
         return None if node is None else Latest(_newest_incarnation(path, node.data), Check(path, node.stat.version))
 
-    async def record(self, bookie: BookieId, uuid: str, since_ms: int, after: History | None = None) -> None:
+    async def record(self, bookie: BookieId, uuid: str, since_ms: int, after: IncarnationHistory | None = None) -> None:
         """Append an incarnation, unless it is the newest one already. Durable on return.
 
         Args:
@@ -155,7 +155,7 @@ class Incarnations:
 
         await change_node(self._store, path, with_incarnation)
 
-    async def confirm(self, bookie: BookieId, history: History, operations: Sequence[Operation]) -> None:
+    async def confirm(self, bookie: BookieId, history: IncarnationHistory, operations: Sequence[Operation]) -> None:
         """Carry out ``operations`` if the history is still ``history``, and give its node a new version.
 
         A concurrent ``record`` of other disks with this history as its ``after`` is then refused.

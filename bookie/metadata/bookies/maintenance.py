@@ -51,7 +51,7 @@ class TooManyWindowsError(ConflictError):
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class MaintenanceWindow:
     """One maintenance window."""
 
     target: str
@@ -79,7 +79,7 @@ class MaintenanceWindows:
         self._store = store
         self._parent = own_path("maintenance", ledgers_root)
 
-    async def start(self, window: Window) -> None:
+    async def start(self, window: MaintenanceWindow) -> None:
         """Open a window, or replace the one of the same target. Ended windows are removed first. Durable on return.
 
         Raises:
@@ -121,7 +121,7 @@ class MaintenanceWindows:
         """
         await remove(self._store, self.path(target))
 
-    async def open_at(self, now_ms: int) -> Sequence[Window]:
+    async def open_at(self, now_ms: int) -> Sequence[MaintenanceWindow]:
         """Return the open windows, by target. Writes nothing.
 
         Raises:
@@ -160,9 +160,9 @@ def _name(target: str) -> str:
     return quote(target, safe="")
 
 
-def _decode(target: str, data: bytes) -> Window | None:
+def _decode(target: str, data: bytes) -> MaintenanceWindow | None:
     try:
-        return decode_record(data, Window, target=target)
+        return decode_record(data, MaintenanceWindow, target=target)
     except UnreadableRecordError as error:
         _log.warning("maintenance window cannot be read and is ignored", extra={"target": target, "error": str(error)})
         return None

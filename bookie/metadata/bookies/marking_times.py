@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bookie.metadata.bookies.first_seen_down import Down
-from bookie.metadata.bookies.maintenance import Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow
 from bookie.metadata.bookies.rack_outage import RackOutage
 from bookie.model.ids import BookieId
 
@@ -71,7 +71,7 @@ class MarkingPolicy:
     delay_s: int = 0
     """The lost-bookie delay of the cluster."""
     critical_delay_s: float = CRITICAL_DELAY_S
-    windows: Sequence[Window] = ()
+    windows: Sequence[MaintenanceWindow] = ()
     """The open maintenance windows."""
     outages: Mapping[BookieId, RackOutage] = field(default_factory=dict)
     """Bookies with a rack outage."""

@@ -44,7 +44,7 @@ class UndecodableNodeError(PermanentError):
     """The node of a managed ledger, cursor or schema cannot be decoded."""
 
 
-class Copy(enum.Enum):
+class EntriesLocation(enum.Enum):
     """Location of a referenced ledger's entries."""
 
     BOOKKEEPER = "bookkeeper"
@@ -60,7 +60,7 @@ class LedgerReference(NamedTuple):
     """A ledger of a topic's messages. A tuple, because a large topic has thousands."""
 
     ledger_id: int
-    copy: Copy
+    copy: EntriesLocation
     is_empty: bool
     """Whether it ended without entries."""
 
@@ -83,7 +83,7 @@ def managed_ledger_references(data: bytes) -> tuple[LedgerReference, ...]:
     """
     info = _parsed(ManagedLedgerInfo, _uncompressed(data))
     if any(each.key == _SHADOW_SOURCE for each in info.properties):
-        return tuple(_reference(each)._replace(copy=Copy.OF_SOURCE) for each in info.ledgerInfo)
+        return tuple(_reference(each)._replace(copy=EntriesLocation.OF_SOURCE) for each in info.ledgerInfo)
     return tuple(map(_reference, info.ledgerInfo))
 
 
@@ -137,9 +137,9 @@ def schema_references(data: bytes) -> tuple[int, ...]:
 
 
 def _reference(info: ManagedLedgerInfo.LedgerInfo) -> LedgerReference:
-    copy = Copy.BOOKKEEPER
+    copy = EntriesLocation.BOOKKEEPER
     if info.HasField("offloadContext") and info.offloadContext.complete:
-        copy = Copy.OFFLOADED if info.offloadContext.bookkeeperDeleted else Copy.BOTH
+        copy = EntriesLocation.OFFLOADED if info.offloadContext.bookkeeperDeleted else EntriesLocation.BOTH
     return LedgerReference(info.ledgerId, copy, info.entries == 0 and info.timestamp > 0)
 
 

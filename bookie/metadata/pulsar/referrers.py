@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie.metadata.pulsar.decoding import (
-    Copy,
+    EntriesLocation,
     LedgerReference,
     UndecodableNodeError,
     cursor_references,
@@ -71,7 +71,7 @@ def references_of(kind: NodeKind, data: bytes) -> Sequence[LedgerReference]:
         UndecodableNodeError: the node cannot be decoded in full.
     """
     found = _references_in(kind, data)
-    return () if found and found[0].copy is Copy.OF_SOURCE else found
+    return () if found and found[0].copy is EntriesLocation.OF_SOURCE else found
 
 
 def _references_in(kind: NodeKind, data: bytes) -> Sequence[LedgerReference]:
@@ -82,7 +82,7 @@ def _references_in(kind: NodeKind, data: bytes) -> Sequence[LedgerReference]:
             found = cursor_references(data).ledgers
         case NodeKind.SCHEMA:
             found = schema_references(data)
-    return [LedgerReference(each, Copy.BOOKKEEPER, is_empty=False) for each in found]
+    return [LedgerReference(each, EntriesLocation.BOOKKEEPER, is_empty=False) for each in found]
 
 
 def ledger_with_reference(cursor: str | None, data: bytes) -> int | None:
@@ -118,7 +118,7 @@ def requires(referrer: Referrer, data: bytes | Denied | None, ledger_id: int) ->
     if data is DENIED:
         raise UndecodableNodeError(DENIED.value)
     return data is not None and any(
-        each.ledger_id == ledger_id and each.copy is Copy.BOOKKEEPER and not each.is_empty
+        each.ledger_id == ledger_id and each.copy is EntriesLocation.BOOKKEEPER and not each.is_empty
         for each in references_of(referrer.kind, data)
     )
 

@@ -52,7 +52,7 @@ from bookie.metadata.port import (
 )
 from bookie.metadata.proto.metadata_formats_pb2 import AuditorVoteFormat
 from bookie.metadata.proto.text import UnreadableTextError, parse_text, quoted
-from bookie.metadata.runs.pulsar_leader import Holder, LeaderNode, leader_name, leader_path
+from bookie.metadata.runs.pulsar_leader import LeaderNode, LeaderNodeHolder, leader_name, leader_path
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.runtime.clock import Clock
 from bookie.runtime.retry import GrowingPause
@@ -242,7 +242,7 @@ class Election:
         await self._leader_node.leave(session)
         await self._store.wait_node_changed(migration_path(self._root), migration.stat)
 
-    async def _follow_or_take(self, session: Session, first: str, own: str) -> Holder | None:
+    async def _follow_or_take(self, session: Session, first: str, own: str) -> LeaderNodeHolder | None:
         """Take Pulsar's node if the own vote is the lowest, else record the leader; return the holder of the node."""
         if first == own:
             holder = await self._leader_node.take(session)
@@ -287,7 +287,7 @@ class Election:
             if node is not None and node.stat.ephemeral_owner == session.session_id
         ]
 
-    async def _lead(self, vote: _Vote, holder: Holder) -> None:
+    async def _lead(self, vote: _Vote, holder: LeaderNodeHolder) -> None:
         """Lead until the vote or Pulsar's node is deleted, a migration begins, or the session changes.
 
         Until then, the leadership ends if a confirmation is overdue, and begins again after the next one.

@@ -32,7 +32,7 @@ _DRY: Final = "-dry"
 class RunLockedError(ConflictError):
     """A run of this kind is under way."""
 
-    def __init__(self, lane: RunLane, holder: Holder) -> None:
+    def __init__(self, lane: RunLane, holder: LockHolder) -> None:
         what = f"dry run of kind {lane.kind.value}" if lane.is_dry_run else f"{lane.kind.value} run"
         super().__init__(
             f"a {what} is already under way: {holder.run_id or 'id unknown'} in "
@@ -44,7 +44,7 @@ class RunLockedError(ConflictError):
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LockHolder:
     """Who holds the lock of a kind."""
 
     run_id: str
@@ -111,9 +111,9 @@ class RunLocks:
             WriteOutcomeUnknownError: no answer; a lock may remain until a repeated call or the end of the session.
         """
         if (held := self._held.get(lane)) is not None and held.is_held:
-            raise RunLockedError(lane, Holder(held.run_id, process))
+            raise RunLockedError(lane, LockHolder(held.run_id, process))
         path = self._lock_path(lane)
-        data = encode_record(Holder(run_id, process))
+        data = encode_record(LockHolder(run_id, process))
         for _ in range(WRITE_ATTEMPTS_MAX):
             epoch = self._store.session.epoch
             with contextlib.suppress(NodeExistsError, WriteOutcomeUnknownError):
@@ -147,7 +147,7 @@ class RunLocks:
         if self._held.get(lease.lane) is lease:
             del self._held[lease.lane]
 
-    async def holder(self, lane: RunLane) -> Holder | None:
+    async def holder(self, lane: RunLane) -> LockHolder | None:
         """Return the holder of a lane's lock; None if nothing runs.
 
         Raises:
@@ -178,8 +178,8 @@ class RunLocks:
         return f"{self._locks_path}/{lane.name}"
 
 
-def _holder(data: bytes) -> Holder:
+def _holder(data: bytes) -> LockHolder:
     try:
-        return decode_record(data, Holder)
+        return decode_record(data, LockHolder)
     except UnreadableRecordError:
-        return Holder("", "")
+        return LockHolder("", "")

@@ -40,7 +40,7 @@ _SHOWN_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LeaderNodeHolder:
     """Holder of the node."""
 
     stat: Stat
@@ -57,7 +57,7 @@ class LeaderNode:
         self._store = store
         self._data = encode_leader(name)
 
-    async def holder(self, session: Session) -> Holder | None:
+    async def holder(self, session: Session) -> LeaderNodeHolder | None:
         """Return the holder of the node; None if it does not exist.
 
         Raises:
@@ -66,7 +66,7 @@ class LeaderNode:
         node = await find(self._store, self.path)
         return None if node is None else self._holder(node, session)
 
-    async def take(self, session: Session) -> Holder:
+    async def take(self, session: Session) -> LeaderNodeHolder:
         """Create the node, unless another session holds it, and return its holder. Idempotent.
 
         Raises:
@@ -117,8 +117,8 @@ class LeaderNode:
     def _is_current(self, session: Session) -> bool:
         return self._store.session.is_alive(session.session_id)
 
-    def _holder(self, node: Node, session: Session) -> Holder:
-        return Holder(node.stat, leader_name(node), node.stat.ephemeral_owner == session.session_id)
+    def _holder(self, node: Node, session: Session) -> LeaderNodeHolder:
+        return LeaderNodeHolder(node.stat, leader_name(node), node.stat.ephemeral_owner == session.session_id)
 
 
 def leader_path(ledgers_root: str) -> str:

@@ -23,13 +23,13 @@ from bookie.metadata.port import (
     NotEmptyError,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.runs.locks import Holder, RunLane, RunLease, RunLockedError, RunLocks
+from bookie.metadata.runs.locks import LockHolder, RunLane, RunLease, RunLockedError, RunLocks
 from bookie.metadata.runs.notes import RunNotes
 from bookie.model.errors import ConflictError
 from bookie.model.records import UnreadableRecordError
 from bookie.model.run import RunKind, RunRecord, RunState, decode_run, encode_run, newest_first
 
-__all__ = ["Holder", "RunLane", "RunLease", "RunLockedError", "RunTakenError", "Runs"]
+__all__ = ["LockHolder", "RunLane", "RunLease", "RunLockedError", "RunTakenError", "Runs"]
 
 _log = logging.getLogger(__name__)
 

@@ -41,7 +41,7 @@ from bookie.metadata.port import (
     Stat,
 )
 from bookie.metadata.request_limits import check_data, check_multi, check_path, operation_size
-from bookie.metadata.store.lane import Lane, NotJoined, Waiting
+from bookie.metadata.store.lane import NotJoined, QueuedRequest, RequestLane
 
 JOINED_BYTES_MAX: Final = 256 * 1024
 """Size limit of a joint transaction: far below the limit of a request, and too small to delay the server's queue."""
@@ -172,13 +172,13 @@ class _Joinable:
         self.changed = {operation.path for operation in operations if not isinstance(operation, Check)}
 
 
-class _Writes(Lane[_Joinable, None]):
+class _Writes(RequestLane[_Joinable, None]):
     def __init__(self, store: MetadataStore) -> None:
         super().__init__(lambda: store.session)
         self._store = store
 
     @override
-    def _take(self, queue: deque[Waiting[_Joinable, None]]) -> list[Waiting[_Joinable, None]]:
+    def _take(self, queue: deque[QueuedRequest[_Joinable, None]]) -> list[QueuedRequest[_Joinable, None]]:
         taken = [queue.popleft()]
         first = taken[0].work
         count, size, changed, touched = len(first.operations), first.size, set(first.changed), set(first.touched)
@@ -195,7 +195,7 @@ class _Writes(Lane[_Joinable, None]):
         return taken
 
     @override
-    async def _send(self, batch: Sequence[Waiting[_Joinable, None]]) -> None:
+    async def _send(self, batch: Sequence[QueuedRequest[_Joinable, None]]) -> None:
         for _ in range(_ATTEMPTS):
             batch = [waiting for waiting in batch if not waiting.answer.done()]
             if len(batch) < 2:
@@ -212,15 +212,15 @@ class _Writes(Lane[_Joinable, None]):
             waiting.complete(NotJoined.ALONE)
 
 
-class _Reads(Lane[Sequence[str], Sequence[Node | None]]):
+class _Reads(RequestLane[Sequence[str], Sequence[Node | None]]):
     def __init__(self, store: MetadataStore) -> None:
         super().__init__(lambda: store.session)
         self._store = store
 
     @override
     def _take(
-        self, queue: deque[Waiting[Sequence[str], Sequence[Node | None]]]
-    ) -> list[Waiting[Sequence[str], Sequence[Node | None]]]:
+        self, queue: deque[QueuedRequest[Sequence[str], Sequence[Node | None]]]
+    ) -> list[QueuedRequest[Sequence[str], Sequence[Node | None]]]:
         taken = [queue.popleft()]
         count = len(taken[0].work)
         while queue and (count := count + len(queue[0].work)) <= JOINED_PATHS_MAX:
@@ -230,7 +230,7 @@ class _Reads(Lane[Sequence[str], Sequence[Node | None]]):
         return taken
 
     @override
-    async def _send(self, batch: Sequence[Waiting[Sequence[str], Sequence[Node | None]]]) -> None:
+    async def _send(self, batch: Sequence[QueuedRequest[Sequence[str], Sequence[Node | None]]]) -> None:
         # No path is left out: a caller may read a node before and after another one, to see a change between the two.
         nodes = iter(await self._read([path for waiting in batch for path in waiting.work]))
         for waiting in batch:
@@ -246,26 +246,26 @@ class _CurrentReads(_Reads):
         return await self._store.get_many_current(paths)
 
 
-class _Syncs(Lane[str, None]):
+class _Syncs(RequestLane[str, None]):
     def __init__(self, store: MetadataStore) -> None:
         super().__init__(lambda: store.session)
         self._store = store
 
     @override
-    def _take(self, queue: deque[Waiting[str, None]]) -> list[Waiting[str, None]]:
+    def _take(self, queue: deque[QueuedRequest[str, None]]) -> list[QueuedRequest[str, None]]:
         taken = [queue.popleft()]
         while queue and queue[0].made_in.epoch == taken[0].made_in.epoch:
             taken.append(queue.popleft())
         return taken
 
     @override
-    async def _send(self, batch: Sequence[Waiting[str, None]]) -> None:
+    async def _send(self, batch: Sequence[QueuedRequest[str, None]]) -> None:
         await self._store.sync(batch[0].work)
         for waiting in batch:
             waiting.complete(None)
 
 
-def _failed_request(batch: Sequence[Waiting[_Joinable, None]], index: int) -> Waiting[_Joinable, None]:
+def _failed_request(batch: Sequence[QueuedRequest[_Joinable, None]], index: int) -> QueuedRequest[_Joinable, None]:
     for waiting in batch:
         if index < len(waiting.work.operations):
             return waiting

@@ -42,7 +42,7 @@ class NotJoined(enum.Enum):
     """Nothing was done: the caller sends the request separately."""
 
 
-class Waiting(Generic[W, R]):
+class QueuedRequest(Generic[W, R]):
     """One request, from its arrival to the caller's answer."""
 
     __slots__ = ("answer", "batch", "made_in", "work")
@@ -76,12 +76,12 @@ class _Batch:
         """None for a single request, which its caller sends."""
 
 
-class Lane(abc.ABC, Generic[W, R]):
+class RequestLane(abc.ABC, Generic[W, R]):
     """The requests of one kind. For one event loop."""
 
     def __init__(self, session: Callable[[], Session]) -> None:
         self._session = session
-        self._queue: deque[Waiting[W, R]] = deque()
+        self._queue: deque[QueuedRequest[W, R]] = deque()
         self._in_flight = 0
         self._is_begun_soon = False
 
@@ -94,7 +94,7 @@ class Lane(abc.ABC, Generic[W, R]):
         made_in = self._session()
         if not made_in.is_connected or len(self._queue) >= WAITING_MAX:
             return await alone()
-        waiting: Waiting[W, R] = Waiting(work, made_in, asyncio.get_running_loop().create_future())
+        waiting: QueuedRequest[W, R] = QueuedRequest(work, made_in, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
         self._begin_soon()
         try:
@@ -107,11 +107,11 @@ class Lane(abc.ABC, Generic[W, R]):
             self._left(waiting)
 
     @abc.abstractmethod
-    def _take(self, queue: deque[Waiting[W, R]]) -> list[Waiting[W, R]]:
+    def _take(self, queue: deque[QueuedRequest[W, R]]) -> list[QueuedRequest[W, R]]:
         """Remove and return the first requests that may be sent together, in their order; at least one."""
 
     @abc.abstractmethod
-    async def _send(self, batch: Sequence[Waiting[W, R]]) -> None:
+    async def _send(self, batch: Sequence[QueuedRequest[W, R]]) -> None:
         """Send the requests as one, and complete each of them.
 
         Raises:
@@ -156,7 +156,7 @@ class Lane(abc.ABC, Generic[W, R]):
             else:
                 place.task = guarded("combined request", self._exchange(batch, place))
 
-    async def _exchange(self, batch: Sequence[Waiting[W, R]], place: _Batch) -> None:
+    async def _exchange(self, batch: Sequence[QueuedRequest[W, R]], place: _Batch) -> None:
         try:
             await self._send(batch)
         except (StoreUnavailableError, WriteOutcomeUnknownError) as error:
@@ -170,7 +170,7 @@ class Lane(abc.ABC, Generic[W, R]):
                 waiting.answer.cancel()  # has an effect only if this task was cancelled or has a defect
             self._leave(place)
 
-    def _left(self, waiting: Waiting[W, R]) -> None:
+    def _left(self, waiting: QueuedRequest[W, R]) -> None:
         place = waiting.batch
         if place is None:
             return

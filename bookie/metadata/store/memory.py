@@ -34,7 +34,7 @@ from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.metadata.store.session import SessionTracker
 from bookie.runtime.signal import waiting_for
 
-__all__ = ["Fault", "FaultHook", "MemoryCell", "MemoryStore", "Readable"]
+__all__ = ["Fault", "FaultHook", "MemoryCell", "MemoryStore", "ReadableTree"]
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class FaultHook(Protocol):
         ...
 
 
-class Readable(Protocol):
+class ReadableTree(Protocol):
     """A state of the tree."""
 
     def get(self, path: str) -> Node:
@@ -112,7 +112,7 @@ class MemoryStore(MetadataStore):
         else:
             self._become(SessionState.CONNECTED)
 
-    def view(self) -> Readable:
+    def view(self) -> ReadableTree:
         """Return the state seen by reads. A subclass may return an earlier state, like a stale server."""
         return self.cell
 

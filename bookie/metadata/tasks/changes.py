@@ -36,7 +36,7 @@ _ATTEMPTS_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class OperatorChange:
     """A change requested by an operator."""
 
     by: str
@@ -49,7 +49,7 @@ class Change:
     at_ms: int
 
 
-class Changes:
+class ChangeRecords:
     """The record of changes of the cluster at ``ledgers_root``."""
 
     def __init__(self, store: MetadataStore, ledgers_root: str, clock: Clock) -> None:
@@ -69,7 +69,7 @@ class Changes:
         """
         if claims_root:
             await claim_state_root(self._store, self._ledgers_root)
-        change = Change(by[:_TEXT_MAX], via, action, detail[:_TEXT_MAX], self._clock.epoch_ms())
+        change = OperatorChange(by[:_TEXT_MAX], via, action, detail[:_TEXT_MAX], self._clock.epoch_ms())
         data = encode_record(change)
         for _ in range(_ATTEMPTS_MAX):
             await self._store.sync(self._parent)
@@ -83,7 +83,7 @@ class Changes:
             return
         raise StoreUnavailableError("many processes record changes at the same time; try again")
 
-    async def newest(self, limit: int) -> builtins.list[Change]:
+    async def newest(self, limit: int) -> builtins.list[OperatorChange]:
         """Return records, the newest first.
 
         Raises:
@@ -110,9 +110,9 @@ class Changes:
             _log.info("old records of changes could not be removed yet", extra={"error": str(error)})
 
 
-def _decode(number: int, data: bytes) -> Change:
+def _decode(number: int, data: bytes) -> OperatorChange:
     try:
-        return decode_record(data, Change)
+        return decode_record(data, OperatorChange)
     except UnreadableRecordError as error:
         _log.warning("record of a change cannot be read", extra={"number": number, "error": str(error)})
-        return Change("", "", "unreadable", "", 0)
+        return OperatorChange("", "", "unreadable", "", 0)

@@ -69,7 +69,7 @@ class ParkReason(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class CopyRefusal:
     """The refusal of copies by a bookie that will refuse them until it registers again."""
 
     bookie: BookieId
@@ -94,7 +94,7 @@ class ParkedTask:
     """Number of retries that ended in parking again. A change shows other workers that an attempt was made."""
     topology: str = ""
     """For a misplaced ledger: the policy and the topology of the verdict (``EnsembleJudge``)."""
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[CopyRefusal, ...] = ()
     """Bookies that would refuse another attempt as well. If the record names none, another attempt is made."""
 
 
@@ -112,7 +112,7 @@ class _Record:
     bookies_seen: frozenset[BookieId] = frozenset()
     """Format 1: the bookies themselves."""
     topology: str = ""
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[CopyRefusal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

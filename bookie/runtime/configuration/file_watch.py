@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 
 from bookie.model.errors import InvariantError
 from bookie.runtime.clock import Clock
-from bookie.runtime.configuration.reload import ConfigSource, Decision, decide
+from bookie.runtime.configuration.reload import ConfigSource, ReloadDecision, decide
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.tasks import cancel, guarded
 
@@ -102,10 +102,10 @@ class ConfigWatch:
         for change in decision.taken:
             self._apply[change.option](change.new)
         self._log_decision(decision, fields)
-        if is_asked and decision == Decision():
+        if is_asked and decision == ReloadDecision():
             _log.warning("configuration reloaded, no changes", extra=fields)
 
-    def _log_decision(self, decision: Decision, fields: dict[str, object]) -> None:
+    def _log_decision(self, decision: ReloadDecision, fields: dict[str, object]) -> None:
         """Log each change as a warning, because commands log only warnings by default."""
         for change in decision.taken:
             _log.warning("option changed", extra=_values(change.option, change.old, change.new) | fields)

@@ -31,7 +31,7 @@ class ConfigSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class OptionChange:
     """One option with a new value."""
 
     option: str
@@ -40,18 +40,18 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ReloadDecision:
     """The actions for new content, each part sorted by option name."""
 
-    taken: tuple[Change, ...] = ()
+    taken: tuple[OptionChange, ...] = ()
     """Changes to apply now."""
-    overridden: tuple[Change, ...] = ()
+    overridden: tuple[OptionChange, ...] = ()
     """Changes without effect, because a flag or a variable takes precedence."""
-    waiting: tuple[Change, ...] = ()
+    waiting: tuple[OptionChange, ...] = ()
     """Changes that need a restart. ``old`` is the value in use now."""
 
 
-def decide(source: ConfigSource, seen: Values, new: Values) -> Decision:
+def decide(source: ConfigSource, seen: Values, new: Values) -> ReloadDecision:
     """Return the actions for the difference between two contents.
 
     Args:
@@ -65,9 +65,9 @@ def decide(source: ConfigSource, seen: Values, new: Values) -> Decision:
         if old == now:
             continue
         if option in source.given:
-            overridden.append(Change(option, old, now))
+            overridden.append(OptionChange(option, old, now))
         elif option in source.live:
-            taken.append(Change(option, old, now))
+            taken.append(OptionChange(option, old, now))
         elif now != source.values.get(option):  # otherwise the file has the value in use again
-            waiting.append(Change(option, source.values.get(option), now))
-    return Decision(tuple(taken), tuple(overridden), tuple(waiting))
+            waiting.append(OptionChange(option, source.values.get(option), now))
+    return ReloadDecision(tuple(taken), tuple(overridden), tuple(waiting))

@@ -29,7 +29,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class StatusResponse:
     """One response."""
 
     status: HTTPStatus
@@ -46,7 +46,7 @@ class Pages:
         self._health = health
         self._needs_certificate = needs_certificate
 
-    def page(self, target: str, accept: str, accept_encoding: str, *, has_certificate: bool) -> Page:
+    def page(self, target: str, accept: str, accept_encoding: str, *, has_certificate: bool) -> StatusResponse:
         """Return the response to a GET.
 
         Args:
@@ -63,23 +63,25 @@ class Pages:
             case "/readyz":
                 return _probe(self._health.ready, is_verbose)
             case "/metrics" | "/version" if self._needs_certificate and not has_certificate:
-                return Page(HTTPStatus.FORBIDDEN, b"a client certificate is required\n")
+                return StatusResponse(HTTPStatus.FORBIDDEN, b"a client certificate is required\n")
             case "/metrics":
                 shown = render(self._metrics.registry, accept, accept_encoding)
-                return Page(HTTPStatus.OK, shown.body, shown.headers)
+                return StatusResponse(HTTPStatus.OK, shown.body, shown.headers)
             case "/version":
-                return Page(HTTPStatus.OK, self._version(), (("Content-Type", "application/json"),))
-        return Page(HTTPStatus.NOT_FOUND, b"not found; the pages are /metrics, /livez, /readyz and /version\n")
+                return StatusResponse(HTTPStatus.OK, self._version(), (("Content-Type", "application/json"),))
+        return StatusResponse(
+            HTTPStatus.NOT_FOUND, b"not found; the pages are /metrics, /livez, /readyz and /version\n"
+        )
 
     def _version(self) -> bytes:
         known = {"component": self._metrics.component, "version": self._metrics.version}
         return json.dumps(known | {"python": platform.python_version()}).encode() + b"\n"
 
 
-def _probe(checks: Mapping[str, Check], is_verbose: bool) -> Page:
+def _probe(checks: Mapping[str, Check], is_verbose: bool) -> StatusResponse:
     """Return the result of ``checks`` in the format of Kubernetes' own probes."""
     results = {name: check() for name, check in checks.items()}
     lines = [f"[-]{name}: {why}" if why else f"[+]{name} ok" for name, why in results.items()]
     if any(results.values()):
-        return Page(HTTPStatus.SERVICE_UNAVAILABLE, "\n".join([*lines, "failed", ""]).encode())
-    return Page(HTTPStatus.OK, "\n".join([*(lines if is_verbose else ()), "ok", ""]).encode())
+        return StatusResponse(HTTPStatus.SERVICE_UNAVAILABLE, "\n".join([*lines, "failed", ""]).encode())
+    return StatusResponse(HTTPStatus.OK, "\n".join([*(lines if is_verbose else ()), "ok", ""]).encode())

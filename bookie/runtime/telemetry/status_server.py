@@ -26,7 +26,7 @@ from bookie.model.errors import PermanentError
 from bookie.runtime.configuration.options import range_problems
 from bookie.runtime.listening import address_in_use, host_and_port
 from bookie.runtime.telemetry.metrics import MetricSet
-from bookie.runtime.telemetry.status_pages import Health, Page, Pages
+from bookie.runtime.telemetry.status_pages import Health, Pages, StatusResponse
 from bookie.runtime.telemetry.status_settings import StatusServerSettings
 
 _log = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self) -> None:
         self.server.begin_answer()
-        self._send(Page(HTTPStatus.METHOD_NOT_ALLOWED, b"use GET or HEAD\n", (("Allow", "GET, HEAD"),)), True)
+        self._send(StatusResponse(HTTPStatus.METHOD_NOT_ALLOWED, b"use GET or HEAD\n", (("Allow", "GET, HEAD"),)), True)
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse  # noqa: N815 (names of the standard library)
 
@@ -202,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
             page = self.server.pages.page(self.path, accept, accept_encoding, has_certificate=has_certificate)
         except Exception:  # noqa: BLE001 (task boundary: a failed page is one failed response)
             _log.exception("HTTP page failed", extra={"path": self.path[:200]})
-            page = Page(HTTPStatus.INTERNAL_SERVER_ERROR, b"internal error, see the log\n")
+            page = StatusResponse(HTTPStatus.INTERNAL_SERVER_ERROR, b"internal error, see the log\n")
         if len(page.body) < _LONG_ANSWER_BYTES_MIN or not is_body_sent:
             self._send(page, is_body_sent)
         elif self.server.long_answers.acquire(blocking=False):
@@ -212,9 +212,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.long_answers.release()
         else:
             busy = b"too many clients read metrics; try again in a moment\n"
-            self._send(Page(HTTPStatus.SERVICE_UNAVAILABLE, busy, (("Retry-After", "1"),)), is_body_sent)
+            self._send(StatusResponse(HTTPStatus.SERVICE_UNAVAILABLE, busy, (("Retry-After", "1"),)), is_body_sent)
 
-    def _send(self, page: Page, is_body_sent: bool) -> None:
+    def _send(self, page: StatusResponse, is_body_sent: bool) -> None:
         self.send_response(page.status)
         headers = (*page.headers, ("Content-Length", str(len(page.body))))
         for name, value in (*headers, ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")):

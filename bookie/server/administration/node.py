@@ -64,7 +64,7 @@ class TooManyInventoriesError(TransientError):
 
 
 @dataclass(slots=True, kw_only=True)
-class Node:
+class ServingBookie:
     """One running bookie."""
 
     bookie: BookieId

@@ -23,7 +23,7 @@ from bookie.runtime.access.access import (
 from bookie.runtime.access.tokens import ANONYMOUS, Role
 from bookie.runtime.access.trail import RequestTrail
 from bookie.server.administration.node import (
-    Node,
+    ServingBookie,
     TemporarilyRefusedError,
     TooManyInventoriesError,
     UnacceptableRequestError,
@@ -59,7 +59,7 @@ class AdministrationServicer(rpc.AdministrationServicer):
 
     def __init__(self, access: Access) -> None:
         """Store ``access``, which decides what a caller may do."""
-        self.node: Node | None = None
+        self.node: ServingBookie | None = None
         self._access = access
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.NodeStatus:  # noqa: N802
@@ -86,7 +86,7 @@ class AdministrationServicer(rpc.AdministrationServicer):
     async def Scrub(self, request: pb.ScrubRequest, context: Context) -> pb.ScrubState:  # noqa: N802
         """Start or interrupt the scrub, or return its state."""
 
-        async def work(node: Node, who: str = "") -> pb.ScrubState:
+        async def work(node: ServingBookie, who: str = "") -> pb.ScrubState:
             return node.scrub(request)
 
         if request.action == pb.ScrubRequest.SHOW:
@@ -96,7 +96,7 @@ class AdministrationServicer(rpc.AdministrationServicer):
     async def Collect(self, request: pb.CollectRequest, context: Context) -> pb.CollectionState:  # noqa: N802
         """Start a garbage collection, or return the last one."""
 
-        async def work(node: Node, who: str = "") -> pb.CollectionState:
+        async def work(node: ServingBookie, who: str = "") -> pb.CollectionState:
             return node.collect(request)
 
         if request.action == pb.CollectRequest.SHOW:
@@ -106,24 +106,24 @@ class AdministrationServicer(rpc.AdministrationServicer):
     async def SetReadOnly(self, request: pb.SetReadOnlyRequest, context: Context) -> pb.ReadOnlyState:  # noqa: N802
         """Set, end or return the read-only mode."""
 
-        async def work(node: Node, who: str = "") -> pb.ReadOnlyState:
+        async def work(node: ServingBookie, who: str = "") -> pb.ReadOnlyState:
             return await node.set_read_only(request, who)
 
         if request.action == pb.SetReadOnlyRequest.SHOW:
             return await self._reading(context, work)
         return await self._changing(context, "read_only", _name(pb.SetReadOnlyRequest.Action, request.action), work)
 
-    def _admitted(self, context: Context | InventoryContext, needed: Role) -> Node:
+    def _admitted(self, context: Context | InventoryContext, needed: Role) -> ServingBookie:
         """Return the node for a caller with the permissions of ``needed``."""
         self._access.admit(peer_address(context.peer()), metadata_token(context.invocation_metadata() or ()), needed)
         return self._ready()
 
-    def _ready(self) -> Node:
+    def _ready(self) -> ServingBookie:
         if self.node is None:
             raise _NotReadyError
         return self.node
 
-    async def _reading(self, context: Context, work: Callable[[Node], Awaitable[T]]) -> T:
+    async def _reading(self, context: Context, work: Callable[[ServingBookie], Awaitable[T]]) -> T:
         try:
             node = self._admitted(context, Role.READ)
             async with asyncio.timeout(_DEADLINE_S):
@@ -136,7 +136,7 @@ class AdministrationServicer(rpc.AdministrationServicer):
         context: Context,
         action: str,
         detail: str,
-        work: Callable[[Node, str], Awaitable[T]],
+        work: Callable[[ServingBookie, str], Awaitable[T]],
         deadline_s: float = _DEADLINE_S,
     ) -> T:
         """Make a change with the role ``operate``, and record it."""

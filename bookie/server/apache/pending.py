@@ -11,7 +11,7 @@ from bookie.server.apache.outgoing import OutgoingAnswers
 from bookie.server.apache.pending_adds import PendingAdds
 from bookie.server.apache.pending_others import PendingOthers
 from bookie.server.apache.room import SharedRoom
-from bookie.server.apache.running import RunningRequests
+from bookie.server.apache.running import ConnectionRequests
 
 
 class PendingRequests:
@@ -41,7 +41,7 @@ class PendingRequests:
             disconnect: called with the reason if a request cannot be answered.
         """
         self._out, self._begun = out, begun
-        self._running = RunningRequests(limits, out, self.begin, disconnect)
+        self._running = ConnectionRequests(limits, out, self.begin, disconnect)
         self._adds = PendingAdds(answering, limits, room.adds, self._running, out, self.begin)
         self._others = PendingOthers(answering, limits, room, self._running, out, self.begin)
 

@@ -11,7 +11,7 @@ from bookie.server.apache.grouping import AddGroup
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.outgoing import OutgoingAnswers
 from bookie.server.apache.room import Room
-from bookie.server.apache.running import RunningRequests
+from bookie.server.apache.running import ConnectionRequests
 from bookie.wire.add_wait import AddWait, WaitingCaller
 from bookie.wire.port import BATCH_BYTES_MAX
 
@@ -32,7 +32,7 @@ class PendingAdds:
         answering: RequestAnswerer,
         limits: ListenerLimits,
         room: Room,
-        running: RunningRequests,
+        running: ConnectionRequests,
         out: OutgoingAnswers,
         begin: Callable[[], None],
     ) -> None:

@@ -14,7 +14,7 @@ from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.outgoing import OutgoingAnswers
 from bookie.server.apache.requests import BatchRead, Info, LongPoll, Other, Read, WriteLac
 from bookie.server.apache.room import SharedRoom
-from bookie.server.apache.running import RunningRequests
+from bookie.server.apache.running import ConnectionRequests
 from bookie.server.read_places import URGENT_IN_A_ROW_MAX
 from bookie.wire.apache.framing import FRAME_BYTES_MAX, framed
 from bookie.wire.port import READ_BYTES_MAX
@@ -41,7 +41,7 @@ class PendingOthers:
         answering: RequestAnswerer,
         limits: ListenerLimits,
         room: SharedRoom,
-        running: RunningRequests,
+        running: ConnectionRequests,
         out: OutgoingAnswers,
         begin: Callable[[], None],
     ) -> None:

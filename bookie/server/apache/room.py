@@ -71,7 +71,7 @@ class Room:
             self._is_serving = False
 
 
-class Waiting:
+class WaitingRoom:
     """The memory of the waiting requests of all connections. Nothing waits for it: each connection checks it."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -95,7 +95,7 @@ class SharedRoom:
     """For entries that were read but not sent, and the largest results of running reads."""
     frames: Room
     """For large frames that are incomplete or have requests that have not begun."""
-    waiting: Waiting
+    waiting: WaitingRoom
     """Requests other than adds that have not begun."""
 
     @classmethod
@@ -105,5 +105,5 @@ class SharedRoom:
             Room(limits.all_add_bytes_max),
             Room(limits.all_answer_bytes_max),
             Room(limits.all_frame_bytes_max),
-            Waiting(limits.all_waiting_bytes_max),
+            WaitingRoom(limits.all_waiting_bytes_max),
         )

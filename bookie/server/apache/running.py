@@ -14,7 +14,7 @@ from bookie.server.apache.outgoing import OutgoingAnswers
 _log = logging.getLogger(__name__)
 
 
-class RunningRequests:
+class ConnectionRequests:
     """The requests of one connection in the storage.
 
     ``count`` is the number of requests that have begun and not ended. ``ended`` is called after each task. A failed

@@ -36,7 +36,7 @@ class UnsentLimits:
 
 
 @dataclass(slots=True)
-class _Connection:
+class _UnsentOfConnection:
     bytes: int = 0
     calls: int = 0
     has_sent: asyncio.Event = field(default_factory=asyncio.Event)
@@ -60,7 +60,7 @@ class UnsentAnswers:
         self.bytes = 0
         """The bytes of the entries in unsent answers."""
         self._places = ReadPlaces(self.limits.reads_max)
-        self._connections: dict[str, _Connection] = {}
+        self._connections: dict[str, _UnsentOfConnection] = {}
         """The connections with a running read."""
 
     @asynccontextmanager
@@ -81,7 +81,7 @@ class UnsentAnswers:
         self, peer: str, read: Callable[[], Awaitable[ReadReply]], *, is_urgent: bool = False
     ) -> UnsentAnswer:
         """Call ``read`` if there is room, and count its answer until the caller releases it."""
-        connection = self._connections.setdefault(peer, _Connection())
+        connection = self._connections.setdefault(peer, _UnsentOfConnection())
         connection.calls += 1
         size = 0
 

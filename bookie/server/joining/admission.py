@@ -51,7 +51,7 @@ from bookie.metadata.bookies.cookies import (
     encode_cookie,
     some,
 )
-from bookie.metadata.bookies.incarnations import History, Incarnations, OtherDisksError
+from bookie.metadata.bookies.incarnations import IncarnationHistory, Incarnations, OtherDisksError
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import cookie_path
 from bookie.metadata.nodes import ensure_path, parent_of
@@ -64,11 +64,11 @@ from bookie.server.joining.directories import (
     LIMBO_FILE,
     REBUILT_FILE,
     VERSION_FILE,
+    DirectoryRole,
     LocalDirectory,
-    Role,
     read_directory,
 )
-from bookie.server.joining.identity import Evidence, IdentityError, KnownBookie, NewIncarnation, Refusal, decide
+from bookie.server.joining.identity import Evidence, IdentityError, JoinRefusal, KnownBookie, NewIncarnation, decide
 from bookie.storage.port import Disk, DiskError, DiskFullError
 
 _log = logging.getLogger(__name__)
@@ -81,14 +81,14 @@ class RoleDirectory:
     Only a ledger directory other than the first may have no disk; ``problem`` is then the reason.
     """
 
-    role: Role
+    role: DirectoryRole
     path: Path
     disk: Disk | None
     problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmittedBookie:
     """The identity of this process."""
 
     bookie_id: BookieId
@@ -110,10 +110,10 @@ async def admit(
     *,
     may_be_new_incarnation: bool = False,
     speaks_apache: bool = False,
-) -> Admission:
+) -> AdmittedBookie:
     """Determine the identity of this process, record it in ZooKeeper and in the directories, and return it.
 
-    If there were other disks under this bookie id before, the new ones are not stamped yet; see ``Admission``.
+    If there were other disks under this bookie id before, the new ones are not stamped yet; see ``AdmittedBookie``.
 
     Args:
         store: a session with the cluster's ZooKeeper.
@@ -136,9 +136,9 @@ async def admit(
             unreadable.
     """
     with_both_protocols = frozenset() if speaks_apache else await check_no_apache_bookies(store, cluster)
-    first = next(directory for directory in directories if directory.role is Role.LEDGERS)
+    first = next(directory for directory in directories if directory.role is DirectoryRole.LEDGERS)
     contents = [
-        await _read_directory(directory, is_needed=directory.role is Role.JOURNAL or directory is first)
+        await _read_directory(directory, is_needed=directory.role is DirectoryRole.JOURNAL or directory is first)
         for directory in directories
     ]
     bookie = bookie_id(wanted_id or _bookie_id_in(contents) or default_id)
@@ -156,7 +156,7 @@ async def admit(
     if isinstance(decision, KnownBookie):
         if decision.is_rewritten:
             await _record_directories(store, cluster, directories, expected, decision, stored)
-        return Admission(bookie, decision.incarnation, out_of_use=dict(decision.out_of_use))
+        return AdmittedBookie(bookie, decision.incarnation, out_of_use=dict(decision.out_of_use))
     incarnation = decision.incarnation or str(uuid.UUID(int=rng.getrandbits(128), version=4))
     has_predecessors = isinstance(decision, NewIncarnation) or any(other != incarnation for other in history)
     if has_predecessors:
@@ -169,7 +169,7 @@ async def admit(
     except OtherDisksError as error:
         raise _just_joined_error(bookie) from error
     _log.info("new disks", extra={"bookie_id": bookie, "incarnation": incarnation, "is_known": has_predecessors})
-    admitted = Admission(bookie, incarnation, is_stamped=False)
+    admitted = AdmittedBookie(bookie, incarnation, is_stamped=False)
     return admitted if has_predecessors else await stamp(store, cluster, directories, admitted)
 
 
@@ -213,9 +213,10 @@ async def _record_directories(
             await CookieStore(store, cluster).replace(cookie, 0 if stored is None else stored.version)
         except CookieConflictError as error:
             raise IdentityError(
-                Refusal.OTHER_DIRECTORIES, f"the cookie of {cookie.bookie_id} was changed during the start: start again"
+                JoinRefusal.OTHER_DIRECTORIES,
+                f"the cookie of {cookie.bookie_id} was changed during the start: start again",
             ) from error
-    others = [directory for directory in in_use if directory.role is Role.LEDGERS][1:]
+    others = [directory for directory in in_use if directory.role is DirectoryRole.LEDGERS][1:]
     for directory in in_use:
         assert directory.disk is not None, "a directory without a disk is out of use"
         try:
@@ -245,8 +246,8 @@ def _check_protocol_known_to_clients(
 def _cookie(directories: Sequence[RoleDirectory], bookie: BookieId, cluster: Cluster) -> Cookie:
     return Cookie(
         bookie,
-        tuple(str(directory.path.resolve()) for directory in directories if directory.role is Role.JOURNAL),
-        tuple(str(directory.path.resolve()) for directory in directories if directory.role is Role.LEDGERS),
+        tuple(str(directory.path.resolve()) for directory in directories if directory.role is DirectoryRole.JOURNAL),
+        tuple(str(directory.path.resolve()) for directory in directories if directory.role is DirectoryRole.LEDGERS),
         cluster.instance_id,
     )
 
@@ -267,7 +268,7 @@ async def _stored_cookie(store: MetadataStore, cluster: Cluster, bookie: BookieI
         return await CookieStore(store, cluster).read(bookie)
     except InvalidCookieError as error:
         raise IdentityError(
-            Refusal.DAMAGED_COOKIE,
+            JoinRefusal.DAMAGED_COOKIE,
             f"the cookie of bookie {bookie} in ZooKeeper is damaged ({error}): replace it by the content of the "
             "file VERSION in its directories, after checking that they belong to this bookie",
         ) from error
@@ -275,13 +276,13 @@ async def _stored_cookie(store: MetadataStore, cluster: Cluster, bookie: BookieI
 
 def _just_joined_error(bookie: BookieId) -> IdentityError:
     return IdentityError(
-        Refusal.EMPTY_DISKS, f"another bookie has just joined as {bookie}: give this one another bookie id"
+        JoinRefusal.EMPTY_DISKS, f"another bookie has just joined as {bookie}: give this one another bookie id"
     )
 
 
 async def stamp(
-    store: MetadataStore, cluster: Cluster, directories: Sequence[RoleDirectory], admitted: Admission
-) -> Admission:
+    store: MetadataStore, cluster: Cluster, directories: Sequence[RoleDirectory], admitted: AdmittedBookie
+) -> AdmittedBookie:
     """Record the cookie, as the last step of a start on new disks. Every step may already be done.
 
     Raises:
@@ -309,11 +310,15 @@ async def stamp(
         await disk.unlink(LIMBO_FILE)
         await disk.unlink(REBUILT_FILE)
         await disk.sync_directory("")
-    return Admission(admitted.bookie_id, admitted.incarnation)
+    return AdmittedBookie(admitted.bookie_id, admitted.incarnation)
 
 
 async def _confirm(
-    store: MetadataStore, cluster: Cluster, bookie: BookieId, history: History, operations: Sequence[Operation]
+    store: MetadataStore,
+    cluster: Cluster,
+    bookie: BookieId,
+    history: IncarnationHistory,
+    operations: Sequence[Operation],
 ) -> None:
     incarnations = Incarnations(store, cluster.root)
     try:

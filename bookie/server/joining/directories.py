@@ -31,7 +31,7 @@ The read-only file is included because an operator may request the read-only mod
 """
 
 
-class Role(enum.Enum):
+class DirectoryRole(enum.Enum):
     """The purpose of a directory."""
 
     JOURNAL = "journal"
@@ -42,7 +42,7 @@ class Role(enum.Enum):
 class LocalDirectory:
     """The identity files of one directory. None means that the file does not exist."""
 
-    role: Role
+    role: DirectoryRole
     path: str
     """The path as it is in the cookie."""
     version: bytes | None = None
@@ -57,7 +57,9 @@ class LocalDirectory:
     """The reason why it could not be opened; its files are then unknown."""
 
 
-async def read_directory(role: Role, path: str, disk: Disk, *, silent_s: float = DISK_SILENCE_S_MAX) -> LocalDirectory:
+async def read_directory(
+    role: DirectoryRole, path: str, disk: Disk, *, silent_s: float = DISK_SILENCE_S_MAX
+) -> LocalDirectory:
     """Read the identity files in ``disk``, the ``current`` of the directory ``path``.
 
     Raises:
@@ -70,7 +72,7 @@ async def read_directory(role: Role, path: str, disk: Disk, *, silent_s: float =
         raise StalledDiskError(f"cannot read {path}: its disk did not answer for {silent_s:g} s") from error
 
 
-async def _found(role: Role, path: str, disk: Disk) -> LocalDirectory:
+async def _found(role: DirectoryRole, path: str, disk: Disk) -> LocalDirectory:
     names = await disk.names("")
     version = await _read(disk, VERSION_FILE) if VERSION_FILE in names else None
     incarnation = await _read(disk, INCARNATION_FILE) if INCARNATION_FILE in names else None

@@ -33,10 +33,10 @@ from dataclasses import dataclass, replace
 
 from bookie.metadata.bookies.cookies import Cookie, InvalidCookieError, decode_cookie
 from bookie.model.errors import PermanentError
-from bookie.server.joining.directories import LocalDirectory, Role
+from bookie.server.joining.directories import DirectoryRole, LocalDirectory
 
 
-class Refusal(enum.Enum):
+class JoinRefusal(enum.Enum):
     """The reasons why a bookie must not start."""
 
     DAMAGED_COOKIE = "a VERSION file cannot be read"
@@ -57,7 +57,7 @@ class Refusal(enum.Enum):
 class IdentityError(PermanentError):
     """This process must not be this bookie. ``refusal`` is the rule that forbids it."""
 
-    def __init__(self, refusal: Refusal, text: str) -> None:
+    def __init__(self, refusal: JoinRefusal, text: str) -> None:
         super().__init__(text)
         self.refusal = refusal
 
@@ -133,7 +133,7 @@ def decide(evidence: Evidence) -> Decision:
     unusable = next((directory for directory in evidence.directories if directory.problem), None)
     if unusable is not None and not isinstance(decision, KnownBookie):
         raise IdentityError(
-            Refusal.UNUSABLE,
+            JoinRefusal.UNUSABLE,
             f"the {unusable.role.value} directory {unusable.path} cannot be used ({unusable.problem}): a new "
             "bookie, and new disks, need all of their directories",
         )
@@ -146,7 +146,7 @@ def _decoded(directory: LocalDirectory) -> Cookie:
         return decode_cookie(directory.version)
     except InvalidCookieError as error:
         raise IdentityError(
-            Refusal.DAMAGED_COOKIE,
+            JoinRefusal.DAMAGED_COOKIE,
             f"the file VERSION in {directory.path}/current is damaged ({error}): restore it from the other "
             "directory's if that one is intact, after checking that both disks belong to this bookie",
         ) from error
@@ -155,7 +155,7 @@ def _decoded(directory: LocalDirectory) -> Cookie:
 def _check_cookie(cookie: Cookie, directory: LocalDirectory, expected: Cookie) -> None:
     if cookie.bookie_id != expected.bookie_id:
         raise IdentityError(
-            Refusal.OTHER_BOOKIE,
+            JoinRefusal.OTHER_BOOKIE,
             f"the {directory.role.value} directory {directory.path} belongs to bookie {cookie.bookie_id}, not to "
             f"{expected.bookie_id}: mount the right disk, or start with that bookie id",
         )
@@ -165,7 +165,7 @@ def _check_cookie(cookie: Cookie, directory: LocalDirectory, expected: Cookie) -
 
 def _other_cluster_error(what: str, cookie: Cookie, expected: Cookie) -> IdentityError:
     return IdentityError(
-        Refusal.OTHER_CLUSTER,
+        JoinRefusal.OTHER_CLUSTER,
         f"{what} belongs to the cluster with instance id {cookie.instance_id or '(none)'}, the metadata URI names the "
         f"one with {expected.instance_id or '(none)'}: correct the metadata URI, or mount the right disk",
     )
@@ -175,14 +175,14 @@ def _decide_without_cookie(evidence: Evidence) -> NewBookie:
     for directory in evidence.directories:
         if directory.version is not None:
             raise IdentityError(
-                Refusal.COOKIE_GONE,
+                JoinRefusal.COOKIE_GONE,
                 f"the {directory.role.value} directory {directory.path} has a cookie and ZooKeeper has none for bookie "
                 f"{evidence.expected.bookie_id}: the metadata was formatted, or the bookie decommissioned; restore the "
                 "metadata, or start with empty directories, which abandons the data in these",
             )
         if directory.has_data:
             raise IdentityError(
-                Refusal.UNMARKED_DATA,
+                JoinRefusal.UNMARKED_DATA,
                 f"the {directory.role.value} directory {directory.path} holds data but no file VERSION: "
                 "give an empty directory, or restore that file",
             )
@@ -222,7 +222,7 @@ def _check_stored(evidence: Evidence, stored: Cookie) -> None:
     expected = evidence.expected
     if not evidence.history:
         raise IdentityError(
-            Refusal.NOT_OURS,
+            JoinRefusal.NOT_OURS,
             f"bookie {expected.bookie_id} has a cookie in ZooKeeper that this software did not write: it is a bookie "
             "of Apache BookKeeper; give another bookie id and empty directories",
         )
@@ -261,7 +261,7 @@ def _decide_with_cookie(evidence: Evidence, stored: Cookie) -> Decision:
 
 def _other_directories_error(stored: Cookie, expected: Cookie) -> IdentityError:
     return IdentityError(
-        Refusal.OTHER_DIRECTORIES,
+        JoinRefusal.OTHER_DIRECTORIES,
         f"bookie {expected.bookie_id} was made with {_places(stored)} and is started with {_places(expected)}: "
         "start it with the directories it was made with. Empty ledger directories can be added at the end",
     )
@@ -275,7 +275,7 @@ def is_extended_by(earlier: Cookie, later: Cookie) -> bool:
 
 def _others(directories: Sequence[LocalDirectory]) -> Sequence[LocalDirectory]:
     """Return the ledger directories other than the first."""
-    return [directory for directory in directories if directory.role is Role.LEDGERS][1:]
+    return [directory for directory in directories if directory.role is DirectoryRole.LEDGERS][1:]
 
 
 def _is_addition(evidence: Evidence, directory: LocalDirectory) -> bool:
@@ -298,7 +298,7 @@ def _added(evidence: Evidence, stored: Cookie) -> tuple[str, ...]:
             continue  # the caller refuses this, with both lists
         elif not is_empty or directory.incarnation not in (None, current):
             raise IdentityError(
-                Refusal.NOT_EMPTY,
+                JoinRefusal.NOT_EMPTY,
                 f"the ledger directory {directory.path} is to be added to bookie {stored.bookie_id}, and "
                 f"{directory.problem or 'is not empty'}: give an empty directory",
             )
@@ -322,7 +322,7 @@ def _other_incarnation(evidence: Evidence, current: str) -> IdentityError:
         for directory in evidence.directories
     )
     return IdentityError(
-        Refusal.OTHER_INCARNATION,
+        JoinRefusal.OTHER_INCARNATION,
         f"ZooKeeper knows the disks of bookie {evidence.expected.bookie_id} as incarnation {current}, and {found}: "
         "mount the disks that this bookie last ran on",
     )
@@ -331,20 +331,20 @@ def _other_incarnation(evidence: Evidence, current: str) -> IdentityError:
 def _lost_disk(bookie: str, empty: Sequence[LocalDirectory], is_everything: bool) -> IdentityError:
     if is_everything:
         return IdentityError(
-            Refusal.EMPTY_DISKS,
+            JoinRefusal.EMPTY_DISKS,
             f"bookie {bookie} is known to the cluster and its directories are empty: mount its disks. If they are lost "
             "permanently, start once with --new-incarnation, which begins a data-integrity repair: "
             "what the bookie held is unknown, and is copied to it again from the others. Or give another bookie id",
         )
     lost = empty[0]
     remedy = "start on empty disks with another bookie id; what this bookie held is copied from the others"
-    if lost.role is Role.JOURNAL:
+    if lost.role is DirectoryRole.JOURNAL:
         remedy = (
             "`bkheal bookie salvage-journal --lost` gives up the entries that only the journal held; they are then "
             "unknown, and repair restores them"
         )
     return IdentityError(
-        Refusal.EMPTY_JOURNAL if lost.role is Role.JOURNAL else Refusal.EMPTY_LEDGERS,
+        JoinRefusal.EMPTY_JOURNAL if lost.role is DirectoryRole.JOURNAL else JoinRefusal.EMPTY_LEDGERS,
         f"the {lost.role.value} directory {lost.path} of bookie {bookie} has no file VERSION, and other directories of "
         f"this bookie have one: mount the disk that belongs there. If it is lost, {remedy}",
     )

@@ -24,7 +24,7 @@ from bookie.metadata.port import MetadataStore, StoreUnavailableError
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock
-from bookie.server.joining.admission import Admission, RoleDirectory, stamp
+from bookie.server.joining.admission import AdmittedBookie, RoleDirectory, stamp
 from bookie.storage.store import LedgerStorage
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ async def finish_start(
     store: MetadataStore,
     cluster: Cluster,
     directories: Sequence[RoleDirectory],
-    admitted: Admission,
+    admitted: AdmittedBookie,
     storage: LedgerStorage,
     clock: Clock,
     rng: random.Random,

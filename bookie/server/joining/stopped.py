@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bookie.metadata.bookies.cookies import InvalidCookieError, decode_cookie
 from bookie.model.errors import PermanentError
-from bookie.server.joining.directories import CURRENT, INDEX_DIRECTORY, LocalDirectory, Role, read_directory
+from bookie.server.joining.directories import CURRENT, INDEX_DIRECTORY, DirectoryRole, LocalDirectory, read_directory
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.disks.rocks import RocksIndex
 from bookie.storage.disks.spread import SpreadDirectory, SpreadDisk
@@ -91,20 +91,20 @@ async def opened_disks(
     """
     directories = []
     for path, journal in zip(journal_dirs, journals, strict=True):
-        directories.append(await read_directory(Role.JOURNAL, str(path.resolve()), journal))
+        directories.append(await read_directory(DirectoryRole.JOURNAL, str(path.resolve()), journal))
     parts = []
     for path, disk in zip(ledger_dirs, ledgers, strict=True):
         name = str(path.resolve())
         if isinstance(disk, DiskError):
-            directories.append(LocalDirectory(Role.LEDGERS, name, problem=str(disk)))
+            directories.append(LocalDirectory(DirectoryRole.LEDGERS, name, problem=str(disk)))
             parts.append(SpreadDirectory(str(path), None, str(disk)))
             continue
         try:
-            found = await read_directory(Role.LEDGERS, name, disk)
+            found = await read_directory(DirectoryRole.LEDGERS, name, disk)
         except DiskError as error:
             if not parts:
                 raise
-            found = LocalDirectory(Role.LEDGERS, name, problem=str(error))
+            found = LocalDirectory(DirectoryRole.LEDGERS, name, problem=str(error))
         directories.append(found)
         is_lost = bool(parts) and found.version is None and not _is_being_added(found, directories[len(journals)])
         problem = (found.problem or "it has no file VERSION: is its disk mounted?") if is_lost else ""
@@ -126,7 +126,7 @@ def _check_directory_order(directories: Sequence[LocalDirectory]) -> None:
 
     A path that no cookie names is accepted: the disks may be mounted elsewhere.
     """
-    given = {role: [each.path for each in directories if each.role is role] for role in Role}
+    given = {role: [each.path for each in directories if each.role is role] for role in DirectoryRole}
     for directory in directories:
         try:
             cookie = None if directory.version is None else decode_cookie(directory.version)
@@ -134,9 +134,9 @@ def _check_directory_order(directories: Sequence[LocalDirectory]) -> None:
             continue  # the commands that need it report the damage
         if cookie is None:
             continue
-        known = {Role.JOURNAL: cookie.journal_dirs, Role.LEDGERS: cookie.ledger_dirs}
+        known = {DirectoryRole.JOURNAL: cookie.journal_dirs, DirectoryRole.LEDGERS: cookie.ledger_dirs}
         paths = {*cookie.journal_dirs, *cookie.ledger_dirs}
-        for role in Role:
+        for role in DirectoryRole:
             for path, place in zip_longest(given[role], known[role]):
                 if path in paths and path != place:
                     raise NoBookieError(

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from bookie.metadata.bookies.cookies import InvalidCookieError, decode_cookie
 from bookie.model.errors import PermanentError
 from bookie.runtime.human import agreeing
-from bookie.server.joining.directories import INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, LocalDirectory, Role
+from bookie.server.joining.directories import INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, DirectoryRole, LocalDirectory
 from bookie.server.joining.identity import is_extended_by
 from bookie.storage.port import Disk
 
@@ -37,9 +37,9 @@ def predecessor(directories: Sequence[LocalDirectory]) -> tuple[str, str | None]
     """
     if any(directory.version is not None for directory in directories):
         _check_complete(directories)
-    first = next(directory for directory in directories if directory.role is Role.LEDGERS)
+    first = next(directory for directory in directories if directory.role is DirectoryRole.LEDGERS)
     for directory in directories:
-        is_needed = directory.role is Role.JOURNAL or directory is first or directory.incarnation is None
+        is_needed = directory.role is DirectoryRole.JOURNAL or directory is first or directory.incarnation is None
         if is_needed and directory.version is None:
             raise OfflineRepairRefusedError(
                 f"{directory.path} has no file VERSION: it is not that of a bookie that ever ran"
@@ -87,11 +87,11 @@ def _check_complete(directories: Sequence[LocalDirectory]) -> None:
     cookie = max(cookies, key=lambda cookie: len(cookie.ledger_dirs))
     if not all(is_extended_by(each, cookie) for each in cookies):
         raise OfflineRepairRefusedError(f"{_paths(directories)} belong to different bookies by their files VERSION")
-    for role, known in ((Role.JOURNAL, cookie.journal_dirs), (Role.LEDGERS, cookie.ledger_dirs)):
+    for role, known in ((DirectoryRole.JOURNAL, cookie.journal_dirs), (DirectoryRole.LEDGERS, cookie.ledger_dirs)):
         given = sum(directory.role is role for directory in directories)
         if given != len(known):
             were = agreeing(given, "was", "were")
-            is_longer = role is Role.LEDGERS and given > len(known)
+            is_longer = role is DirectoryRole.LEDGERS and given > len(known)
             advice = "only them, in their order; the next start adds empty ones at the end of its list"
             raise OfflineRepairRefusedError(
                 f"the {role.value} directories of bookie {cookie.bookie_id} are {', '.join(known)}, and {given} {were} "

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.add_frames import AddFrames
-from bookie.wire.apache.connection import STORED_ANSWER, AnswerWaiter, ApacheAnswer, Connection, ExpectedAnswer
+from bookie.wire.apache.connection import STORED_ANSWER, AnswerWaiter, ApacheAnswer, ExpectedAnswer, Version3Connection
 from bookie.wire.apache.stream import ConnectionLostError
 from bookie.wire.port import AddBatch, AddReply, Status
 
@@ -49,7 +49,7 @@ class AddWaiter(AnswerWaiter):
         self._is_left_over = False
         """Whether the connection still has the expected answer bytes of some entry."""
 
-    async def submit(self, connection: Connection) -> None:
+    async def submit(self, connection: Version3Connection) -> None:
         """Write the requests for all entries together, in order: the bookie syncs them together.
 
         Raises:
@@ -69,7 +69,7 @@ class AddWaiter(AnswerWaiter):
             parts += (head, entry, tail)
         connection.send(parts)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: Version3Connection) -> None:
         """Drop acks that arrive later."""
         if self._unanswered or self._is_left_over:
             connection.forget_stored(self._expected)

@@ -94,7 +94,7 @@ class ExpectedAnswer:
     waiter: AnswerWaiter
 
 
-class Connection(Stream):
+class Version3Connection(Stream):
     """A connection that speaks version 3. Belongs to one event loop."""
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX, in_flight_max: int = IN_FLIGHT_MAX) -> None:

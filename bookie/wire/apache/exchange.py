@@ -11,7 +11,7 @@ from typing import Final, assert_never, cast
 
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
 from bookie.wire.apache import protocol_pb2 as pb
-from bookie.wire.apache.connection import ApacheAnswer, Connection
+from bookie.wire.apache.connection import ApacheAnswer, Version3Connection
 from bookie.wire.apache.listing import list_entries
 from bookie.wire.apache.reading import EntryReads, checked_entry, entry_result
 from bookie.wire.port import (
@@ -42,7 +42,7 @@ _IMMEDIATE_POLL_STATUSES: Final = (Status.OK, Status.IO_ERROR, *_MISSING)
 class Exchange:
     """Requests to one bookie over one connection."""
 
-    def __init__(self, connection: Connection, list_silence_s: float | None) -> None:
+    def __init__(self, connection: Version3Connection, list_silence_s: float | None) -> None:
         self._connection = connection
         self._list_silence_s = list_silence_s
 
@@ -195,7 +195,7 @@ class Exchange:
         return await self._connection.ask(operation, request, ledger_id, entry_id)
 
 
-async def forced(connection: Connection, ledger_id: LedgerId) -> AddReply:
+async def forced(connection: Version3Connection, ledger_id: LedgerId) -> AddReply:
     """Wait until all entries of a ledger sent to the bookie so far are in its journal.
 
     Raises:

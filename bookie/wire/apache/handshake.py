@@ -15,7 +15,7 @@ from typing import Final
 from typing_extensions import override
 
 from bookie.wire.apache import protocol_pb2 as pb
-from bookie.wire.apache.connection import AnswerWaiter, ApacheAnswer, Connection, ExpectedAnswer, FutureWaiter
+from bookie.wire.apache.connection import AnswerWaiter, ApacheAnswer, ExpectedAnswer, FutureWaiter, Version3Connection
 from bookie.wire.apache.sasl import LoginError, login
 from bookie.wire.apache.stream import ConnectionLostError
 from bookie.wire.port import Status
@@ -58,13 +58,13 @@ def client_context(tls: TlsSettings) -> ssl.SSLContext:
 
 async def open_connection(
     address: BookieAddress, context: ssl.SSLContext | None, sasl: SaslCredentials | None, frame_bytes_max: int
-) -> Connection:
+) -> Version3Connection:
     """Return a connection that is ready for requests.
 
     Raises:
         ConnectionLostError: a step failed; the text names it. Nothing is left open.
     """
-    connection = Connection(frame_bytes_max)
+    connection = Version3Connection(frame_bytes_max)
     try:
         async with asyncio.timeout(CONNECT_S_MAX):
             await connect_to(address, connection)
@@ -106,7 +106,7 @@ def _set_tcp_timeouts(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MS)
 
 
-async def _start_tls(connection: Connection, address: BookieAddress, context: ssl.SSLContext) -> None:
+async def _start_tls(connection: Version3Connection, address: BookieAddress, context: ssl.SSLContext) -> None:
     answer = await connection.ask(pb.START_TLS, pb.Request(startTLSRequest=pb.StartTLSRequest()))
     if answer.status is Status.BAD_REQUEST:
         raise ConnectionLostError("the bookie does not speak TLS")
@@ -125,7 +125,7 @@ async def _start_tls(connection: Connection, address: BookieAddress, context: ss
     connection.secured(transport)
 
 
-async def _log_in(connection: Connection, credentials: SaslCredentials) -> None:
+async def _log_in(connection: Version3Connection, credentials: SaslCredentials) -> None:
     steps = login(credentials)
     token: bytes | None = steps.first()
     connection.is_logging_in = True
@@ -160,7 +160,7 @@ def _login_refusal_reason(credentials: SaslCredentials, *, is_encrypted: bool) -
     return why if is_encrypted else why + "; a bookie that demands TLS (--tls-ca) refuses any login in the clear"
 
 
-async def _round(connection: Connection, token: bytes | None) -> ApacheAnswer:
+async def _round(connection: Version3Connection, token: bytes | None) -> ApacheAnswer:
     """Send one token and then a harmless request; return the answer to the token, or the refusal of the request.
 
     Apache's bookies do not answer a wrong name or password at all. But before a login they answer in order, so a

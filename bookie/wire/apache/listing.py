@@ -21,7 +21,7 @@ from bookie.model.availability import EntryRuns, InvalidAvailabilityError
 from bookie.model.ids import NO_ENTRY, LedgerId
 from bookie.runtime.waiting import run_cooperatively
 from bookie.wire.apache import protocol_pb2 as pb
-from bookie.wire.apache.connection import ApacheAnswer, Connection, ExpectedAnswer, FutureWaiter
+from bookie.wire.apache.connection import ApacheAnswer, ExpectedAnswer, FutureWaiter, Version3Connection
 from bookie.wire.apache.reading import entry_result
 from bookie.wire.port import ListReply, Status
 
@@ -37,7 +37,7 @@ _LEDGER_KNOWN_STATUSES: Final = _HAS_ENTRIES_STATUSES | {Status.LIMBO, Status.NO
 _NO_LIST_DETAIL: Final = "Apache's bookies are not asked for lists, or have none (DbLedgerStorage)"
 
 
-async def list_entries(connection: Connection, ledger_id: LedgerId, silence_s: float | None) -> ListReply:
+async def list_entries(connection: Version3Connection, ledger_id: LedgerId, silence_s: float | None) -> ListReply:
     """List a ledger's entries; UNSUPPORTED if the bookie cannot list, or (``silence_s`` is None) must not be asked to.
 
     If a bookie without lists holds no entry of the ledger, or has it in limbo, the status of the read of the last entry
@@ -72,13 +72,15 @@ async def list_entries(connection: Connection, ledger_id: LedgerId, silence_s: f
             connection.forget([txn_id])
 
 
-async def _last(connection: Connection, ledger_id: LedgerId) -> Status:
+async def _last(connection: Version3Connection, ledger_id: LedgerId) -> Status:
     request = pb.Request(readRequest=pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY))
     answer = await connection.ask(pb.READ_ENTRY, request, ledger_id, NO_ENTRY)
     return entry_result(answer, ledger_id, None).status
 
 
-async def _last_unless_listed(connection: Connection, ledger_id: LedgerId, listing: FutureWaiter) -> Status | None:
+async def _last_unless_listed(
+    connection: Version3Connection, ledger_id: LedgerId, listing: FutureWaiter
+) -> Status | None:
     """Return the status of a read of the last entry; None if the list came first."""
     await connection.ready()
     reading = FutureWaiter()
@@ -109,6 +111,6 @@ async def _listed(answer: ApacheAnswer) -> ListReply:
         return ListReply(Status.IO_ERROR, detail=str(error))
 
 
-def _note_lists_supported(connection: Connection, answer: asyncio.Future[ApacheAnswer]) -> None:
+def _note_lists_supported(connection: Version3Connection, answer: asyncio.Future[ApacheAnswer]) -> None:
     if not answer.cancelled() and answer.exception() is None:
         connection.is_without_lists = False

@@ -12,7 +12,7 @@ from typing import Any, Final
 from bookie.model.ids import NO_ENTRY, EntryId, LedgerId
 from bookie.model.packet import DamagedEntry, packet_ids
 from bookie.wire.apache import protocol_pb2 as pb
-from bookie.wire.apache.connection import ApacheAnswer, Connection, ExpectedAnswer, FutureWaiter
+from bookie.wire.apache.connection import ApacheAnswer, ExpectedAnswer, FutureWaiter, Version3Connection
 from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.port import READ_BYTES_MAX, EntryResult, ReadReply, Status
 
@@ -33,7 +33,7 @@ _ENTRY_STATUSES: Final = frozenset(
 class EntryReads:
     """One read of a ledger's entries."""
 
-    def __init__(self, connection: Connection, ledger_id: LedgerId, fence_key: bytes | None) -> None:
+    def __init__(self, connection: Version3Connection, ledger_id: LedgerId, fence_key: bytes | None) -> None:
         self._connection = connection
         self._ledger_id = ledger_id
         self._request = pb.Request(readRequest=pb.ReadRequest(ledgerId=ledger_id, entryId=NO_ENTRY))

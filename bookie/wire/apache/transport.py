@@ -24,7 +24,7 @@ from bookie.runtime.tasks import cancel, guarded
 from bookie.wire.add_lane import AddLane
 from bookie.wire.apache.adding import AddWaiter
 from bookie.wire.apache.bulk_link import BulkLink
-from bookie.wire.apache.connection import Connection
+from bookie.wire.apache.connection import Version3Connection
 from bookie.wire.apache.exchange import Exchange, forced
 from bookie.wire.apache.framing import FRAME_BYTES_MAX
 from bookie.wire.apache.handshake import client_context, open_connection
@@ -56,7 +56,7 @@ class _Link:
     """One address, and the connection to it, which may still be opening."""
 
     address: BookieAddress
-    opening: asyncio.Task[Connection | ConnectionLostError] = field(repr=False)
+    opening: asyncio.Task[Version3Connection | ConnectionLostError] = field(repr=False)
     bulk: BulkLink | None = field(repr=False)
     """The use of version 2; None if this client must encrypt, or log in."""
 
@@ -70,7 +70,7 @@ class _Link:
         opened = self.opening.result()
         return isinstance(opened, ConnectionLostError) or opened.is_over
 
-    async def connection(self) -> Connection:
+    async def connection(self) -> Version3Connection:
         """Wait for the open connection. A cancelled caller does not stop the opening for others.
 
         Raises:
@@ -89,7 +89,7 @@ class _Link:
         if self.bulk is not None:
             await self.bulk.close()
         await cancel(self.opening)
-        if not self.opening.cancelled() and isinstance(opened := self.opening.result(), Connection):
+        if not self.opening.cancelled() and isinstance(opened := self.opening.result(), Version3Connection):
             await opened.close(_CLOSED)
 
 
@@ -159,7 +159,7 @@ class ApacheTransport(Transport):
         lane = self._lanes.get(bookie)
         if lane is None:
             lane = self._lanes[bookie] = AddLane(self._in_flight_bytes_max)
-        connection: Connection | None = None
+        connection: Version3Connection | None = None
         try:
             async with lane.turn(size):
                 link = await self._link(bookie)
@@ -238,7 +238,7 @@ class ApacheTransport(Transport):
             self._retire(current)
         return fresh
 
-    async def _open(self, address: BookieAddress) -> Connection | ConnectionLostError:
+    async def _open(self, address: BookieAddress) -> Version3Connection | ConnectionLostError:
         try:
             return await open_connection(address, self._context, self._sasl, self._frame_bytes_max)
         except ConnectionLostError as error:

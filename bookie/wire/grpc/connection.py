@@ -50,7 +50,7 @@ _WAIT_S_MAX: Final = 3600.0
 """Longest wait in a request; bookies answer far earlier."""
 
 
-class Connection:
+class GrpcConnection:
     """One gRPC connection to a bookie. Connects at its first use, and again automatically after a failure."""
 
     def __init__(self, address: BookieAddress, credentials: grpc.ChannelCredentials | None) -> None:

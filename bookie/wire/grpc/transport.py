@@ -19,7 +19,7 @@ from bookie.runtime.tasks import guarded
 from bookie.wire.add_lane import AddLane
 from bookie.wire.grpc.channel import MESSAGE_BYTES_MAX, failure_of
 from bookie.wire.grpc.codec import MalformedAnswerError
-from bookie.wire.grpc.connection import Connection
+from bookie.wire.grpc.connection import GrpcConnection
 from bookie.wire.port import AddBatch, AddReply, EntryResult, Failed, ReplyT, Request, Status, Transport
 from bookie.wire.requests import with_results
 from bookie.wire.resolver import GRPC_PROTOCOL, Resolver, UnresolvedError, address_for
@@ -67,7 +67,7 @@ class GrpcTransport(Transport):
         self._resolver = resolver
         self._credentials = channel_credentials(tls) if tls is not None else None
         self._in_flight_bytes_max = in_flight_bytes_max
-        self._connections: dict[BookieId, Connection] = {}
+        self._connections: dict[BookieId, GrpcConnection] = {}
         self._lanes: dict[BookieId, AddLane] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -111,7 +111,7 @@ class GrpcTransport(Transport):
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def _connection(self, bookie: BookieId) -> Connection:
+    async def _connection(self, bookie: BookieId) -> GrpcConnection:
         """Return the connection to the present address of ``bookie``.
 
         It is a new one if the address, or the disks there, have changed.
@@ -122,12 +122,12 @@ class GrpcTransport(Transport):
         current = self._connections.get(bookie)
         if current is not None and current.address == address:
             return current
-        fresh = self._connections[bookie] = Connection(address, self._credentials)
+        fresh = self._connections[bookie] = GrpcConnection(address, self._credentials)
         if current is not None:
             self._retire(current)
         return fresh
 
-    def _retire(self, connection: Connection) -> None:
+    def _retire(self, connection: GrpcConnection) -> None:
         task = guarded("close bookie connection", connection.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

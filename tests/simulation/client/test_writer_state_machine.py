@@ -16,6 +16,7 @@ from bookie.client.writer.state import Lane, PendingAdd, WriterState
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.model.schedule import Stripe
+from tests.worlds.ledgers import with_member
 
 SHAPES = [(e, w, a) for e in range(1, 6) for w in range(1, e + 1) for a in range(1, w + 1)]
 
@@ -239,7 +240,7 @@ def test_an_ensemble_change_appends_or_replaces_a_fragment_and_changes_nothing_e
     )
     repaired = ledger
     if len(ledger.fragments) > 1:  # an older fragment was repaired first
-        repaired = ledger.with_member(data.draw(st.integers(0, len(ledger.fragments) - 2)), 0, BookieId("repaired"))
+        repaired = with_member(ledger, data.draw(st.integers(0, len(ledger.fragments) - 2)), 0, BookieId("repaired"))
     changed = with_new_ensemble(repaired, LedgerId(1), before, wanted, [wanted])
     if before == wanted:
         assert changed is None
@@ -260,7 +261,7 @@ def test_an_ensemble_change_of_a_ledger_taken_from_the_writer_is_refused(
     found = ledger if state is not LedgerState.CLOSED else ledger.closed(EntryId(99), 1)
     found = dataclasses.replace(found, state=state)
     if state is LedgerState.OPEN:  # another client changed the last fragment
-        found = found.with_member(len(found.fragments) - 1, 0, BookieId("stranger"))
+        found = with_member(found, len(found.fragments) - 1, 0, BookieId("stranger"))
     with pytest.raises(LedgerFencedError):
         with_new_ensemble(found, LedgerId(1), before, wanted, [wanted])
     if state is not LedgerState.OPEN:  # even if our own change was stored before

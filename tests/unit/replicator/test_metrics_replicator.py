@@ -14,8 +14,8 @@ from replicator.copying.throttle import Throttle
 from replicator.knowledge.evidence import CorruptCopy
 from replicator.telemetry import metrics as names
 from replicator.telemetry.apache_metrics import ApacheEvents
-from replicator.telemetry.events import Ending, EventSink, Fanout, Load, QueueState, TaskResult
-from replicator.telemetry.metrics import MetricsEvents, replicator_metrics
+from replicator.telemetry.events import Ending, EventSink, Fanout, QueueState, TaskResult, WorkerLoad
+from replicator.telemetry.metrics import ReplicatorMetricsEvents, replicator_metrics
 from tests.worlds.clocks import EPOCH_MS, ManualClock, VirtualClock
 from tests.worlds.virtual_time import in_virtual_time
 
@@ -26,7 +26,7 @@ LEDGER = LedgerId(1)
 class Measured:
     def __init__(self) -> None:
         self.metrics: MetricSet = replicator_metrics("1")
-        self.events = MetricsEvents(self.metrics, ManualClock())
+        self.events = ReplicatorMetricsEvents(self.metrics, ManualClock())
 
     def value(self, name: str, **labels: str) -> float:
         found = self.metrics.registry.get_sample_value(name, labels)
@@ -84,7 +84,7 @@ def test_each_task_is_in_one_state(world: Measured) -> None:
 
 def test_totals_of_the_worker_are_exported(world: Measured) -> None:
     world.events.sample(
-        Load(
+        WorkerLoad(
             ledgers_in_flight=3,
             bytes_in_flight=4096,
             bytes_per_second=1000,
@@ -94,7 +94,7 @@ def test_totals_of_the_worker_are_exported(world: Measured) -> None:
         )
     )
     world.events.sample(
-        Load(ledgers_in_flight=1, copied_entries=25, copied_bytes=1150, throttled_s=2.0, unreachable_bookies=2)
+        WorkerLoad(ledgers_in_flight=1, copied_entries=25, copied_bytes=1150, throttled_s=2.0, unreachable_bookies=2)
     )
     assert world.value(names.UNREACHABLE_BOOKIES) == 2
     assert (world.value(names.IN_FLIGHT_LEDGERS), world.value(names.IN_FLIGHT_BYTES)) == (1, 0)
@@ -105,9 +105,9 @@ def test_totals_of_the_worker_are_exported(world: Measured) -> None:
 def test_progress_is_a_copied_entry_or_a_turn_with_a_result(world: Measured) -> None:
     for ending in (Ending.BUSY, Ending.FAILED, Ending.STOPPED):
         world.events.task_ended(TaskResult(LEDGER, ending))
-    world.events.sample(Load(ledgers_in_flight=1))
+    world.events.sample(WorkerLoad(ledgers_in_flight=1))
     assert world.value(names.LAST_PROGRESS) == 0
-    world.events.sample(Load(copied_entries=1))
+    world.events.sample(WorkerLoad(copied_entries=1))
     assert world.value(names.LAST_PROGRESS) == NOW_MS / 1000
 
 
@@ -148,7 +148,7 @@ def test_apaches_names_are_exported_if_requested(world: Measured) -> None:
     apache.task_ended(TaskResult(LEDGER, Ending.REPAIRED, fragments=1, entries=10, bytes=460, seconds=0.5))
     apache.task_ended(TaskResult(LEDGER, Ending.FAILED, seconds=0.1))
     apache.task_ended(TaskResult(LEDGER, Ending.BUSY, seconds=9.0))
-    apache.sample(Load(copied_entries=10, copied_bytes=460))
+    apache.sample(WorkerLoad(copied_entries=10, copied_bytes=460))
     assert world.value("replication_worker_rereplicate_count", success="true") == 1
     assert world.value("replication_worker_rereplicate_sum", success="true") == 500
     assert world.value("replication_worker_rereplicate_count", success="false") == 1

@@ -34,7 +34,7 @@ from replicator.knowledge.evidence import CorruptCopy
 from replicator.main import _ports, _stop_if_migrated, _Telemetry
 from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending, Fanout, QueueState, TaskResult
-from replicator.telemetry.status import JsonEvents, LogEvents, Progress
+from replicator.telemetry.status import JsonEvents, LogEvents, ReplicatorProgress
 from replicator.worker import Worker
 
 
@@ -117,7 +117,7 @@ class _Written(io.StringIO):
 
 
 async def test_events_are_counted_and_written_as_json_lines() -> None:
-    progress, stream = Progress(), _Written()
+    progress, stream = ReplicatorProgress(), _Written()
     sink = Fanout((progress, JsonEvents(stream)))
     sink.task_ended(TaskResult(LedgerId(1), Ending.REPAIRED, fragments=2, entries=10, bytes=460, seconds=0.25))
     sink.task_ended(TaskResult(LedgerId(2), Ending.PARKED, reason=ParkReason.NO_LIVE_COPY, detail="none is left"))
@@ -143,7 +143,7 @@ async def test_events_are_counted_and_written_as_json_lines() -> None:
 
 
 async def test_listed_tasks_are_reported_and_written_only_if_they_changed() -> None:
-    progress, stream = Progress(), _Written()
+    progress, stream = ReplicatorProgress(), _Written()
     sink = Fanout((progress, LogEvents(), JsonEvents(stream)))
     for queue_state in (
         QueueState(),

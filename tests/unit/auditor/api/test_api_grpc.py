@@ -19,7 +19,7 @@ from auditor.api import control_pb2_grpc as rpc
 from auditor.api.grpc import server
 from auditor.api.grpc.messages import KINDS, STATES
 from auditor.api.grpc.server import LIVENESS, READINESS, GrpcApi
-from bookie.metadata.bookies.maintenance import Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow
 from bookie.model.ids import BookieId
 from bookie.model.run import RunKind, RunState
 from bookie.runtime.access.access import peer_address
@@ -360,7 +360,9 @@ async def test_pauses_and_maintenance_windows_are_shown_with_their_ends(tmp_path
     async with serving(tmp_path) as world:
         await world.control.pause_kind(RunKind.REPLICAS, owner="me", via="http")
         (pause,) = (await world.stub.GetStatus(pb.GetStatusRequest(), metadata=world.read)).pauses
-        world.control.windows = (Window("rack:/r1", (BookieId("a"),), "me", NOW_MS, NOW_MS + 9_000, True, "switch"),)
+        world.control.windows = (
+            MaintenanceWindow("rack:/r1", (BookieId("a"),), "me", NOW_MS, NOW_MS + 9_000, True, "switch"),
+        )
         (window,) = (await world.stub.GetStatus(pb.GetStatusRequest(), metadata=world.read)).maintenance
         assert (window.target, list(window.bookies), window.by, window.until.seconds, window.hold_critical) == (
             "rack:/r1", ["a"], "me", NOW_MS // 1000 + 9, True,

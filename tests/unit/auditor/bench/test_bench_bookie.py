@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from auditor.bench.bookies import comparison as bookie
-from auditor.bench.bookies.comparison import BookieBenchmark, Part, run
+from auditor.bench.bookies.comparison import BookieBenchmark, Measurement, run
 from auditor.bench.bookies.disk import PlainFile, synced_writes
 from auditor.bench.bookies.figures import Measured, measured, row
 from auditor.bench.bookies.journal import measure_reserved
-from auditor.bench.bookies.load import Load
+from auditor.bench.bookies.load import LoadSize
 from auditor.cli.main import app
 from bookie.runtime.java import JavaNotFoundError
 
@@ -78,7 +78,7 @@ async def test_the_storage_alone_is_measured_without_java(tmp_path: Path, monkey
 
     monkeypatch.setattr(bookie, "find_java", none)
     monkeypatch.setattr(bookie, "measure_reserved", partial(measure_reserved, turns=5))
-    figures = await run(BookieBenchmark(Part.ALL, (1000,), (1,), 0.02, 1), lambda _: None)
+    figures = await run(BookieBenchmark(Measurement.ALL, (1000,), (1,), 0.02, 1), lambda _: None)
     assert [text.startswith("adds and reads of clients") for text in figures["left_out"]] == [True]
     assert not {"adds", "reads", "lone"} & figures.keys()
     for each in figures["engine"]:
@@ -102,8 +102,8 @@ def test_a_plain_file_is_read_completely_and_writes_are_synced(tmp_path: Path) -
 
 
 def test_every_round_has_a_bounded_number_of_entries() -> None:
-    load = Load((1,), (1,), 1 << 30, 1)
-    assert (load.entries(1), load.entries(1 << 20), Load((1,), (1,), 100, 1).entries(1000)) == (200_000, 1024, 10)
+    load = LoadSize((1,), (1,), 1 << 30, 1)
+    assert (load.entries(1), load.entries(1 << 20), LoadSize((1,), (1,), 100, 1).entries(1000)) == (200_000, 1024, 10)
 
 
 def test_an_unknown_part_is_refused() -> None:

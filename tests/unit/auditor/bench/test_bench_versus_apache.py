@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from auditor.bench.versus_apache.audits import DifferentTasksError, Round, Tasks, check_same_tasks
-from auditor.bench.versus_apache.comparison import InvalidShapeError, Part, VersusSettings, parse_shape, run
+from auditor.bench.versus_apache.comparison import ComparisonPart, InvalidShapeError, VersusSettings, parse_shape, run
 from auditor.bench.versus_apache.figures import comparisons, less_is_better, more_is_better, row
 from auditor.bench.versus_apache.processes import parsed
 from auditor.bench.versus_apache.repairs import empty_ledgers, large_ledgers, rounded, small_ledgers
@@ -153,7 +153,7 @@ def test_version_is_read_from_the_jar(tmp_path: Path) -> None:
 
 async def test_missing_jars_are_reported_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ApacheJarsMissingError, match=str(tmp_path)):
-        await run(VersusSettings(Part.ADD, apache_lib=tmp_path), lambda text: None)
+        await run(VersusSettings(ComparisonPart.ADD, apache_lib=tmp_path), lambda text: None)
 
 
 def test_shape_is_parsed_as_ensemble_and_quorums() -> None:

@@ -22,7 +22,7 @@ from auditor.cli.main import app
 from auditor.operating.drain_status import status_document
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.drains import Drain, Drains
-from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow, MaintenanceWindows
 from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.layout import lost_bookie_delay_path
@@ -506,7 +506,7 @@ async def test_the_status_is_the_same_as_of_the_direct_command(world: ApiWorld) 
     await world.upkeep.fill()
     async with world.upkeep.cluster.connected("") as client:
         await Runs(client.store, ROOT).pause_kind(RunKind.PLACEMENT, "me", EPOCH_MS + 60_000)
-        window = Window("c", (BookieId("c"),), "me", EPOCH_MS, EPOCH_MS + 60_000, False, "disk")
+        window = MaintenanceWindow("c", (BookieId("c"),), "me", EPOCH_MS, EPOCH_MS + 60_000, False, "disk")
         await MaintenanceWindows(client.store, ROOT).start(window)
         await client.ports.tasks.switches.set_lost_bookie_delay_s(600)
         direct = await anext(status.status_documents(client, 5.0))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from auditor.cli.main import app
 from auditor.operating.bookie_list import list_bookies
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
-from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow, MaintenanceWindows
 from bookie.metadata.layout import cookie_path, lost_bookie_delay_path
 from bookie.metadata.nodes import ensure_path, put
 from bookie.metadata.tasks.switches import RecoverySwitches
@@ -69,7 +69,7 @@ async def test_bookies_are_listed_although_the_delay_cannot_be_read(cluster: Com
 async def test_the_time_of_marks_is_after_the_maintenance_window(cluster: CommandCluster) -> None:
     await FirstSeenDown(cluster.keeper, ROOT).reconcile({LOST}, EPOCH_MS, registered=set())
     until_ms = EPOCH_MS + 7_200_000
-    window = Window(LOST, (LOST,), "me@host", EPOCH_MS, until_ms)
+    window = MaintenanceWindow(LOST, (LOST,), "me@host", EPOCH_MS, until_ms)
     await MaintenanceWindows(cluster.keeper, ROOT).start(window)
     assert (await row(cluster))["audit_due"] == rfc3339(until_ms)
 

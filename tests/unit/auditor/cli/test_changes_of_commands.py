@@ -17,7 +17,7 @@ from auditor.cli.main import app
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.incarnations import Incarnations
-from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow, MaintenanceWindows
 from bookie.metadata.runs.records import Runs
 from bookie.metadata.tasks.boosts import Boost, Boosts
 from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore
@@ -43,7 +43,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> CommandCluster:
         await made.fill()
         await Drains(made.keeper, ROOT).start(Drain(BookieId("gone"), "me", EPOCH_MS))
         until_ms = EPOCH_MS + 3_600_000
-        await MaintenanceWindows(made.keeper, ROOT).start(Window("d", (BookieId("d"),), "me", EPOCH_MS, until_ms))
+        await MaintenanceWindows(made.keeper, ROOT).start(
+            MaintenanceWindow("d", (BookieId("d"),), "me", EPOCH_MS, until_ms)
+        )
         await CopyLimitsStore(made.keeper, ROOT).set(CopyLimits(bytes_per_second=1, by="me", since_ms=EPOCH_MS))
         await Boosts(made.keeper, ROOT).start(Boost(LedgerId(8), "me", EPOCH_MS, until_ms))
         await Runs(made.keeper, ROOT).pause_kind(RunKind.REPLICAS, "me", until_ms)

@@ -13,7 +13,7 @@ import typer
 from auditor.cli.ledgers import ledger, log
 from bookie.client.log.values import InvalidPositionError, LogPosition
 from bookie.metadata.logs.log_store import LogExistsError, NoSuchLogError
-from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.model.ids import EntryId, LedgerId
 from tests.worlds.cluster import ROOT
 from tests.worlds.log import NAME, SMALL, LogWorld, log_world
@@ -44,7 +44,7 @@ async def connected(world: LogWorld) -> AsyncIterator[Any]:
 
 
 async def recorded(world: LogWorld) -> list[str]:
-    found = await Changes(world.store, ROOT, world.clock).newest(9)
+    found = await ChangeRecords(world.store, ROOT, world.clock).newest(9)
     return [change.action for change in reversed(found)]
 
 

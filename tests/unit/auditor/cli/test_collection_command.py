@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from auditor.cli.cluster import collection as command
 from auditor.cli.main import app
 from bookie.metadata.bookies.collections import HeldCollection, HeldCollections
-from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
 from bookie.model.times import rfc3339
@@ -54,7 +54,7 @@ def test_no_collection_is_held_back(cluster: CommandCluster) -> None:
     misspelt = call("deny", "cc")
     assert (misspelt.exit_code, misspelt.stdout) == (ExitCode.FAILED, "")
     assert "no bookie of this cluster: cc" in misspelt.stderr
-    assert not asyncio.run(Changes(cluster.keeper, ROOT, cluster.clock).newest(1)), "nothing was changed"
+    assert not asyncio.run(ChangeRecords(cluster.keeper, ROOT, cluster.clock).newest(1)), "nothing was changed"
 
 
 def test_a_held_back_collection_is_allowed_for_a_limited_time_and_recorded(cluster: CommandCluster) -> None:
@@ -75,7 +75,7 @@ def test_a_held_back_collection_is_allowed_for_a_limited_time_and_recorded(clust
         }
     ]
     assert "me@host" in call("list").stdout
-    recorded = asyncio.run(Changes(cluster.keeper, ROOT, cluster.clock).newest(10))
+    recorded = asyncio.run(ChangeRecords(cluster.keeper, ROOT, cluster.clock).newest(10))
     assert [each.action for each in recorded] == ["collection allow"]
 
 

@@ -16,7 +16,7 @@ from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.port import ANY_VERSION
-from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId, LedgerId
 from tests.worlds.cluster import ROOT, service_info
@@ -56,7 +56,7 @@ async def records(cluster: CommandCluster) -> tuple[bool, bool, int]:
     return (
         await CookieStore(cluster.keeper, found).version(E) is not None,
         E in await Drains(cluster.keeper, ROOT).read(),
-        len(await Changes(cluster.keeper, ROOT, cluster.clock).newest(9)),
+        len(await ChangeRecords(cluster.keeper, ROOT, cluster.clock).newest(9)),
     )
 
 

@@ -19,7 +19,7 @@ from bookie.metadata.cluster import open_cluster
 from bookie.metadata.layout import task_path
 from bookie.metadata.nodes import put
 from bookie.metadata.port import ANY_VERSION, AccessDeniedError, WriteOutcomeUnknownError
-from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.metadata.tasks.switches import RecoverySwitches
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
@@ -73,7 +73,7 @@ def begin(cluster: CommandCluster, *bookies: str) -> None:
 
 
 def is_unchanged(cluster: CommandCluster, *drains: str) -> bool:
-    changes = asyncio.run(Changes(cluster.keeper, ROOT, cluster.clock).newest(9))
+    changes = asyncio.run(ChangeRecords(cluster.keeper, ROOT, cluster.clock).newest(9))
     return drained(cluster) == sorted(drains) and not changes and asyncio.run(cluster.marked()) == [7, 8, 9]
 
 

@@ -30,7 +30,7 @@ from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, PROTOCOL_HTTP, Endpoint, ServiceInfo
 from bookie.metadata.cluster import open_cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore
-from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from tests.worlds.admin_api import AdminApi, Asked, Reply, serving
@@ -244,7 +244,7 @@ def test_the_change_is_recorded_before_the_bookie_is_made_read_only(monkeypatch:
         register = world._register
 
         async def look() -> None:
-            changes = await Changes(world.cluster.keeper, ROOT, world.cluster.clock).newest(9)
+            changes = await ChangeRecords(world.cluster.keeper, ROOT, world.cluster.clock).newest(9)
             recorded.extend(change.action for change in changes)
             await register()
 

@@ -14,7 +14,7 @@ from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
 from bookie.metadata.bookies import maintenance
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
-from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow, MaintenanceWindows
 from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore
 from bookie.metadata.cluster import open_cluster
 from bookie.model.exit_codes import ExitCode
@@ -46,14 +46,16 @@ def call(*words: str) -> Result:
     return CliRunner().invoke(app, ["maintenance", *words, "--metadata-uri", "zk://h:1/ledgers"])
 
 
-def opened(cluster: CommandCluster) -> list[Window]:
+def opened(cluster: CommandCluster) -> list[MaintenanceWindow]:
     return list(asyncio.run(MaintenanceWindows(cluster.keeper, ROOT).open_at(EPOCH_MS)))
 
 
 def test_a_window_covers_a_bookie_for_a_limited_time(cluster: CommandCluster) -> None:
     result = call("start", "c", "--for", "2h", "--note", "new disks")
     assert result.exit_code == ExitCode.OK
-    assert opened(cluster) == [Window("c", (C,), "me@host", EPOCH_MS, EPOCH_MS + 7_200_000, note="new disks")]
+    assert opened(cluster) == [
+        MaintenanceWindow("c", (C,), "me@host", EPOCH_MS, EPOCH_MS + 7_200_000, note="new disks")
+    ]
     assert json.loads(call("list", "-o", "json").stdout)["items"][0]["target"] == "c"
     assert "c until " in call("list").stdout
 

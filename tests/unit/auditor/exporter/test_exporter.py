@@ -18,7 +18,7 @@ from auditor.metrics.service_metrics import AuditorMetrics
 from auditor.service.watch.backlog import backlog_counter
 from auditor.service.watch.overview import Overview
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
-from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow, MaintenanceWindows
 from bookie.metadata.bookies.marking_policy import MarkingRules
 from bookie.metadata.layout import cookie_path
 from bookie.metadata.nodes import ensure_path
@@ -306,7 +306,7 @@ async def test_delay_windows_and_held_back_bookies_are_exported_as_by_a_leader()
         await ensure_path(cluster.store, cookie_path(ROOT, bookie))
     await cluster.tasks.switches.set_lost_bookie_delay_s(600)
     await FirstSeenDown(cluster.store, ROOT).reconcile(frozenset({C, D}), now_ms, registered=set())
-    window = Window(D, (D,), "me", now_ms, now_ms + 3_600_000)
+    window = MaintenanceWindow(D, (D,), "me", now_ms, now_ms + 3_600_000)
     await MaintenanceWindows(cluster.store, ROOT).start(window)
     run = replace(DONE, held_back={"limit": 5}, withdrawn={"ledger_deleted": 2})
     await Runs(cluster.store, ROOT).write(run)

@@ -15,7 +15,7 @@ from auditor.api.control import Backlog, LostBookie, ServiceStatus, SeverityBack
 from auditor.metrics import definitions as names
 from auditor.metrics.export import MetricsExportError, export_to_file, gateway_problem, push
 from auditor.metrics.service_metrics import AuditorMetrics, result_of, state_values
-from bookie.metadata.bookies.maintenance import Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.exit_codes import ExitCode
@@ -418,7 +418,7 @@ def test_metrics_of_a_run_are_pushed_by_cluster_and_kind(monkeypatch: pytest.Mon
 
 
 def test_held_back_ledgers_are_shown_by_reason() -> None:
-    window = Window("rack:/r1", (BookieId("a"), BookieId("b")), "ops", NOW_MS, NOW_MS + 60_000)
+    window = MaintenanceWindow("rack:/r1", (BookieId("a"), BookieId("b")), "ops", NOW_MS, NOW_MS + 60_000)
     lost = (
         LostBookie("a", NOW_MS - 1000, NOW_MS + 60_000, NOW_MS, "maintenance", "rack:/r1"),
         LostBookie("b", NOW_MS - 1000, NOW_MS + 9_000, NOW_MS, "delay"),
@@ -426,7 +426,7 @@ def test_held_back_ledgers_are_shown_by_reason() -> None:
         LostBookie("d", NOW_MS - 1000, 0),
     )
     record = replace(RECORD, held_back={"delay": 3, "maintenance": 4})
-    longer = Window("z", (BookieId("z"),), "ops", NOW_MS, NOW_MS + 90_000)
+    longer = MaintenanceWindow("z", (BookieId("z"),), "ops", NOW_MS, NOW_MS + 90_000)
     status = replace(STATUS, windows=(window, longer), lost=lost, results={RunKind.BOOKIES: [record]})
     values = state_values(status, NOW_MS)
     assert values[names.WINDOWS,] == 2

@@ -17,7 +17,7 @@ from auditor.operating.verifying import Verifier, heading, mark, verified_docume
 from bookie.client.settings import ClientSettings
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
-from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow, MaintenanceWindows
 from bookie.metadata.layout import task_path
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.tasks.decisions import Decision, DecisionKind, Decisions, Denial, LostFragment
@@ -26,7 +26,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
 from bookie.wire.port import ListReply, Status
 from tests.worlds.cluster import ROOT
-from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.ledgers import LEDGER, make_metadata, names, with_member
 from tests.worlds.repair import RepairWorld, a_world, answers, flipped
 from tests.worlds.virtual_time import in_virtual_time
 
@@ -307,7 +307,7 @@ async def _not_noted(world: RepairWorld) -> None:
 
 async def _maintenance(world: RepairWorld) -> None:
     now_ms = world.clock.epoch_ms()
-    window = Window("b", names("b"), "me", now_ms, now_ms + 600_000)
+    window = MaintenanceWindow("b", names("b"), "me", now_ms, now_ms + 600_000)
     await MaintenanceWindows(world.store, ROOT).start(window)
 
 
@@ -427,7 +427,7 @@ async def test_a_bookie_that_is_no_longer_in_the_metadata_is_not_marked() -> Non
 
         async def move() -> None:
             await world.bookies.put("d", LEDGER, list(packets.values()))
-            await world.ledgers.write(LEDGER, ledger.metadata.with_member(0, 1, BookieId("d")), ledger.version)
+            await world.ledgers.write(LEDGER, with_member(ledger.metadata, 0, 1, BookieId("d")), ledger.version)
 
         world.bookies["b"].before_list = move  # the list is requested when damage is found
         document = await verified(world, is_marking=True)

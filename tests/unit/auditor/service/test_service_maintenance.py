@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from auditor.service.service import HOUSEKEEPING_S
-from bookie.metadata.bookies.maintenance import WINDOW_S_MAX, MaintenanceWindows, Window
+from bookie.metadata.bookies.maintenance import WINDOW_S_MAX, MaintenanceWindow, MaintenanceWindows
 from bookie.metadata.nodes import child_names, put
 from bookie.metadata.own_state import own_path
 from bookie.model.ids import BookieId
@@ -22,9 +22,9 @@ def windows(world: ServiceWorld) -> MaintenanceWindows:
     return MaintenanceWindows(world.session(), ROOT)
 
 
-def window(world: ServiceWorld, bookie: BookieId, length_s: int, *, holds_critical: bool = False) -> Window:
+def window(world: ServiceWorld, bookie: BookieId, length_s: int, *, holds_critical: bool = False) -> MaintenanceWindow:
     now_ms = world.clock.epoch_ms()
-    return Window(bookie, (bookie,), "me@host", now_ms, now_ms + length_s * 1000, holds_critical)
+    return MaintenanceWindow(bookie, (bookie,), "me@host", now_ms, now_ms + length_s * 1000, holds_critical)
 
 
 @in_service_world

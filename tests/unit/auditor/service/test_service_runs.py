@@ -20,7 +20,7 @@ from bookie.metadata.port import ANY_VERSION, StoreUnavailableError
 from bookie.metadata.runs.election import Leadership
 from bookie.metadata.runs.records import RunLane, Runs
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
-from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.model.run import PAUSE_S, RunCause, RunKind, RunRecord, RunState
 from bookie.runtime.tasks import guarded
 from spark_jobs.runs.gate import RunGate
@@ -683,7 +683,7 @@ async def test_requests_of_operators_are_recorded_from_every_interface(world: Se
     await service.resume_kind(RunKind.REPLICAS, owner="ann", via="grpc")
     await service.resume_kind(RunKind.REPLICAS, owner="ann", via="grpc")  # it is no longer paused
     await service.start_run(RunKind.BOOKIES, cause=RunCause.SCHEDULE, owner="a/1")
-    newest = await Changes(world.session(), ROOT, world.clock).newest(10)
+    newest = await ChangeRecords(world.session(), ROOT, world.clock).newest(10)
     assert [(each.by, each.via, each.action) for each in reversed(newest)] == [
         ("ann", "grpc", "run start"),
         ("ben", "http", "run pause"),

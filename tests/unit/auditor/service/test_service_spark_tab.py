@@ -21,7 +21,7 @@ from auditor.api.control import (
 )
 from auditor.operating.client import RefusedError
 from auditor.service.spark_tab import LoopActions
-from bookie.metadata.bookies.maintenance import Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.runs.notes import KindPause
 from bookie.metadata.tasks.parked import ParkReason
@@ -200,7 +200,7 @@ async def test_marks_are_not_called_absent_before_the_leader_has_counted_them() 
 
 async def test_pauses_and_maintenance_windows_are_shown_with_their_ends() -> None:
     control = FakeControl()
-    window = Window("rack:/r1", (BookieId("bk1:1"),), "ann", 1_000, 61_000, False, "")
+    window = MaintenanceWindow("rack:/r1", (BookieId("bk1:1"),), "ann", 1_000, 61_000, False, "")
     control.now = replace(STATUS, windows=(window,), paused_kinds={RunKind.REPLICAS: KindPause("ben", 61_000)})
     facts = {fact.label: fact.value for fact in (await elsewhere(actions(control).snapshot)).facts}
     until = utc_text(61_000)

@@ -14,9 +14,9 @@ import pytest
 from auditor.api.control import Backlog, NotLeaderError
 from auditor.metrics.service_metrics import consecutive_failures
 from auditor.service.runs.spark_runner import UnknownOptionError
-from auditor.service.service import RELEASE_DELAY_S, Connection
+from auditor.service.service import RELEASE_DELAY_S, StoreConnection
 from auditor.service.watch.backlog import BacklogCounter
-from auditor.service.watch.overview import RUNS_READ, RUNS_READ_OF_KIND, History, Overview
+from auditor.service.watch.overview import RUNS_READ, RUNS_READ_OF_KIND, Overview, RunHistory
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION, StoreUnavailableError
 from bookie.metadata.runs.records import Runs
@@ -167,7 +167,7 @@ class Records:
         return run_id
 
 
-async def seen_by(overview: Overview, run_id: str) -> History:
+async def seen_by(overview: Overview, run_id: str) -> RunHistory:
     """Return the history of an overview after it has seen a run; the overview ends here."""
     running = guarded("overview", overview.run())
     overview.request_observation()
@@ -176,7 +176,7 @@ async def seen_by(overview: Overview, run_id: str) -> History:
     return overview.history
 
 
-def found(history: History) -> dict[str, list[Mapping[str, int]]]:
+def found(history: RunHistory) -> dict[str, list[Mapping[str, int]]]:
     return {kind.value: [record.findings for record in records] for kind, records in history.results.items()}
 
 
@@ -361,7 +361,7 @@ async def test_stopping_does_not_wait_for_an_unresponsive_store() -> None:
     await auditor.stop()
     ended: list[str] = []
 
-    async def silent() -> Connection:
+    async def silent() -> StoreConnection:
         try:
             await asyncio.Event().wait()
         finally:

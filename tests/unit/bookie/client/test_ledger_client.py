@@ -47,7 +47,7 @@ from bookie.wire.security import BookieSecurity, TlsSettings
 from bookie.wire.tls import TlsFilesError
 from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import MemoryCluster
-from tests.worlds.ledgers import names
+from tests.worlds.ledgers import names, with_member
 from tests.worlds.stale_store import StaleStore
 
 BOOKIES = names("b0 b1 b2 b3 b4 b5 b6")
@@ -81,7 +81,7 @@ class ClientWorld(MemoryCluster):
         copies = AddBatch(ledger_id, master_key(b""), [result.packet for result in found.results], is_recovery=True)
         assert (await self.transport.add(target, copies, 1)).status is Status.OK
         await self.client.ports.ledgers.write(
-            ledger_id, ledger.metadata.with_member(0, position, target), ledger.version
+            ledger_id, with_member(ledger.metadata, 0, position, target), ledger.version
         )
 
     async def payloads(self, writer: LedgerWriter) -> list[bytes]:
@@ -309,7 +309,7 @@ async def test_an_ensemble_change_keeps_what_repair_changed_in_an_older_fragment
     ledger = await world.client.ports.ledgers.read(writer.ledger_id)
     spare = next(b for b in BOOKIES if b not in ledger.metadata.members())
     repaired = await world.client.ports.ledgers.write(
-        writer.ledger_id, ledger.metadata.with_member(0, 0, spare), ledger.version
+        writer.ledger_id, with_member(ledger.metadata, 0, 0, spare), ledger.version
     )
     world.break_bookie(ledger.metadata.last_fragment.members[1])
     await fill(writer, 6, 3)

@@ -9,12 +9,12 @@ import pytest
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.metadata.tasks import changes as module
-from bookie.metadata.tasks.changes import Change, Changes
+from bookie.metadata.tasks.changes import ChangeRecords, OperatorChange
 from tests.worlds.clocks import EPOCH_MS, ManualClock
 
 
-def of(store: MemoryStore) -> Changes:
-    return Changes(store, "/ledgers", ManualClock())
+def of(store: MemoryStore) -> ChangeRecords:
+    return ChangeRecords(store, "/ledgers", ManualClock())
 
 
 async def test_records_are_newest_first_despite_clock_changes() -> None:
@@ -22,7 +22,7 @@ async def test_records_are_newest_first_despite_clock_changes() -> None:
     for number in range(3):
         await of(MemoryStore(cell)).record("me@host", "command", "recovery disable", str(number))
     found = await of(MemoryStore(cell)).newest(2)
-    assert found == [Change("me@host", "command", "recovery disable", each, EPOCH_MS) for each in ("2", "1")]
+    assert found == [OperatorChange("me@host", "command", "recovery disable", each, EPOCH_MS) for each in ("2", "1")]
 
 
 async def test_records_of_many_processes_are_all_kept() -> None:

@@ -29,7 +29,7 @@ from bookie.metadata.port import (
     StoreUnavailableError,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.store.memory import Fault, MemoryStore, Readable
+from bookie.metadata.store.memory import Fault, MemoryStore, ReadableTree
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.model.ids import EntryId, LedgerId
 from tests.worlds.virtual_time import run_virtual
@@ -175,7 +175,7 @@ async def test_the_newest_list_is_found_on_a_stale_server() -> None:
         is_behind = True
 
         @override
-        def view(self) -> Readable:
+        def view(self) -> ReadableTree:
             return MemoryCell() if self.is_behind else super().view()
 
         @override

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bookie.metadata.bookies.first_seen_down import Down
-from bookie.metadata.bookies.maintenance import Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow
 from bookie.metadata.bookies.marking_times import HoldReason, MarkingPolicy
 from bookie.model.ids import BookieId
 
@@ -12,8 +12,8 @@ NOW_MS = 1_000_000
 DOWN = Down(NOW_MS)
 
 
-def window(*bookies: BookieId, until_s: int = 3600, holds_critical: bool = False) -> Window:
-    return Window("rack:/r1", bookies, "me@host", NOW_MS - 1000, NOW_MS + until_s * 1000, holds_critical)
+def window(*bookies: BookieId, until_s: int = 3600, holds_critical: bool = False) -> MaintenanceWindow:
+    return MaintenanceWindow("rack:/r1", bookies, "me@host", NOW_MS - 1000, NOW_MS + until_s * 1000, holds_critical)
 
 
 def test_the_shorter_delay_never_exceeds_the_longer_one() -> None:

@@ -9,20 +9,20 @@ from bookie.metadata.bookies.collections import HeldCollection, HeldCollections
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import Down, FirstSeenDown
 from bookie.metadata.bookies.incarnations import Incarnation, Incarnations, UnreadableHistoryError
-from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow, MaintenanceWindows
 from bookie.metadata.bookies.returned import EndedLoss, ReturnedBookies
 from bookie.metadata.logs.log_list import LogList, UnreadableLogError
 from bookie.metadata.logs.log_store import LogLists
 from bookie.metadata.nodes import put
 from bookie.metadata.own_state import own_path
-from bookie.metadata.runs.records import Holder, RunLane, Runs
+from bookie.metadata.runs.records import LockHolder, RunLane, Runs
 from bookie.metadata.store.memory import MemoryCell, MemoryStore
 from bookie.metadata.tasks.boosts import Boost, Boosts
 from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore, CopyProfile
 from bookie.metadata.tasks.decisions import Decision, DecisionKind, Decisions, LostFragment
 from bookie.metadata.tasks.doubts import DoubtedMembers
 from bookie.metadata.tasks.failures import FailedTask, FailedTasks
-from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason, Refusal
+from bookie.metadata.tasks.parked import CopyRefusal, ParkedTask, ParkedTasks, ParkReason
 from bookie.metadata.tasks.reservations import Reservation, Reservations, UnreadableReservationError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.records import UnreadableRecordError
@@ -126,7 +126,7 @@ async def test_records_of_the_first_releases_are_read() -> None:
     log = LogList(ids[0], "w1", ids[1], LedgerId(2), LedgerId(5), {"ensemble_size": 3}, SINCE_MS)
     assert (await LogLists(store, ROOT).read("a")).list == log
     assert await Boosts(store, ROOT).active(SINCE_MS) == [Boost(LEDGER, "ops", SINCE_MS, SINCE_MS + 60_000)]
-    window = Window("rack:/r1", (B1, B2), "ops", SINCE_MS, SINCE_MS + 60_000, True, "new disks")
+    window = MaintenanceWindow("rack:/r1", (B1, B2), "ops", SINCE_MS, SINCE_MS + 60_000, True, "new disks")
     assert await MaintenanceWindows(store, ROOT).open_at(SINCE_MS) == (window,)
     held = HeldCollection(B1, 60, 100, SINCE_MS, "ops", SINCE_MS, SINCE_MS + 60_000, 66)
     assert await HeldCollections(store, ROOT).all() == [held]
@@ -147,7 +147,7 @@ async def test_records_of_the_first_releases_are_read() -> None:
         findings={"CRITICAL": 2},
     )
     assert await runs.get(RUN_ID) == run
-    assert await runs.holder(RunLane(RunKind.BOOKIES)) == Holder(RUN_ID, "host:12")
+    assert await runs.holder(RunLane(RunKind.BOOKIES)) == LockHolder(RUN_ID, "host:12")
 
 
 async def test_parked_tasks_of_format_2_name_their_bookies_by_hash() -> None:
@@ -173,7 +173,7 @@ async def test_parked_tasks_of_format_2_name_their_bookies_by_hash() -> None:
     assert (await store.get(path)).data == b'{"format":1,"bookies":["b1:3181","b2:3181"]}'
     assert await ParkedTasks(store, ROOT).get(LEDGER) == task
     assert await ParkedTasks(store, ROOT).list() == [task]
-    refused = replace(task, refusals=(Refusal(B3, SINCE_MS, 17),))
+    refused = replace(task, refusals=(CopyRefusal(B3, SINCE_MS, 17),))
     await ParkedTasks(store, ROOT).park(refused)
     assert await ParkedTasks(store, ROOT).get(LEDGER) == refused
     await ParkedTasks(store, ROOT).park(task)
@@ -251,4 +251,4 @@ async def test_a_record_of_a_newer_format_is_handled_as_safely_as_a_damaged_one(
     assert await Decisions(store, ROOT).accepted() == []
     runs = Runs(store, ROOT)
     assert await runs.get(RUN_ID) is None
-    assert await runs.holder(RunLane(RunKind.BOOKIES)) == Holder("", "")
+    assert await runs.holder(RunLane(RunKind.BOOKIES)) == LockHolder("", "")

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.proto.managed_ledgers_pb2 import ManagedCursorInfo, ManagedLedgerInfo
 from bookie.metadata.pulsar.decoding import (
-    Copy,
     CursorReferences,
+    EntriesLocation,
     LedgerReference,
     UndecodableNodeError,
     cursor_references,
@@ -36,7 +36,10 @@ from tests.worlds.pulsar_nodes import cursor, put_node
 # ledger 7 with 5 entries, 100 bytes, ended at 1; ledger 8 without an end.
 ONE = b"\x0a\x08\x08\x07\x10\x05\x18\x64\x20\x01"
 OPEN = b"\x0a\x02\x08\x08"
-REFERENCES = (LedgerReference(7, Copy.BOOKKEEPER, is_empty=False), LedgerReference(8, Copy.BOOKKEEPER, is_empty=False))
+REFERENCES = (
+    LedgerReference(7, EntriesLocation.BOOKKEEPER, is_empty=False),
+    LedgerReference(8, EntriesLocation.BOOKKEEPER, is_empty=False),
+)
 
 
 def headed(kind: int, size: int, payload: bytes) -> bytes:
@@ -69,9 +72,13 @@ def test_a_topic_refers_to_its_ledgers() -> None:
 
 @pytest.mark.parametrize(
     ("offload", "copy"),
-    [(b"", Copy.BOOKKEEPER), (b"\x18\x01", Copy.BOTH), (b"\x18\x01\x20\x01", Copy.OFFLOADED)],
+    [
+        (b"", EntriesLocation.BOOKKEEPER),
+        (b"\x18\x01", EntriesLocation.BOTH),
+        (b"\x18\x01\x20\x01", EntriesLocation.OFFLOADED),
+    ],
 )
-def test_the_offload_state_determines_where_the_entries_are(offload: bytes, copy: Copy) -> None:
+def test_the_offload_state_determines_where_the_entries_are(offload: bytes, copy: EntriesLocation) -> None:
     ledger = b"\x08\x07\x20\x01\x2a" + bytes((len(offload),)) + offload
     data = b"\x0a" + bytes((len(ledger),)) + ledger
     assert managed_ledger_references(data) == (LedgerReference(7, copy, is_empty=True),)

@@ -143,15 +143,15 @@ def test_a_new_last_fragment_never_shortens_the_ledger() -> None:
 
 def test_a_replacement_keeps_the_position_and_all_other_fragments() -> None:
     ledger = metadata(fragment(0, A, B, C), fragment(4, A, B, D), **CLOSED)
-    changed = ledger.with_member(0, 1, X)
+    changed = ledger.with_members({0: (A, X, C)})
     assert changed.fragments == (fragment(0, A, X, C), fragment(4, A, B, D))
     assert replace(changed, fragments=ledger.fragments) == ledger
 
 
-@pytest.mark.parametrize(("index", "position"), [(0, 3), (0, -1), (-1, 0)])
-def test_a_replacement_outside_the_ensemble_is_refused(index: int, position: int) -> None:
+@pytest.mark.parametrize(("index", "members"), [(0, (A, B, C, X)), (0, (A, X)), (-1, (A, X, C)), (9, (A, X, C))])
+def test_a_replacement_outside_the_ensemble_is_refused(index: int, members: tuple[BookieId, ...]) -> None:
     with pytest.raises(InvalidMetadataError):
-        metadata().with_member(index, position, X)
+        metadata().with_members({index: members})
 
 
 def test_members_include_those_of_every_fragment() -> None:

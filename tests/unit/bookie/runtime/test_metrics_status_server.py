@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from bookie.runtime.telemetry import status_server
 from bookie.runtime.telemetry.metrics import COMMON, MetricSet
-from bookie.runtime.telemetry.status_pages import Check, Health, Page, Pages
+from bookie.runtime.telemetry.status_pages import Check, Health, Pages, StatusResponse
 from bookie.runtime.telemetry.status_server import StatusServer, StatusServerError
 from bookie.runtime.telemetry.status_settings import StatusServerSettings
 from tests.certificates import make_ca, make_certificate
@@ -196,8 +196,8 @@ def test_the_oldest_connection_without_a_request_is_closed_to_make_room(monkeypa
 
 
 def test_slow_readers_do_not_block_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def page(pages: Pages, target: str, *_: str, has_certificate: bool) -> Page:
-        return Page(HTTPStatus.OK, bytes(16 << 20) if target == "/metrics" else b"ok\n")
+    def page(pages: Pages, target: str, *_: str, has_certificate: bool) -> StatusResponse:
+        return StatusResponse(HTTPStatus.OK, bytes(16 << 20) if target == "/metrics" else b"ok\n")
 
     monkeypatch.setattr(status_server, "DEADLINE_S", STATE_S)
     monkeypatch.setattr(Pages, "page", page)

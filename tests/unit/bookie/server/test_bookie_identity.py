@@ -21,15 +21,21 @@ from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.memory import Fault, MemoryCell, MemoryStore
 from bookie.model.ids import BookieId
 from bookie.runtime.clock import SystemClock
-from bookie.server.joining.admission import Admission, RoleDirectory, admit, stamp
-from bookie.server.joining.directories import INCARNATION_FILE, VERSION_FILE, LocalDirectory, Role, read_directory
+from bookie.server.joining.admission import AdmittedBookie, RoleDirectory, admit, stamp
+from bookie.server.joining.directories import (
+    INCARNATION_FILE,
+    VERSION_FILE,
+    DirectoryRole,
+    LocalDirectory,
+    read_directory,
+)
 from bookie.server.joining.identity import (
     Evidence,
     IdentityError,
+    JoinRefusal,
     KnownBookie,
     NewBookie,
     NewIncarnation,
-    Refusal,
     decide,
 )
 from bookie.server.joining.succession import succeed
@@ -45,8 +51,8 @@ OTHER_CLUSTER = replace(OURS, instance_id="another-cluster")
 MOVED = replace(OURS, ledger_dirs=("/elsewhere",))
 NEW, OLD = "incarnation-new", "incarnation-old"
 
-EMPTY_JOURNAL = LocalDirectory(Role.JOURNAL, "/journal")
-EMPTY_LEDGERS = LocalDirectory(Role.LEDGERS, "/ledgers")
+EMPTY_JOURNAL = LocalDirectory(DirectoryRole.JOURNAL, "/journal")
+EMPTY_LEDGERS = LocalDirectory(DirectoryRole.LEDGERS, "/ledgers")
 
 
 def stamped(directory: LocalDirectory, cookie: Cookie = OURS, incarnation: str | None = NEW) -> LocalDirectory:
@@ -90,34 +96,46 @@ def test_new_known_and_interrupted_bookies_start(
 @pytest.mark.parametrize(
     ("refusal", "stored", "history", "directories", "advice"),
     [
-        (Refusal.COOKIE_GONE, None, [NEW], [JOURNAL, LEDGERS], "restore the metadata"),
-        (Refusal.COOKIE_GONE, None, [], [JOURNAL, EMPTY_LEDGERS], "restore the metadata"),
-        (Refusal.UNMARKED_DATA, None, [], [replace(EMPTY_JOURNAL, has_data=True), EMPTY_LEDGERS], "empty directory"),
-        (Refusal.UNMARKED_DATA, None, [], [EMPTY_JOURNAL, replace(EMPTY_LEDGERS, has_data=True)], "empty directory"),
-        (Refusal.EMPTY_DISKS, OURS, [OLD], [EMPTY_JOURNAL, EMPTY_LEDGERS], "another bookie id"),
-        (Refusal.EMPTY_DISKS, OURS, [OLD], [begun(EMPTY_JOURNAL), begun(EMPTY_LEDGERS)], "data-integrity repair"),
-        (Refusal.EMPTY_JOURNAL, OURS, [NEW], [EMPTY_JOURNAL, LEDGERS], "mount the disk"),
-        (Refusal.EMPTY_JOURNAL, OURS, [NEW], [replace(JOURNAL, version=None), LEDGERS], "mount the disk"),
-        (Refusal.EMPTY_LEDGERS, OURS, [NEW], [JOURNAL, EMPTY_LEDGERS], "mount the disk"),
-        (Refusal.EMPTY_LEDGERS, OURS, [NEW], [JOURNAL, begun(EMPTY_LEDGERS)], "mount the disk"),
-        (Refusal.OTHER_CLUSTER, OTHER_CLUSTER, [NEW], [EMPTY_JOURNAL, EMPTY_LEDGERS], "metadata URI"),
-        (Refusal.OTHER_CLUSTER, OURS, [NEW], [stamped(EMPTY_JOURNAL, OTHER_CLUSTER), LEDGERS], "metadata URI"),
-        (Refusal.OTHER_CLUSTER, None, [], [JOURNAL, stamped(EMPTY_LEDGERS, OTHER_CLUSTER)], "metadata URI"),
-        (Refusal.OTHER_BOOKIE, OURS, [NEW], [JOURNAL, stamped(EMPTY_LEDGERS, OTHER_BOOKIE)], "bookie-2"),
-        (Refusal.OTHER_BOOKIE, None, [], [stamped(EMPTY_JOURNAL, OTHER_BOOKIE), EMPTY_LEDGERS], "bookie-2"),
-        (Refusal.OTHER_DIRECTORIES, MOVED, [NEW], [JOURNAL, LEDGERS], "/elsewhere"),
-        (Refusal.OTHER_DIRECTORIES, OURS, [NEW], [JOURNAL, stamped(EMPTY_LEDGERS, MOVED)], "it was made with"),
-        (Refusal.OTHER_INCARNATION, OURS, [NEW], [JOURNAL, stamped(EMPTY_LEDGERS, OURS, OLD)], OLD),
-        (Refusal.OTHER_INCARNATION, OURS, [NEW], [stamped(EMPTY_JOURNAL, OURS, None), LEDGERS], "nothing"),
-        (Refusal.OTHER_INCARNATION, OURS, [NEW, OLD], [JOURNAL, LEDGERS], "last ran on"),
-        (Refusal.NOT_OURS, OURS, [], [JOURNAL, LEDGERS], "Apache"),
-        (Refusal.NOT_OURS, OURS, [], [EMPTY_JOURNAL, EMPTY_LEDGERS], "another bookie id"),
-        (Refusal.DAMAGED_COOKIE, OURS, [NEW], [replace(JOURNAL, version=b"\0\0"), LEDGERS], "/journal"),
-        (Refusal.DAMAGED_COOKIE, None, [], [EMPTY_JOURNAL, replace(LEDGERS, version=b"")], "/ledgers"),
+        (JoinRefusal.COOKIE_GONE, None, [NEW], [JOURNAL, LEDGERS], "restore the metadata"),
+        (JoinRefusal.COOKIE_GONE, None, [], [JOURNAL, EMPTY_LEDGERS], "restore the metadata"),
+        (
+            JoinRefusal.UNMARKED_DATA,
+            None,
+            [],
+            [replace(EMPTY_JOURNAL, has_data=True), EMPTY_LEDGERS],
+            "empty directory",
+        ),
+        (
+            JoinRefusal.UNMARKED_DATA,
+            None,
+            [],
+            [EMPTY_JOURNAL, replace(EMPTY_LEDGERS, has_data=True)],
+            "empty directory",
+        ),
+        (JoinRefusal.EMPTY_DISKS, OURS, [OLD], [EMPTY_JOURNAL, EMPTY_LEDGERS], "another bookie id"),
+        (JoinRefusal.EMPTY_DISKS, OURS, [OLD], [begun(EMPTY_JOURNAL), begun(EMPTY_LEDGERS)], "data-integrity repair"),
+        (JoinRefusal.EMPTY_JOURNAL, OURS, [NEW], [EMPTY_JOURNAL, LEDGERS], "mount the disk"),
+        (JoinRefusal.EMPTY_JOURNAL, OURS, [NEW], [replace(JOURNAL, version=None), LEDGERS], "mount the disk"),
+        (JoinRefusal.EMPTY_LEDGERS, OURS, [NEW], [JOURNAL, EMPTY_LEDGERS], "mount the disk"),
+        (JoinRefusal.EMPTY_LEDGERS, OURS, [NEW], [JOURNAL, begun(EMPTY_LEDGERS)], "mount the disk"),
+        (JoinRefusal.OTHER_CLUSTER, OTHER_CLUSTER, [NEW], [EMPTY_JOURNAL, EMPTY_LEDGERS], "metadata URI"),
+        (JoinRefusal.OTHER_CLUSTER, OURS, [NEW], [stamped(EMPTY_JOURNAL, OTHER_CLUSTER), LEDGERS], "metadata URI"),
+        (JoinRefusal.OTHER_CLUSTER, None, [], [JOURNAL, stamped(EMPTY_LEDGERS, OTHER_CLUSTER)], "metadata URI"),
+        (JoinRefusal.OTHER_BOOKIE, OURS, [NEW], [JOURNAL, stamped(EMPTY_LEDGERS, OTHER_BOOKIE)], "bookie-2"),
+        (JoinRefusal.OTHER_BOOKIE, None, [], [stamped(EMPTY_JOURNAL, OTHER_BOOKIE), EMPTY_LEDGERS], "bookie-2"),
+        (JoinRefusal.OTHER_DIRECTORIES, MOVED, [NEW], [JOURNAL, LEDGERS], "/elsewhere"),
+        (JoinRefusal.OTHER_DIRECTORIES, OURS, [NEW], [JOURNAL, stamped(EMPTY_LEDGERS, MOVED)], "it was made with"),
+        (JoinRefusal.OTHER_INCARNATION, OURS, [NEW], [JOURNAL, stamped(EMPTY_LEDGERS, OURS, OLD)], OLD),
+        (JoinRefusal.OTHER_INCARNATION, OURS, [NEW], [stamped(EMPTY_JOURNAL, OURS, None), LEDGERS], "nothing"),
+        (JoinRefusal.OTHER_INCARNATION, OURS, [NEW, OLD], [JOURNAL, LEDGERS], "last ran on"),
+        (JoinRefusal.NOT_OURS, OURS, [], [JOURNAL, LEDGERS], "Apache"),
+        (JoinRefusal.NOT_OURS, OURS, [], [EMPTY_JOURNAL, EMPTY_LEDGERS], "another bookie id"),
+        (JoinRefusal.DAMAGED_COOKIE, OURS, [NEW], [replace(JOURNAL, version=b"\0\0"), LEDGERS], "/journal"),
+        (JoinRefusal.DAMAGED_COOKIE, None, [], [EMPTY_JOURNAL, replace(LEDGERS, version=b"")], "/ledgers"),
     ],
 )
 def test_everything_else_is_refused_with_advice(
-    refusal: Refusal, stored: Cookie | None, history: list[str], directories: list[LocalDirectory], advice: str
+    refusal: JoinRefusal, stored: Cookie | None, history: list[str], directories: list[LocalDirectory], advice: str
 ) -> None:
     with pytest.raises(IdentityError) as refused:
         decide(Evidence(OURS, stored, history, directories))
@@ -158,18 +176,18 @@ def test_leftovers_of_a_finished_rebuild_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("refusal", "stored", "history", "directories"),
     [
-        (Refusal.COOKIE_GONE, None, [OLD], REBUILT),
-        (Refusal.NOT_OURS, OURS, [], REBUILT),
-        (Refusal.OTHER_INCARNATION, OURS, [OLD, "later"], REBUILT),
-        (Refusal.OTHER_INCARNATION, OURS, [OLD, NEW, "later"], REBUILT),
-        (Refusal.OTHER_INCARNATION, OURS, [NEW, OLD], REBUILT),
-        (Refusal.OTHER_INCARNATION, OURS, [OLD], [rebuilt(EMPTY_JOURNAL, before=None)] * 2),
-        (Refusal.OTHER_INCARNATION, OURS, [OLD], [REBUILT[0], rebuilt(EMPTY_LEDGERS, incarnation="later")]),
-        (Refusal.OTHER_INCARNATION, OURS, [OLD], [REBUILT[0], rebuilt(EMPTY_LEDGERS, pending="later")]),
+        (JoinRefusal.COOKIE_GONE, None, [OLD], REBUILT),
+        (JoinRefusal.NOT_OURS, OURS, [], REBUILT),
+        (JoinRefusal.OTHER_INCARNATION, OURS, [OLD, "later"], REBUILT),
+        (JoinRefusal.OTHER_INCARNATION, OURS, [OLD, NEW, "later"], REBUILT),
+        (JoinRefusal.OTHER_INCARNATION, OURS, [NEW, OLD], REBUILT),
+        (JoinRefusal.OTHER_INCARNATION, OURS, [OLD], [rebuilt(EMPTY_JOURNAL, before=None)] * 2),
+        (JoinRefusal.OTHER_INCARNATION, OURS, [OLD], [REBUILT[0], rebuilt(EMPTY_LEDGERS, incarnation="later")]),
+        (JoinRefusal.OTHER_INCARNATION, OURS, [OLD], [REBUILT[0], rebuilt(EMPTY_LEDGERS, pending="later")]),
     ],
 )
 def test_rebuilt_disks_that_are_not_the_last_ones_are_refused(
-    refusal: Refusal, stored: Cookie | None, history: list[str], directories: list[LocalDirectory]
+    refusal: JoinRefusal, stored: Cookie | None, history: list[str], directories: list[LocalDirectory]
 ) -> None:
     with pytest.raises(IdentityError) as refused:
         decide(Evidence(OURS, stored, history, directories))
@@ -267,11 +285,14 @@ class Machine:
 
     async def start(
         self, wanted_id: str = "bookie-1", default_id: str = "default", *, is_stamped: bool = False
-    ) -> Admission:
+    ) -> AdmittedBookie:
         """Admit; with ``is_stamped``, also stamp disks whose former contents are in limbo."""
         places = []
         disks = []
-        for role, name in ((Role.JOURNAL, "journal"), *((Role.LEDGERS, name) for name in self.ledgers)):
+        for role, name in (
+            (DirectoryRole.JOURNAL, "journal"),
+            *((DirectoryRole.LEDGERS, name) for name in self.ledgers),
+        ):
             disk = await self.disk.acquire(self.root / name / "current")
             assert isinstance(disk, MortalDisk)
             disk.change, disk.is_unreadable = self.change, name == self.unreadable
@@ -309,7 +330,7 @@ async def machine(tmp_path: Path) -> AsyncIterator[Machine]:
 async def test_a_new_bookie_is_recorded_everywhere_and_recognized_afterwards(machine: Machine) -> None:
     first = await machine.start()
     [recorded] = await machine.history("bookie-1")
-    assert first == Admission(BookieId("bookie-1"), recorded.uuid)
+    assert first == AdmittedBookie(BookieId("bookie-1"), recorded.uuid)
     stored = await CookieStore(machine.store, machine.cluster).read(BookieId("bookie-1"))
     assert stored is not None
     for name in ("journal", "ledgers"):
@@ -377,7 +398,7 @@ async def test_a_damaged_cookie_in_the_store_is_refused(machine: Machine) -> Non
     await machine.store.set(cookie_path("/ledgers", BookieId("bookie-1")), b"garbage", -1)
     with pytest.raises(IdentityError, match="VERSION") as refused:
         await machine.start()
-    assert refused.value.refusal is Refusal.DAMAGED_COOKIE
+    assert refused.value.refusal is JoinRefusal.DAMAGED_COOKIE
 
 
 async def test_a_cluster_of_apaches_bookies_is_refused(machine: Machine) -> None:
@@ -390,13 +411,15 @@ async def test_a_cluster_of_apaches_bookies_is_refused(machine: Machine) -> None
 async def test_only_other_files_than_cookie_and_incarnation_count_as_data(tmp_path: Path) -> None:
     disk = await FileDisk.acquire(tmp_path)
     try:
-        assert await read_directory(Role.JOURNAL, "/j", disk) == LocalDirectory(Role.JOURNAL, "/j")
+        assert await read_directory(DirectoryRole.JOURNAL, "/j", disk) == LocalDirectory(DirectoryRole.JOURNAL, "/j")
         await disk.replace(VERSION_FILE, b"version")
         await disk.replace(INCARNATION_FILE, b"uuid\n")
         (tmp_path / f"{VERSION_FILE}.tmp").touch()
-        assert await read_directory(Role.JOURNAL, "/j", disk) == LocalDirectory(Role.JOURNAL, "/j", b"version", "uuid")
+        assert await read_directory(DirectoryRole.JOURNAL, "/j", disk) == LocalDirectory(
+            DirectoryRole.JOURNAL, "/j", b"version", "uuid"
+        )
         await disk.make_directory("journal")
-        assert (await read_directory(Role.JOURNAL, "/j", disk)).has_data
+        assert (await read_directory(DirectoryRole.JOURNAL, "/j", disk)).has_data
     finally:
         await disk.close()
 
@@ -418,7 +441,7 @@ async def test_the_read_only_mode_may_be_requested_before_the_first_start(
 
 
 TWO = replace(OURS, ledger_dirs=("/ledgers", "/more"))
-EMPTY_MORE = LocalDirectory(Role.LEDGERS, "/more")
+EMPTY_MORE = LocalDirectory(DirectoryRole.LEDGERS, "/more")
 BOTH = [stamped(EMPTY_JOURNAL, TWO), stamped(EMPTY_LEDGERS, TWO)]
 MORE = stamped(EMPTY_MORE, TWO)
 UNMOUNTED = "it has no file VERSION: is its disk mounted?"
@@ -448,7 +471,7 @@ def test_an_empty_ledger_directory_may_be_added_and_one_may_be_missing(
 
 def test_a_directory_is_added_while_another_one_is_missing() -> None:
     expected = replace(TWO, ledger_dirs=(*TWO.ledger_dirs, "/third"))
-    found = [*BOTH, EMPTY_MORE, LocalDirectory(Role.LEDGERS, "/third")]
+    found = [*BOTH, EMPTY_MORE, LocalDirectory(DirectoryRole.LEDGERS, "/third")]
     decision = decide(Evidence(expected, TWO, [NEW], found))
     assert decision == KnownBookie(NEW, (("/more", UNMOUNTED),), ("/third",), True)
 
@@ -459,13 +482,13 @@ def test_the_first_start_after_a_rebuild_may_add_an_empty_ledger_directory() -> 
     for stored, more in ((TWO, EMPTY_MORE), (MOVED, EMPTY_MORE)):  # a lost disk, and other directories
         with pytest.raises(IdentityError) as refused:
             decide(Evidence(TWO, stored, [OLD], [*REBUILT, more]))
-        assert refused.value.refusal is Refusal.EMPTY_LEDGERS
+        assert refused.value.refusal is JoinRefusal.EMPTY_LEDGERS
     with pytest.raises(IdentityError) as refused:
         decide(Evidence(TWO, OURS, [OLD], [*REBUILT, replace(EMPTY_MORE, has_data=True)]))
-    assert refused.value.refusal is Refusal.OTHER_INCARNATION
+    assert refused.value.refusal is JoinRefusal.OTHER_INCARNATION
     with pytest.raises(IdentityError) as refused:
         decide(Evidence(TWO, OURS, [OLD], [*REBUILT, replace(EMPTY_MORE, problem="bad")]))
-    assert refused.value.refusal is Refusal.EMPTY_LEDGERS
+    assert refused.value.refusal is JoinRefusal.EMPTY_LEDGERS
 
 
 @pytest.mark.parametrize(
@@ -484,34 +507,40 @@ def test_rebuilt_disks_start_only_with_the_directories_that_they_were_rebuilt_wi
     directories = [replace(rebuilt(directory), version=encode_cookie(stored)) for directory in empty]
     with pytest.raises(IdentityError, match="it was made with") as refused:
         decide(Evidence(expected, stored, [OLD], directories))
-    assert refused.value.refusal is Refusal.OTHER_DIRECTORIES
+    assert refused.value.refusal is JoinRefusal.OTHER_DIRECTORIES
 
 
 @pytest.mark.parametrize(
     ("refusal", "expected", "stored", "directories", "advice"),
     [
-        (Refusal.OTHER_DIRECTORIES, OURS, TWO, BOTH, "can be added at the end"),
-        (Refusal.OTHER_DIRECTORIES, TWO, MOVED, [*BOTH, MORE], "it was made with"),
+        (JoinRefusal.OTHER_DIRECTORIES, OURS, TWO, BOTH, "can be added at the end"),
+        (JoinRefusal.OTHER_DIRECTORIES, TWO, MOVED, [*BOTH, MORE], "it was made with"),
         (
-            Refusal.OTHER_DIRECTORIES,
+            JoinRefusal.OTHER_DIRECTORIES,
             replace(TWO, ledger_dirs=("/more", "/ledgers")),
             TWO,
             [BOTH[0], MORE, BOTH[1]],
             "it was made with",
         ),
-        (Refusal.NOT_EMPTY, TWO, OURS, [JOURNAL, LEDGERS, replace(EMPTY_MORE, has_data=True)], "an empty directory"),
-        (Refusal.NOT_EMPTY, TWO, OURS, [JOURNAL, LEDGERS, MORE], "an empty directory"),
-        (Refusal.NOT_EMPTY, TWO, OURS, [JOURNAL, LEDGERS, replace(EMPTY_MORE, incarnation=OLD)], "/more"),
-        (Refusal.NOT_EMPTY, TWO, OURS, [JOURNAL, LEDGERS, replace(EMPTY_MORE, problem="bad")], "bad"),
-        (Refusal.OTHER_INCARNATION, TWO, TWO, [*BOTH, stamped(EMPTY_MORE, TWO, OLD)], OLD),
-        (Refusal.OTHER_BOOKIE, TWO, TWO, [*BOTH, stamped(EMPTY_MORE, OTHER_BOOKIE)], "bookie-2"),
-        (Refusal.EMPTY_LEDGERS, TWO, TWO, [BOTH[0], EMPTY_LEDGERS, MORE], "mount the disk"),
-        (Refusal.EMPTY_DISKS, TWO, TWO, [EMPTY_JOURNAL, EMPTY_LEDGERS, EMPTY_MORE], "another bookie id"),
-        (Refusal.UNUSABLE, TWO, None, [EMPTY_JOURNAL, EMPTY_LEDGERS, replace(EMPTY_MORE, problem="bad")], "bad"),
+        (
+            JoinRefusal.NOT_EMPTY,
+            TWO,
+            OURS,
+            [JOURNAL, LEDGERS, replace(EMPTY_MORE, has_data=True)],
+            "an empty directory",
+        ),
+        (JoinRefusal.NOT_EMPTY, TWO, OURS, [JOURNAL, LEDGERS, MORE], "an empty directory"),
+        (JoinRefusal.NOT_EMPTY, TWO, OURS, [JOURNAL, LEDGERS, replace(EMPTY_MORE, incarnation=OLD)], "/more"),
+        (JoinRefusal.NOT_EMPTY, TWO, OURS, [JOURNAL, LEDGERS, replace(EMPTY_MORE, problem="bad")], "bad"),
+        (JoinRefusal.OTHER_INCARNATION, TWO, TWO, [*BOTH, stamped(EMPTY_MORE, TWO, OLD)], OLD),
+        (JoinRefusal.OTHER_BOOKIE, TWO, TWO, [*BOTH, stamped(EMPTY_MORE, OTHER_BOOKIE)], "bookie-2"),
+        (JoinRefusal.EMPTY_LEDGERS, TWO, TWO, [BOTH[0], EMPTY_LEDGERS, MORE], "mount the disk"),
+        (JoinRefusal.EMPTY_DISKS, TWO, TWO, [EMPTY_JOURNAL, EMPTY_LEDGERS, EMPTY_MORE], "another bookie id"),
+        (JoinRefusal.UNUSABLE, TWO, None, [EMPTY_JOURNAL, EMPTY_LEDGERS, replace(EMPTY_MORE, problem="bad")], "bad"),
     ],
 )
 def test_other_changes_of_the_ledger_directories_are_refused(
-    refusal: Refusal, expected: Cookie, stored: Cookie | None, directories: list[LocalDirectory], advice: str
+    refusal: JoinRefusal, expected: Cookie, stored: Cookie | None, directories: list[LocalDirectory], advice: str
 ) -> None:
     with pytest.raises(IdentityError) as refused:
         decide(Evidence(expected, stored, [] if stored is None else [NEW], directories))
@@ -661,13 +690,13 @@ async def test_a_directory_that_does_not_answer_has_a_deadline(tmp_path: Path) -
         await asyncio.Event().wait()
 
     with pytest.raises(StalledDiskError, match=r"cannot read /ledgers: its disk did not answer for 0\.02 s"):
-        await read_directory(Role.LEDGERS, "/ledgers", MemoryDisk(before=hang), silent_s=0.02)
+        await read_directory(DirectoryRole.LEDGERS, "/ledgers", MemoryDisk(before=hang), silent_s=0.02)
 
 
 async def test_of_two_first_starts_under_one_id_the_later_one_is_refused(machine: Machine, tmp_path: Path) -> None:
     """The first bookie may have stored entries by then; the other one would deny them without a limbo (S17)."""
     later = Machine(tmp_path / "later", MemoryStore(machine.store.cell), machine.cluster, rng=random.Random(2))
-    earlier: list[Admission] = []
+    earlier: list[AdmittedBookie] = []
 
     async def start_earlier(operation: str, path: str) -> Fault | None:
         if not earlier and operation == "create" and path.endswith("incarnations/ledgers/bookie-1"):
@@ -677,7 +706,7 @@ async def test_of_two_first_starts_under_one_id_the_later_one_is_refused(machine
     later.store.fault_hook = start_earlier
     with pytest.raises(IdentityError, match="has just joined as bookie-1") as refused:
         await later.start()
-    assert refused.value.refusal is Refusal.EMPTY_DISKS
+    assert refused.value.refusal is JoinRefusal.EMPTY_DISKS
     stored = await CookieStore(machine.store, machine.cluster).read(BookieId("bookie-1"))
     assert stored is not None
     assert stored.cookie.ledger_dirs == (str(machine.root / "ledgers"),)
@@ -717,7 +746,8 @@ class FirstStart:
         """Return the incarnation, or None if the start is refused."""
         rng = random.Random(self.seed)
         places = [
-            RoleDirectory(role, self.path / role.value, disk) for role, disk in zip(Role, self.disks, strict=True)
+            RoleDirectory(role, self.path / role.value, disk)
+            for role, disk in zip(DirectoryRole, self.disks, strict=True)
         ]
         try:
             admitted = await admit(self.store, self.cluster, places, "bookie-1", "default", SystemClock(), rng)
@@ -758,7 +788,7 @@ async def test_a_start_does_not_replace_the_cookie_of_disks_that_were_recorded_l
     """The other start may replace the cookie before, between or after the requests of this one."""
     bookie, other = BookieId("bookie-1"), MemoryStore(machine.store.cell)
     incarnations, cookies = Incarnations(other, machine.cluster.root), CookieStore(other, machine.cluster)
-    places = [RoleDirectory(role, machine.root / role.value, MemoryDisk()) for role in Role]
+    places = [RoleDirectory(role, machine.root / role.value, MemoryDisk()) for role in DirectoryRole]
     theirs = Cookie(bookie, ("/other-journal",), ("/other-ledgers",), machine.cluster.instance_id)
     await cookies.create(replace(theirs, ledger_dirs=("/lost",)))
     for moment in count():
@@ -773,7 +803,7 @@ async def test_a_start_does_not_replace_the_cookie_of_disks_that_were_recorded_l
                 await cookies.replace(theirs, stored.version)
 
         machine.store.fault_hook = replaced
-        ours = Admission(bookie, f"ours-{moment}", is_stamped=False)
+        ours = AdmittedBookie(bookie, f"ours-{moment}", is_stamped=False)
         try:
             await stamp(machine.store, machine.cluster, places, ours)
         except IdentityError:
@@ -795,17 +825,17 @@ async def test_a_first_start_does_not_replace_a_cookie_that_other_software_wrote
     await cookies.create(apache)
     if has_history:
         await Incarnations(machine.store, machine.cluster.root).record(bookie, "ours", 1)
-    places = [RoleDirectory(role, machine.root / role.value, MemoryDisk()) for role in Role]
+    places = [RoleDirectory(role, machine.root / role.value, MemoryDisk()) for role in DirectoryRole]
     with pytest.raises(IdentityError, match="has just joined as bookie-1"):
-        await stamp(machine.store, machine.cluster, places, Admission(bookie, "ours", is_stamped=False))
+        await stamp(machine.store, machine.cluster, places, AdmittedBookie(bookie, "ours", is_stamped=False))
     stored = await cookies.read(bookie)
     assert stored is not None
     assert stored.cookie == apache
 
 
 async def test_a_start_with_disks_that_are_not_in_the_history_is_refused(machine: Machine) -> None:
-    places = [RoleDirectory(role, machine.root / role.value, MemoryDisk()) for role in Role]
-    ours = Admission(BookieId("bookie-1"), "ours", is_stamped=False)
+    places = [RoleDirectory(role, machine.root / role.value, MemoryDisk()) for role in DirectoryRole]
+    ours = AdmittedBookie(BookieId("bookie-1"), "ours", is_stamped=False)
     with pytest.raises(IdentityError, match="has just joined as bookie-1"):
         await stamp(machine.store, machine.cluster, places, ours)
     assert await CookieStore(machine.store, machine.cluster).read(ours.bookie_id) is None

@@ -14,8 +14,8 @@ from bookie.server.joining.directories import (
     LIMBO_FILE,
     REBUILT_FILE,
     VERSION_FILE,
+    DirectoryRole,
     LocalDirectory,
-    Role,
     read_directory,
 )
 from bookie.server.joining.identity import Decision, Evidence, IdentityError, KnownBookie, NewIncarnation, decide
@@ -50,9 +50,11 @@ async def directory(empty: LocalDirectory, files: Files) -> LocalDirectory:
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("role", list(DirectoryRole))
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.long), 11])
-async def test_a_damaged_identity_file_is_refused_or_changes_nothing(state: str, role: Role, step: int) -> None:
+async def test_a_damaged_identity_file_is_refused_or_changes_nothing(
+    state: str, role: DirectoryRole, step: int
+) -> None:
     files, history, expected = STATES[state]
     whole = [await directory(empty, files) for empty in (EMPTY_JOURNAL, EMPTY_LEDGERS)]
     assert decide(Evidence(OURS, OURS, history, whole)) == expected

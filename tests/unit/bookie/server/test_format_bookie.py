@@ -12,9 +12,9 @@ import pytest
 from bookie.metadata.bookies.cookies import Cookie, CookieStore, encode_cookie
 from bookie.metadata.bookies.incarnations import Incarnations
 from bookie.metadata.bookies.registration import Registrations
-from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.model.ids import BookieId
-from bookie.server.joining.directories import CURRENT, INCARNATION_FILE, VERSION_FILE, LocalDirectory, Role
+from bookie.server.joining.directories import CURRENT, INCARNATION_FILE, VERSION_FILE, DirectoryRole, LocalDirectory
 from bookie.server.joining.formatting import FormatRefusedError, erase, owner, release_cookie
 from bookie.storage.disks.files import FileDisk
 from bookie.storage.port import DiskError
@@ -25,7 +25,7 @@ US = BookieId("us:3181")
 
 def directories(cookie: Cookie | None, *, has_data: bool = True, incarnation: str = "uuid") -> list[LocalDirectory]:
     version = None if cookie is None else encode_cookie(cookie)
-    return [LocalDirectory(role, "/d", version, incarnation, has_data=has_data) for role in Role]
+    return [LocalDirectory(role, "/d", version, incarnation, has_data=has_data) for role in DirectoryRole]
 
 
 def test_the_owner_is_the_bookie_named_in_all_directories() -> None:
@@ -53,7 +53,7 @@ async def test_an_interrupted_addition_of_a_ledger_directory_does_not_hide_the_o
     grown = replace(cookie, ledger_dirs=("/l", "/added"))
     await CookieStore(world.store, world.cluster).replace(grown, 0)
     known = [*directories(grown)[:reached], *directories(cookie)[reached:]]
-    found = [*known, LocalDirectory(Role.LEDGERS, "/added", None, "uuid")]
+    found = [*known, LocalDirectory(DirectoryRole.LEDGERS, "/added", None, "uuid")]
     whose = owner(found)
     assert whose is not None
     assert await release(world, whose, found=found)
@@ -85,7 +85,7 @@ async def release(
         assert await CookieStore(world.store, world.cluster).read(US) is not None, (
             "the change is recorded before it is made"
         )
-        await Changes(world.store, world.cluster.root, world.clock).record("me", "command", "format")
+        await ChangeRecords(world.store, world.cluster.root, world.clock).record("me", "command", "format")
 
     return await release_cookie(world.store, world.cluster, cookie, found, may_delete=may_delete, record=record)
 
@@ -99,7 +99,7 @@ async def test_the_cookie_is_deleted_only_if_allowed_and_the_history_is_kept() -
     assert await CookieStore(world.store, world.cluster).read(US) is None
     assert not await release(world, cookie)
     assert not await release(world, cookie, may_delete=False)
-    assert len(await Changes(world.store, world.cluster.root, world.clock).newest(9)) == 1
+    assert len(await ChangeRecords(world.store, world.cluster.root, world.clock).newest(9)) == 1
     assert await Incarnations(world.store, world.cluster.root).read(US)
 
 

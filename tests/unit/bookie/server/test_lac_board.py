@@ -13,7 +13,7 @@ from bookie.model.digest import digest_for
 from bookie.model.ids import LEDGER_ID_MAX, NO_ENTRY, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.model.packet import pack_lac
-from bookie.server.lac_board import LAC_PACKET_BYTES_MAX, LacBoard, Waiter, check_packet, header_lac, proven_lac
+from bookie.server.lac_board import LAC_PACKET_BYTES_MAX, LacBoard, LacWaiter, check_packet, header_lac, proven_lac
 from bookie.wire.port import EntryResult, LacReply, Status
 from tests.worlds.entries import DIGEST, packed_entry
 from tests.worlds.virtual_time import in_virtual_time, run_virtual
@@ -40,7 +40,7 @@ def entry(ledger_id: int, entry_id: int, lac: int) -> bytes:
     return packed_entry(ledger_id, entry_id, b"x", last_add_confirmed=lac)
 
 
-async def is_woken(waiter: Waiter) -> bool:
+async def is_woken(waiter: LacWaiter) -> bool:
     return await waiter.woken(asyncio.get_running_loop().time())
 
 
@@ -49,8 +49,8 @@ class Model:
 
     def __init__(self) -> None:
         self.explicit: dict[int, int] = {}  # the most recently used ledger comes last
-        self.waiters: list[tuple[int, int, Waiter, ExitStack]] = []
-        self.woken: list[Waiter] = []
+        self.waiters: list[tuple[int, int, LacWaiter, ExitStack]] = []
+        self.woken: list[LacWaiter] = []
 
     def use(self, ledger_id: int) -> int:
         lac = self.explicit.pop(ledger_id, -1)
@@ -103,7 +103,7 @@ def test_the_board_behaves_like_its_model(sequence: list[tuple[str, LedgerId, in
 @in_virtual_time
 async def test_a_waiter_waits_until_its_deadline_and_can_wait_again() -> None:
     loop = asyncio.get_running_loop()
-    waiter = Waiter(NO_ENTRY)
+    waiter = LacWaiter(NO_ENTRY)
     begun_s = loop.time()
     assert not await waiter.woken(begun_s + 5)
     assert loop.time() == begun_s + 5
@@ -116,7 +116,7 @@ async def test_a_waiter_waits_until_its_deadline_and_can_wait_again() -> None:
 @in_virtual_time
 async def test_a_wake_up_at_the_deadline_counts() -> None:
     loop = asyncio.get_running_loop()
-    waiter = Waiter(NO_ENTRY)
+    waiter = LacWaiter(NO_ENTRY)
     end_s = loop.time() + 5
     waiting = asyncio.create_task(waiter.woken(end_s))
     await asyncio.sleep(0)

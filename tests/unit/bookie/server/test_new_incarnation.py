@@ -17,9 +17,9 @@ from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import Fault, MemoryStore
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
-from bookie.server.joining.admission import Admission, RoleDirectory, admit
-from bookie.server.joining.directories import Role
-from bookie.server.joining.identity import IdentityError, Refusal
+from bookie.server.joining.admission import AdmittedBookie, RoleDirectory, admit
+from bookie.server.joining.directories import DirectoryRole
+from bookie.server.joining.identity import IdentityError, JoinRefusal
 from bookie.server.joining.limbo import finish_start
 from bookie.server.joining.succession import succeed
 from bookie.storage.disks.memory import MemoryIndex, Operation, yield_control
@@ -54,10 +54,13 @@ class IncarnationWorld(MemoryCluster):
         self.machine = Machine()
         return self
 
-    async def start(self, *, is_new: bool = False) -> tuple[Admission, LedgerStorage]:
+    async def start(self, *, is_new: bool = False) -> tuple[AdmittedBookie, LedgerStorage]:
         """Run the steps of a process before its registration."""
         journal, ledgers = self.machine.journal, self.machine.ledgers
-        places = (RoleDirectory(Role.JOURNAL, Path("/j"), journal), RoleDirectory(Role.LEDGERS, Path("/l"), ledgers))
+        places = (
+            RoleDirectory(DirectoryRole.JOURNAL, Path("/j"), journal),
+            RoleDirectory(DirectoryRole.LEDGERS, Path("/l"), ledgers),
+        )
         store, clock = self.store, self.clock
         admitted = await admit(store, self.cluster, places, US, "", clock, self.seeds, may_be_new_incarnation=is_new)
         storage = await LedgerStorage.open(journal, ledgers, self.machine.index, SMALL, clock)
@@ -65,11 +68,11 @@ class IncarnationWorld(MemoryCluster):
         await finish_start(store, self.cluster, places, admitted, storage, clock, rng, takeover_deadline_s=60)
         return admitted, storage
 
-    async def restart(self, *, is_new: bool = False) -> tuple[Admission, LedgerStorage]:
+    async def restart(self, *, is_new: bool = False) -> tuple[AdmittedBookie, LedgerStorage]:
         self.machine = self.machine.after_kill()
         return await self.start(is_new=is_new)
 
-    async def check(self, admitted: Admission, storage: LedgerStorage) -> None:
+    async def check(self, admitted: AdmittedBookie, storage: LedgerStorage) -> None:
         """Check the state of a bookie that is ready to serve."""
         for ledger_id in NAMED:
             reply = await storage.list_entries(ledger_id)
@@ -91,7 +94,7 @@ async def test_lost_disks_are_refused_unless_a_new_incarnation_is_requested() ->
     world = await IncarnationWorld().prepare()
     with pytest.raises(IdentityError, match="--new-incarnation") as refused:
         await world.start()
-    assert refused.value.refusal is Refusal.EMPTY_DISKS
+    assert refused.value.refusal is JoinRefusal.EMPTY_DISKS
     admitted, storage = await world.start(is_new=True)
     await world.check(admitted, storage)
     await storage.close()
@@ -253,7 +256,7 @@ async def test_the_disks_of_the_previous_incarnation_are_refused() -> None:
     world.machine = replaced
     with pytest.raises(IdentityError) as refused:
         await world.start(is_new=True)
-    assert refused.value.refusal is Refusal.OTHER_INCARNATION
+    assert refused.value.refusal is JoinRefusal.OTHER_INCARNATION
 
 
 @in_virtual_time

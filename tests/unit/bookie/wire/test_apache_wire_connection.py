@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache.adding import AddWaiter
-from bookie.wire.apache.connection import ApacheAnswer, Connection, ExpectedAnswer
+from bookie.wire.apache.connection import ApacheAnswer, ExpectedAnswer, Version3Connection
 from bookie.wire.apache.framing import framed
 from bookie.wire.apache.stream import ConnectionLostError
 from bookie.wire.port import AddReply, Status
@@ -59,7 +59,7 @@ bodies = st.lists(st.one_of(plausible, st.binary(min_size=1, max_size=60)), max_
 
 @given(bodies)
 def test_each_request_is_answered_once_and_only_with_its_own_entry(bodies: list[bytes]) -> None:
-    connection, reported = Connection(), {}
+    connection, reported = Version3Connection(), {}
     for entry_id in range(1, 4):
         waiter = RecordingWaiter()
         txn_id, _ = connection.prepare(pb.Request(), ExpectedAnswer(pb.ADD_ENTRY, 7, entry_id, waiter))
@@ -85,7 +85,7 @@ class Sink(asyncio.Transport):
 
 @pytest.mark.parametrize("is_as_expected", [True, False])
 async def test_answered_adds_leave_no_state_whatever_the_bytes_of_the_answer(is_as_expected: bool) -> None:
-    connection = Connection()
+    connection = Version3Connection()
     connection.connection_made(Sink())
     adding = AddWaiter(batch(1, 2, 3))
     await adding.submit(connection)
@@ -98,7 +98,7 @@ async def test_answered_adds_leave_no_state_whatever_the_bytes_of_the_answer(is_
 
 
 async def test_requests_beyond_the_limit_wait_for_answers() -> None:
-    connection = Connection(in_flight_max=2)
+    connection = Version3Connection(in_flight_max=2)
     txn_ids = [
         connection.prepare(pb.Request(), ExpectedAnswer(pb.ADD_ENTRY, 7, n, RecordingWaiter()))[0] for n in range(2)
     ]
@@ -110,7 +110,7 @@ async def test_requests_beyond_the_limit_wait_for_answers() -> None:
 
 
 async def test_requests_wait_while_the_socket_is_full() -> None:
-    connection = Connection()
+    connection = Version3Connection()
     connection.pause_writing()
     waiting = asyncio.create_task(connection.ready())
     await asyncio.sleep(0)
@@ -120,7 +120,7 @@ async def test_requests_wait_while_the_socket_is_full() -> None:
 
 
 async def test_a_caller_waiting_for_room_gets_the_error_when_the_connection_ends() -> None:
-    connection = Connection(in_flight_max=0)
+    connection = Version3Connection(in_flight_max=0)
     waiting = asyncio.create_task(connection.ready())
     await asyncio.sleep(0)
     connection.end("it is over")
@@ -131,7 +131,7 @@ async def test_a_caller_waiting_for_room_gets_the_error_when_the_connection_ends
 
 
 async def test_transaction_ids_are_never_used_twice() -> None:
-    connection = Connection()
+    connection = Version3Connection()
     used = set()
     for _ in range(1000):
         txn_id, _ = connection.prepare(pb.Request(), ExpectedAnswer(pb.ADD_ENTRY, 7, 0, RecordingWaiter()))

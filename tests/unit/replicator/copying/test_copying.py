@@ -37,7 +37,7 @@ from bookie.wire.port import (
 from bookie.wire.requests import Read
 from replicator.copying import receiver
 from replicator.copying.copier import LANES_MAX, Copier, CopyOutcome, MayContinue, NoteLacking, note_no_lacking
-from replicator.copying.pace import Pace
+from replicator.copying.pace import CopyPace
 from replicator.copying.receiver import NOTHING_HELD, NoteProgress, PositionCopy, entries_without, note_nothing
 from replicator.copying.sources import EntrySource, Speculation
 from replicator.copying.target import BUSY_S_MAX
@@ -125,7 +125,7 @@ async def scene(
         write_quorum=quorum,
         sources=(ensemble[0], None, *ensemble[2:]),
     )
-    copier = Copier(bookies.transport, bookies.clock, Pace(bookies.clock, bytes_per_second), ByteBudget(64 * MIB))
+    copier = Copier(bookies.transport, bookies.clock, CopyPace(bookies.clock, bytes_per_second), ByteBudget(64 * MIB))
     try:
         yield Scene(bookies, ledger, packets, copier, step)
     finally:

@@ -12,7 +12,7 @@ from replicator.copying.pace import (
     CRITICAL_RANK,
     SLOWED_BYTES_PER_SECOND_MIN,
     UNLIMITED,
-    Pace,
+    CopyPace,
     Rates,
     worker_share,
 )
@@ -26,7 +26,9 @@ LIMITS = CopyLimits(100 * MIB, 1000, 40 * MIB, 30 * MIB, 10 * MIB, CopyProfile.B
 OTHER_RANK = 2
 
 
-async def sent_in(pace: Pace, seconds: float, *bookies: BookieId, rank: int = OTHER_RANK, store_s: float = 0.0) -> int:
+async def sent_in(
+    pace: CopyPace, seconds: float, *bookies: BookieId, rank: int = OTHER_RANK, store_s: float = 0.0
+) -> int:
     """Return the bytes sent in this time, with four lanes per bookie and 1 MiB per request."""
     total = 0
 
@@ -72,7 +74,7 @@ def test_no_limit_stays_unlimited_and_a_small_one_never_stops_a_worker() -> None
 )
 @in_virtual_time
 async def test_each_limit_is_enforced(rates: Rates, most_bytes: int) -> None:
-    pace = Pace(VirtualClock())
+    pace = CopyPace(VirtualClock())
     pace.set_share(rates)
     sent = await sent_in(pace, 20, A, B)
     assert 0.8 * most_bytes <= sent / 20 <= 1.3 * most_bytes
@@ -80,7 +82,7 @@ async def test_each_limit_is_enforced(rates: Rates, most_bytes: int) -> None:
 
 @in_virtual_time
 async def test_reads_from_a_bookie_have_a_separate_limit_and_count_by_their_actual_size() -> None:
-    pace, clock = Pace(VirtualClock()), VirtualClock()
+    pace, clock = CopyPace(VirtualClock()), VirtualClock()
     pace.set_share(Rates(bookie_out_bytes_per_second=2 * MIB))
     begun_s = clock.monotonic_s()
     for _ in range(20):
@@ -95,7 +97,7 @@ async def test_reads_from_a_bookie_have_a_separate_limit_and_count_by_their_actu
 
 @in_virtual_time
 async def test_the_smaller_of_the_workers_own_rate_and_its_share_applies() -> None:
-    pace = Pace(VirtualClock(), MIB)
+    pace = CopyPace(VirtualClock(), MIB)
     assert pace.bytes_per_second == MIB
     pace.set_share(Rates(bytes_per_second=4 * MIB))
     assert pace.bytes_per_second == MIB
@@ -107,7 +109,7 @@ async def test_the_smaller_of_the_workers_own_rate_and_its_share_applies() -> No
 
 @in_virtual_time
 async def test_critical_copies_have_a_minimum_rate_before_others() -> None:
-    pace = Pace(VirtualClock())
+    pace = CopyPace(VirtualClock())
     pace.set_share(Rates(bytes_per_second=2 * MIB, critical_bytes_per_second=MIB))
     critical, others = await asyncio.gather(
         sent_in(pace, 60, A, rank=CRITICAL_RANK), sent_in(pace, 60, B, rank=OTHER_RANK)
@@ -123,7 +125,7 @@ async def test_critical_copies_have_their_minimum_rate_whatever_the_other_limits
     general: int, floor: int, lanes: int
 ) -> None:
     clock = VirtualClock()
-    pace = Pace(clock)
+    pace = CopyPace(clock)
     pace.set_share(Rates(bytes_per_second=general * MIB, critical_bytes_per_second=floor * MIB))
     sent = 0
 
@@ -148,7 +150,7 @@ async def test_critical_copies_have_their_minimum_rate_whatever_the_other_limits
 @in_virtual_time
 async def test_critical_copies_reach_their_minimum_rate_although_each_byte_is_read_and_sent(lanes: int) -> None:
     clock = VirtualClock()
-    pace = Pace(clock)
+    pace = CopyPace(clock)
     pace.set_share(Rates(bytes_per_second=1000, critical_bytes_per_second=MIB))
     copied = 0
 
@@ -167,7 +169,7 @@ async def test_critical_copies_reach_their_minimum_rate_although_each_byte_is_re
 
 @in_virtual_time
 async def test_nothing_is_sent_before_the_share_is_known() -> None:
-    pace = Pace(VirtualClock())
+    pace = CopyPace(VirtualClock())
     pace.close()
     assert await sent_in(pace, 5, A) == 0
     pace.set_share(UNLIMITED)
@@ -178,7 +180,7 @@ async def test_nothing_is_sent_before_the_share_is_known() -> None:
 @in_virtual_time
 async def test_the_time_for_the_bytes_of_a_request_does_not_make_a_bookie_slow(size_bytes: int) -> None:
     clock = VirtualClock()
-    pace = Pace(clock)
+    pace = CopyPace(clock)
     pace.set_share(worker_share(CopyLimits(profile=CopyProfile.CLIENT_FIRST), 1))
     took_s = 0.01 + size_bytes / (100 * MIB)
     sent, end_s = 0, clock.monotonic_s() + 60
@@ -193,7 +195,7 @@ async def test_the_time_for_the_bytes_of_a_request_does_not_make_a_bookie_slow(s
 @pytest.mark.parametrize("profile", CopyProfile)
 @in_virtual_time
 async def test_a_slow_bookie_gets_less_depending_on_the_profile(profile: CopyProfile) -> None:
-    pace = Pace(VirtualClock())
+    pace = CopyPace(VirtualClock())
     pace.set_share(worker_share(CopyLimits(profile=profile), 1))
     full = await sent_in(pace, 10, A, store_s=0.1)
     later = await sent_in(pace, 10, A, store_s=0.1)
@@ -205,7 +207,7 @@ async def test_a_slow_bookie_gets_less_depending_on_the_profile(profile: CopyPro
 
 @in_virtual_time
 async def test_a_bookie_that_is_fast_again_gets_the_full_rate_and_others_always_had_it() -> None:
-    pace = Pace(VirtualClock())
+    pace = CopyPace(VirtualClock())
     pace.set_share(worker_share(CopyLimits(profile=CopyProfile.CLIENT_FIRST), 1))
     await sent_in(pace, 30, A, store_s=0.2)
     assert await sent_in(pace, 10, B, store_s=0.01) >= 0.9 * 10 * 400 * MIB

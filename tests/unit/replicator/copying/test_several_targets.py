@@ -17,7 +17,7 @@ from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import BATCH_BYTES_MAX, Status
 from replicator.copying.copier import Copier, CopyOutcome
-from replicator.copying.pace import Pace
+from replicator.copying.pace import CopyPace
 from replicator.copying.receiver import NOTHING_HELD, NoteProgress, PositionCopy
 from replicator.copying.target import BUSY_S_MAX
 from replicator.copying.throttle import ByteBudget
@@ -94,7 +94,7 @@ async def scene(
         )
         for position in lost
     ]
-    copier = Copier(bookies.transport, bookies.clock, Pace(bookies.clock, bytes_per_second), ByteBudget(64 * MIB))
+    copier = Copier(bookies.transport, bookies.clock, CopyPace(bookies.clock, bytes_per_second), ByteBudget(64 * MIB))
     try:
         yield Scene(bookies, ledger, packets, copier, steps)
     finally:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bookie.metadata.bookies.topology import parse_topology
 from bookie.model.ids import BookieId
 from replicator.copying.loads import ASSUMED_S, MEASURED_READ_TTL_S, BookieLoads
-from replicator.copying.source_choice import EQUALLY_FAST_S, HolderView, Standing, distance, source_order
+from replicator.copying.source_choice import EQUALLY_FAST_S, HolderStanding, HolderView, distance, source_order
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.ledgers import names
 from tests.worlds.virtual_time import in_virtual_time
@@ -40,12 +40,12 @@ def test_load_decides_before_the_rack_if_it_differs_enough() -> None:
 
 
 def test_an_unresponsive_bookie_comes_last_however_near_it_is() -> None:
-    unresponsive = HolderView(Standing.UNRESPONSIVE)
+    unresponsive = HolderView(HolderStanding.UNRESPONSIVE)
     slow = HolderView(expected_s=10.0, distance=4)
     assert source_order(names("a b"), {A: unresponsive, B: slow}, 0) == [B, A]
 
 
-views = st.builds(HolderView, st.sampled_from(Standing), st.floats(0, 100), st.integers(0, 8))
+views = st.builds(HolderView, st.sampled_from(HolderStanding), st.floats(0, 100), st.integers(0, 8))
 
 
 @given(

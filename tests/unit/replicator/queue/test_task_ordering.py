@@ -17,8 +17,8 @@ from replicator.queue.ordering import (
     NO_COPY_LEFT_RANK,
     NOTHING_LOST_RANK,
     Candidate,
-    Kind,
     Order,
+    QueueKind,
     is_of_system_topic,
     mark_time_ms,
     rank,
@@ -63,7 +63,7 @@ def test_failing_tasks_can_be_passed_over() -> None:
     found = run_virtual(Order.of(candidates, random.Random(1)))
     assert [found.take(FAILING_KINDS).ledger_id for _ in range(3)] == [4, 3, 5]
     assert found.first(FAILING_KINDS) is None
-    assert found.take((Kind.FAILING_LARGE,)).ledger_id == 1
+    assert found.take((QueueKind.FAILING_LARGE,)).ledger_id == 1
     assert found.first() == failing[1]
     assert len(found) == 1
 

@@ -8,7 +8,7 @@ from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import Check
 from bookie.model.ids import BookieId, EntryId
 from replicator.copying.copier import Copier
-from replicator.copying.pace import Pace
+from replicator.copying.pace import CopyPace
 from replicator.copying.throttle import ByteBudget
 from replicator.knowledge.absence import Absences
 from replicator.knowledge.evidence import CorruptCopy
@@ -40,7 +40,7 @@ class Completing:
 
     def __init__(self, turn: LockedTurn) -> None:
         ports, clock = turn.ports, turn.world.clock
-        copier = Copier(ports.transport, clock, Pace(clock), ByteBudget(1))
+        copier = Copier(ports.transport, clock, CopyPace(clock), ByteBudget(1))
         grace_periods = GracePeriods(clock, 0.0)
         self.turn = turn
         self.context = RepairContext(ports, copier, Recorder(), grace_periods, Absences(ports), Returns(clock))

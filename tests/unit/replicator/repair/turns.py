@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from bookie.model.metadata import LedgerMetadata
-from replicator.knowledge.holdings import Holdings
+from replicator.knowledge.holdings import HoldingsReader
 from replicator.ports import RepairPorts
 from replicator.repair.lease import Lease, other_node_paths
 from replicator.repair.reservation_holder import ReservationHolder
@@ -23,7 +23,7 @@ class LockedTurn:
     world: RepairWorld
     ports: RepairPorts
     lease: Lease
-    holdings: Holdings
+    holdings: HoldingsReader
     reservation: ReservationHolder
     found: TurnFindings
 
@@ -42,5 +42,5 @@ async def locked(world: RepairWorld) -> LockedTurn:
     held = await ports.tasks.locks.lock(LEDGER, "worker", other_node_paths(ports, LEDGER))
     assert held is not None
     lease = Lease(ports, held, world.store.session.epoch)
-    holdings = Holdings(ports.transport, ports.clock)
+    holdings = HoldingsReader(ports.transport, ports.clock)
     return LockedTurn(world, ports, lease, holdings, ReservationHolder(ports, lease), TurnFindings())

@@ -8,7 +8,7 @@ import pytest
 
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
-from bookie.metadata.bookies.maintenance import MaintenanceWindows, Window
+from bookie.metadata.bookies.maintenance import MaintenanceWindow, MaintenanceWindows
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerState
 from replicator.knowledge.absence import SETTLE_S
@@ -103,7 +103,7 @@ async def test_a_maintenance_window_protects_the_position_of_a_member_unless_its
     async with a_world("a b c d e f g") as world:
         down = await with_cookies(world, "a b c d e f g")
         now_ms = world.clock.epoch_ms()
-        window = Window("rack:/r1", (BookieId("b"), BookieId("f")), "ops", now_ms, now_ms + 3_600_000)
+        window = MaintenanceWindow("rack:/r1", (BookieId("b"), BookieId("f")), "ops", now_ms, now_ms + 3_600_000)
         await MaintenanceWindows(world.store, ROOT).start(window)
         await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
         await world.kill("b", "c")

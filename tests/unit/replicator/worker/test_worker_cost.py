@@ -12,7 +12,7 @@ from bookie.model.ids import BookieId, LedgerId
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.worlds.cluster import ROOT
-from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.ledgers import LEDGER, make_metadata, names, with_member
 from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time
 
@@ -177,7 +177,7 @@ async def test_a_member_that_registered_after_the_last_list_of_bookies_is_not_re
                     await world.bookies.put("n", ledger_id, [each.packet for each in read.results])
                     before = await world.ledgers.read(ledger_id)
                     await world.register("n")
-                    await world.ledgers.write(ledger_id, before.metadata.with_member(0, 1, BookieId("n")), 0)
+                    await world.ledgers.write(ledger_id, with_member(before.metadata, 0, 1, BookieId("n")), 0)
                 joined.append(True)
             return None
 

@@ -19,7 +19,7 @@ from replicator.settings import ReplicatorSettings
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd, Worker
 from tests.unit.replicator.worker.test_worker_moves import RACKS, heal, write_topology
-from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.ledgers import LEDGER, make_metadata, names, with_member
 from tests.worlds.repair import Recorder, RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time, until, when
 
@@ -99,7 +99,7 @@ async def test_a_debt_ends_with_its_ledger_or_when_the_ledger_meets_the_policy(e
         if end == "deleted":
             await world.ledgers.delete(LEDGER)
         else:
-            metadata = ledger.metadata.with_member(0, 1, BookieId("x"))
+            metadata = with_member(ledger.metadata, 0, 1, BookieId("x"))
             await world.ledgers.write(LEDGER, metadata, ledger.version)
         assert (await heal(world)).results == []
         assert await debts(world).list() == []

@@ -20,7 +20,7 @@ from replicator.copying import pull as module
 from replicator.copying.copier import LANES_MAX
 from replicator.copying.pull import NO_PATH_S, Pulls
 from replicator.copying.throttle import BURST_S
-from replicator.telemetry.events import Ending, Load
+from replicator.telemetry.events import Ending, WorkerLoad
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.cluster import PORT, service_info
 from tests.worlds.ledgers import LEDGER, make_metadata, names
@@ -39,7 +39,7 @@ class WorkerResult:
     """The result of one worker."""
 
     recorder: Recorder
-    load: Load
+    load: WorkerLoad
 
 
 @dataclass

@@ -19,14 +19,14 @@ from bookie.wire.port import ListReply, Status
 from bookie.wire.requests import ListEntries
 from replicator.knowledge import absence
 from replicator.knowledge.evidence import BookieAnswer
-from replicator.knowledge.holdings import Holdings
+from replicator.knowledge.holdings import HoldingsReader
 from replicator.plan.steps import CopyPosition
 from replicator.repair import execution
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
 from tests.unit.replicator.worker.test_worker_absences import with_cookies
 from tests.worlds.cluster import ROOT
-from tests.worlds.ledgers import LEDGER, make_metadata, names
+from tests.worlds.ledgers import LEDGER, make_metadata, names, with_member
 from tests.worlds.repair import Recorder, RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
@@ -366,7 +366,7 @@ async def test_a_task_stays_if_the_ledger_changed_after_the_verdict(monkeypatch:
             if operation == "multi" and path == lock_path(ROOT, LEDGER) and is_locked and not changed:
                 changed.append(path)  # another worker without a lock names a bookie that was just lost
                 now = await world.ledgers.read(LEDGER)
-                wanted = now.metadata.with_member(0, 1, BookieId("c"))
+                wanted = with_member(now.metadata, 0, 1, BookieId("c"))
                 await world.ledgers.write(LEDGER, wanted, now.version)
             return None
 
@@ -527,10 +527,10 @@ async def test_a_target_that_registers_with_empty_disks_after_its_list_is_not_in
         count = 10 * fragment_count
         packets = await world.ledger(LEDGER, make_metadata(*fragments, quorum=(2, 2), last=count - 1), count)
         await world.lose("b")
-        listed, lists = Holdings.missing_on_target, []
+        listed, lists = HoldingsReader.missing_on_target, []
 
         async def then_lose_disks(
-            holdings: Holdings, ledger: Versioned, step: CopyPosition, left_out: EntryRuns
+            holdings: HoldingsReader, ledger: Versioned, step: CopyPosition, left_out: EntryRuns
         ) -> BookieAnswer | None:
             lists.append(answer := await listed(holdings, ledger, step, left_out))
             if len(lists) == fragment_count:
@@ -538,7 +538,7 @@ async def test_a_target_that_registers_with_empty_disks_after_its_list_is_not_in
                 await world.add_bookies("t")
             return answer
 
-        monkeypatch.setattr(Holdings, "missing_on_target", then_lose_disks)
+        monkeypatch.setattr(HoldingsReader, "missing_on_target", then_lose_disks)
         await world.heal()
         await world.assert_whole(LEDGER, packets, "t")
         assert await world.is_clean()
@@ -556,10 +556,10 @@ async def test_a_task_stays_if_an_installation_skipped_a_step(
     async with a_world("a b t u") as world:
         packets = await world.ledger(LEDGER, make_metadata((0, "a b u"), (10, "a b t"), quorum=(3, 2), last=11), 12)
         await world.lose("b")
-        listed, lists = Holdings.missing_on_target, []
+        listed, lists = HoldingsReader.missing_on_target, []
 
         async def changed(
-            holdings: Holdings, ledger: Versioned, step: CopyPosition, left_out: EntryRuns
+            holdings: HoldingsReader, ledger: Versioned, step: CopyPosition, left_out: EntryRuns
         ) -> BookieAnswer | None:
             lists.append(answer := await listed(holdings, ledger, step, left_out))
             if len(lists) > 1:
@@ -573,7 +573,7 @@ async def test_a_task_stays_if_an_installation_skipped_a_step(
                 await world.register(step.target)
             return answer
 
-        monkeypatch.setattr(Holdings, "missing_on_target", changed)
+        monkeypatch.setattr(HoldingsReader, "missing_on_target", changed)
         await world.heal()
         assert await world.task(LEDGER) is None
         assert "b" not in (await world.metadata(LEDGER)).members()

@@ -20,7 +20,7 @@ from bookie.model.packet import pack, packet_ids, unpack
 from bookie.wire.port import EntryResult, Status
 from replicator.knowledge import frontier
 from replicator.knowledge.evidence import BookieAnswer
-from replicator.knowledge.holdings import Holdings
+from replicator.knowledge.holdings import HoldingsReader
 from replicator.telemetry.events import Ending
 from tests.worlds.ledgers import LEDGER, PASSWORD, make_metadata, make_packets, names, should_hold
 from tests.worlds.repair import RepairWorld, Tamper, a_world, answers, flipped
@@ -309,7 +309,7 @@ async def test_a_loss_after_the_last_reported_entry_counts_as_a_loss_of_acknowle
         packets = await world.ledger(LEDGER, make_metadata((0, "y a"), (10, "a c"), quorum=(2, 2)), 20)
         await wipe(world, "c", has_no_lists=True)
         world.bookies["a"].last = world.bookies["y"].last = names_as_last(packets, 9)
-        holdings = Holdings(world.bookies.transport, world.clock)
+        holdings = HoldingsReader(world.bookies.transport, world.clock)
         judged = await holdings.judge_members(await world.ledgers.read(LEDGER), await world.registrations.list())
         assert judged.lost == {BookieId("c")}
 

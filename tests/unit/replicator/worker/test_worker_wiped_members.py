@@ -25,7 +25,7 @@ from bookie.wire.port import ReplyT, Request
 from bookie.wire.requests import Fence, Read
 from replicator.knowledge import absence
 from replicator.knowledge.absence import Absences
-from replicator.knowledge.holdings import Holdings, Judgement
+from replicator.knowledge.holdings import HoldingsReader, Judgement
 from replicator.queue.grace import GracePeriods
 from replicator.queue.task_queue import TaskQueue
 from replicator.telemetry.events import Ending
@@ -377,10 +377,10 @@ async def test_a_member_that_comes_back_empty_right_after_it_was_judged_is_not_t
     async with a_world("a b c t u") as world:
         packets = await acknowledged_by_b_and_c(world, 10, 10)
         await world.lose("c")
-        judge, judged = Holdings.judge_members, []
+        judge, judged = HoldingsReader.judge_members, []
 
         async def then_lose_disks(
-            holdings: Holdings, ledger: Versioned, bookies: Bookies, joined_later: Collection[BookieId]
+            holdings: HoldingsReader, ledger: Versioned, bookies: Bookies, joined_later: Collection[BookieId]
         ) -> Judgement:
             judged.append(judgement := await judge(holdings, ledger, bookies, joined_later))
             if len(judged) == 1:
@@ -390,7 +390,7 @@ async def test_a_member_that_comes_back_empty_right_after_it_was_judged_is_not_t
                 await replace_cookie(world, "b")
             return judgement
 
-        monkeypatch.setattr(Holdings, "judge_members", then_lose_disks)
+        monkeypatch.setattr(HoldingsReader, "judge_members", then_lose_disks)
         running = world.worker(once=False).start()
         await stays_unclosed(world, running, 10 * MINUTES)
         assert "b" in judged[0].complete

@@ -32,7 +32,7 @@ from spark_jobs.checks.replicas.asking import (
 from spark_jobs.checks.replicas.expected import SettledLedger, settled_metadata
 from spark_jobs.checks.replicas.task import TaskSettings, answer_rows
 from tests.worlds.clocks import VirtualClock
-from tests.worlds.ledgers import make_metadata, make_packets, should_hold
+from tests.worlds.ledgers import make_metadata, make_packets, should_hold, with_member
 from tests.worlds.repair import RepairWorld, Tamper, a_world
 from tests.worlds.repair import answers as answers_with
 from tests.worlds.virtual_time import in_virtual_time
@@ -251,7 +251,7 @@ async def test_a_ledger_moved_meanwhile_is_checked_at_its_new_bookies() -> None:
         async def move() -> None:
             ledger = await world.ledgers.read(LedgerId(1))
             await world.bookies.put("d", LedgerId(1), list(packets.values()))
-            await world.ledgers.write(LedgerId(1), ledger.metadata.with_member(0, 2, BookieId("d")), ledger.version)
+            await world.ledgers.write(LedgerId(1), with_member(ledger.metadata, 0, 2, BookieId("d")), ledger.version)
 
         world.bookies["c"].before_list = move
         answers = await ask(world, 1)
@@ -267,7 +267,7 @@ async def test_a_member_added_meanwhile_is_queried_too() -> None:
         async def move() -> None:
             ledger = await world.ledgers.read(LedgerId(1))
             await world.bookies.put("d", LedgerId(1), list(packets.values()))
-            await world.ledgers.write(LedgerId(1), ledger.metadata.with_member(0, 2, BookieId("d")), ledger.version)
+            await world.ledgers.write(LedgerId(1), with_member(ledger.metadata, 0, 2, BookieId("d")), ledger.version)
 
         world.bookies["b"].before_list = move
         answers = await ask(world, 1)

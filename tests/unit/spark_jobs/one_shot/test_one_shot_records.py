@@ -28,7 +28,7 @@ from bookie.metadata.runs.records import RunLockedError, Runs, lane_of
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell
 from bookie.metadata.store.zookeeper import ZooKeeperStore
-from bookie.metadata.tasks.changes import Changes
+from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState, new_run_id, started_ms
 from bookie.runtime.clock import Clock
@@ -179,7 +179,7 @@ def test_a_start_whose_change_record_is_uncertain_is_aborted(
     async def lost(*_: object, **more: object) -> None:
         raise WriteOutcomeUnknownError("no answer")
 
-    monkeypatch.setattr(Changes, "record", lost)
+    monkeypatch.setattr(ChangeRecords, "record", lost)
     by_hand = replace(record(HERE), cause=RunCause.COMMAND)
     with pytest.raises(StoreUnavailableError, match="the run was not started"):
         RunKeeper(AuditSettings(URI, tmp_path), by_hand, RunGate(), ManualClock(turns=1)).begin(0)
@@ -199,7 +199,7 @@ def test_a_run_that_could_only_fail_is_refused_before_it_is_on_record_unless_a_s
     by_hand = replace(record(HERE, kind=kind), cause=RunCause.COMMAND)
     with pytest.raises(error):
         RunKeeper(AuditSettings(URI, tmp_path), by_hand, RunGate(), ManualClock(turns=1)).begin(0)
-    assert (states(cell), asyncio.run(Changes(MemoryStore(cell), ROOT, ManualClock()).newest(9))) == ({}, [])
+    assert (states(cell), asyncio.run(ChangeRecords(MemoryStore(cell), ROOT, ManualClock()).newest(9))) == ({}, [])
     scheduled = replace(by_hand, cause=RunCause.SCHEDULE)
     kept = RunKeeper(AuditSettings(URI, tmp_path), scheduled, RunGate(), ManualClock(turns=1))
     kept.begin(0)
@@ -216,7 +216,7 @@ def test_a_dry_run_without_a_place_for_its_report_is_refused_before_it_is_on_rec
     by_hand = replace(record(HERE, kind=kind), cause=RunCause.COMMAND, is_dry_run=True)
     with pytest.raises(ReportDirError, match="--report-dir"):
         RunKeeper(settings, by_hand, RunGate(), ManualClock(turns=1)).begin(0)
-    assert (states(cell), asyncio.run(Changes(MemoryStore(cell), ROOT, ManualClock()).newest(9))) == ({}, [])
+    assert (states(cell), asyncio.run(ChangeRecords(MemoryStore(cell), ROOT, ManualClock()).newest(9))) == ({}, [])
     marking = replace(settings, is_dry_run=False)
     kept = RunKeeper(marking, replace(by_hand, is_dry_run=False), RunGate(), ManualClock(turns=1))
     kept.begin(0)
@@ -251,7 +251,7 @@ def test_a_run_from_a_file_that_is_no_snapshot_is_refused_before_it_is_on_record
     by_hand = replace(record(HERE), cause=RunCause.COMMAND)
     with pytest.raises(SnapshotError):
         RunKeeper(settings, by_hand, RunGate(), ManualClock(turns=1)).begin(0)
-    assert (states(cell), asyncio.run(Changes(MemoryStore(cell), ROOT, ManualClock()).newest(9))) == ({}, [])
+    assert (states(cell), asyncio.run(ChangeRecords(MemoryStore(cell), ROOT, ManualClock()).newest(9))) == ({}, [])
 
 
 def test_a_placement_run_begins_with_a_topology(cell: MemoryCell, tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_a_run_is_dated_from_the_end_of_its_wait(cell: MemoryCell, tmp_path: Pat
     assert (ended.run_id, ended.started_ms, started_ms(run_id)) == (run_id, began_ms, began_ms // 1000 * 1000)
     stored = do(cell, lambda runs: runs.list(9, now_ms=0))
     assert [(each.run_id, each.started_ms) for each in stored] == [(run_id, began_ms)]
-    changes = asyncio.run(Changes(MemoryStore(cell), ROOT, clock).newest(9))
+    changes = asyncio.run(ChangeRecords(MemoryStore(cell), ROOT, clock).newest(9))
     assert [run_id in change.detail for change in changes] == [True] * (cause is RunCause.COMMAND)
 
 

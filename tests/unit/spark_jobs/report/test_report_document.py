@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from auditor.api.operations_port import BookieState as ApiState
+from bookie.metadata.bookies.registration import BookieState
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from spark_jobs.report.counts import DriverMarksCounts, SnapshotCounts
@@ -103,7 +103,7 @@ def test_severities_and_states_have_the_names_of_the_api_and_older_reports_are_r
     """Reports had ``CRITICAL`` and ``UNREGISTERED``; the API, the metrics and the commands use other names."""
     parsed = json.loads(json.dumps(world.NO_LIVE_COPY.to_json()))
     assert {item["severity"] for item in parsed["findings"]} <= {level.label for level in Severity}
-    assert {item["state"] for item in parsed["bookies"]} <= {state.value for state in ApiState}
+    assert {item["state"] for item in parsed["bookies"]} <= {state.label for state in BookieState}
     for item in [*parsed["findings"], *parsed["worst_ledgers"]]:
         item["severity"] = item["severity"].upper()
     for item in parsed["bookies"]:

@@ -17,7 +17,7 @@ from bookie.client.recovery.recovery import recover_ledger
 from bookie.client.writer.writer import LedgerWriter
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
-from bookie.metadata.store.memory import MemoryCell, MemoryStore, Readable
+from bookie.metadata.store.memory import MemoryCell, MemoryStore, ReadableTree
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.packet import pack_lac
@@ -204,7 +204,7 @@ async def test_a_ledger_that_a_stale_server_does_not_have_yet_is_followed() -> N
         is_behind = False
 
         @override
-        def view(self) -> Readable:
+        def view(self) -> ReadableTree:
             return MemoryCell() if self.is_behind else super().view()
 
         @override

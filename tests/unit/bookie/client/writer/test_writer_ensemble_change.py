@@ -18,6 +18,7 @@ from bookie.metadata.store.memory import Fault
 from bookie.model.ids import EntryId
 from bookie.model.metadata import LedgerState
 from bookie.wire.port import Status
+from tests.worlds.ledgers import with_member
 from tests.worlds.writer import WriterWorld, in_world, recovering
 
 
@@ -150,7 +151,7 @@ async def test_a_conflict_with_repair_of_an_older_fragment_keeps_both_changes(wo
     world.bookies[spare].stored |= {
         (writer.ledger_id, EntryId(n)): world.member(writer, 1).stored[writer.ledger_id, EntryId(n)] for n in range(3)
     }
-    repaired = await world.set_state(writer, lambda found: found.with_member(0, 0, spare))
+    repaired = await world.set_state(writer, lambda found: with_member(found, 0, 0, spare))
     world.member(writer, 1).refusal = Status.IO_ERROR
     await world.fill(writer, 3)
     metadata = await writer.close()
@@ -353,7 +354,7 @@ async def test_a_writer_that_cannot_read_the_outcome_of_its_change_acknowledges_
         requests += 1
         if requests == 2:
             world.store.fault_hook = None
-            await world.set_state(writer, lambda found: found.with_member(0, 0, found.last_fragment.members[0]))
+            await world.set_state(writer, lambda found: with_member(found, 0, 0, found.last_fragment.members[0]))
             world.store.fault_hook = lose_then_repair_then_fail
         return {1: Fault.LOSE_ANSWER, 2: None, 3: None}.get(requests, Fault.FAIL_BEFORE)
 

@@ -12,8 +12,8 @@ from bookie.metadata.bookies.cookies import Cookie, CookieStore, ForeignClusterE
 from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.model.ids import BookieId
 from bookie.runtime.configuration.settings import ConfigurationError
-from bookie.server.joining.admission import Admission, RoleDirectory, admit
-from bookie.server.joining.directories import INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, Role
+from bookie.server.joining.admission import AdmittedBookie, RoleDirectory, admit
+from bookie.server.joining.directories import INCARNATION_FILE, LIMBO_FILE, REBUILT_FILE, DirectoryRole
 from bookie.server.settings import BookieSettings
 from bookie.server.upkeep.registration_keeper import service_info
 from bookie.storage.disks.memory import MemoryDisk
@@ -29,9 +29,12 @@ class JoiningWorld(MemoryCluster):
         super().__init__()
         self.disks = {bookie: (MemoryDisk(), MemoryDisk()) for bookie in (US, OTHER)}
 
-    async def join(self, bookie: BookieId = US, *, speaks_apache: bool = False) -> Admission:
+    async def join(self, bookie: BookieId = US, *, speaks_apache: bool = False) -> AdmittedBookie:
         journal, ledgers = self.disks[bookie]
-        places = (RoleDirectory(Role.JOURNAL, Path("/j"), journal), RoleDirectory(Role.LEDGERS, Path("/l"), ledgers))
+        places = (
+            RoleDirectory(DirectoryRole.JOURNAL, Path("/j"), journal),
+            RoleDirectory(DirectoryRole.LEDGERS, Path("/l"), ledgers),
+        )
         rng = random.Random(str(bookie))
         admitted = await admit(
             self.store, self.cluster, places, bookie, "", self.clock, rng, speaks_apache=speaks_apache
