@@ -3,8 +3,8 @@
 pyspark is located, not imported. There is one server without a quorum, and it listens only on 127.0.0.1. Its data stays
 in the given directory, and is used again by a later start, or by a restart after a kill.
 
-The first server on a machine writes an archive of its Java classes (12 MB) when it is stopped. Later ones start from the
-archive, in two thirds of the processor time (``bookie.runtime.class_data``).
+The first server on a machine writes an archive of its Java classes (12 MB) when it is stopped. Later ones start from
+the archive, in two thirds of the processor time (``bookie.runtime.class_data``).
 """
 
 from __future__ import annotations
