@@ -69,29 +69,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def log_set_up_undone() -> Iterator[None]:
-    """Restore the logging setup after a test, because commands in this process change it for the whole process."""
+def process_settings_undone() -> Iterator[None]:
+    """Restore what commands in this process set for the whole process: the logging setup, and the access to ZooKeeper.
+
+    Problems of a topology are logged again even if an earlier test of this process logged the same ones.
+    """
+    topology._logged.clear()
     named = [logging.getLogger(name) for name in ("", "kazoo", "kazoo.client", "py4j")]
     levels = [logger.level for logger in named]
     handlers = list(named[0].handlers)
+    access_before = list(access._process_access)
     yield
+    access._process_access[:] = access_before
     named[0].handlers[:] = handlers
     for logger, level in zip(named, levels, strict=True):
-        logger.setLevel(level)
-
-
-@pytest.fixture(autouse=True)
-def access_undone() -> Iterator[None]:
-    """Restore the access to ZooKeeper after a test, because commands in this process set it for the whole process."""
-    before = list(access._process_access)
-    yield
-    access._process_access[:] = before
-
-
-@pytest.fixture(autouse=True)
-def logged_again() -> None:
-    """Log a problem of a topology also if an earlier test of this process logged the same one."""
-    topology._logged.clear()
+        if logger.level != level:  # to set it clears the caches of all loggers
+            logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -118,7 +118,7 @@ async def test_a_permanently_lost_bookie_is_repaired_and_apache_reads_everything
     assert await short_bookies(java, closed) <= {lost}
 
     async with await connect(uri) as client:
-        await all_agree(cluster, client, ledgers)
+        await read_contents(client, ledgers)
 
         await kill9(cluster.zookeeper, victim)
         shutil.rmtree(victim.directory)
@@ -148,7 +148,7 @@ async def test_a_permanently_lost_bookie_is_repaired_and_apache_reads_everything
         assert (await audit(uri, tmp_path))["verdict"] == "clean"
         for ledger in ledgers:
             await check_copies(java, client, ledger, lost, before[ledger.ledger_id])
-        await all_agree(cluster, client, ledgers)
+        await shell_agrees(cluster, client, ledgers, await read_contents(client, ledgers))
     for ledger in ledgers:
         for wire in ("v2", "v3"):
             read = await java.read_all(ledger.ledger_id, digest=ledger.digest, password=PASSWORD, client=wire)
@@ -176,14 +176,21 @@ async def check_copies(
                 assert listed["total"] == count
 
 
-async def all_agree(cluster: ApacheCluster, client: ConnectedBookKeeper, ledgers: Sequence[Written]) -> None:
-    """Check that our client reads all contents (of an open ledger the confirmed ones), like Apache's shell."""
+async def read_contents(client: ConnectedBookKeeper, ledgers: Sequence[Written]) -> dict[int, list[bytes]]:
+    """Check that our client reads all contents (of an open ledger the confirmed ones), and return them by ledger."""
     read: dict[int, list[bytes]] = {}
     for ledger in ledgers:
         reader = await client.open_ledger(LedgerId(ledger.ledger_id), password=PASSWORD)
         found = [entry.payload async for entry in reader.read_all()]
         assert found == (ledger.contents if reader.metadata.is_closed else ledger.contents[: len(found)]), ledger
         read[ledger.ledger_id] = found
+    return read
+
+
+async def shell_agrees(
+    cluster: ApacheCluster, client: ConnectedBookKeeper, ledgers: Sequence[Written], read: dict[int, list[bytes]]
+) -> None:
+    """Check that Apache's shell prints the metadata and the entries that our client read. Each print starts Java."""
 
     async def metadata_agrees(ledger: Written) -> None:
         ours = (await client.ports.ledgers.read(LedgerId(ledger.ledger_id))).metadata

@@ -12,6 +12,7 @@ from kazoo.client import KazooClient
 
 from bookie.embedded.process import EmbeddedProcessError
 from bookie.embedded.zookeeper import EmbeddedZooKeeper, ZooKeeperJarsMissingError
+from bookie.runtime.class_data import is_possible, is_whole
 from bookie.runtime.java import JavaOrigin, find_java
 from bookie.runtime.ports import free_loopback_port
 from tests.deadlines import STATE_S
@@ -63,6 +64,29 @@ async def test_stop_leaves_no_process_and_frees_port_and_directory(tmp_path: Pat
     await zookeeper.stop()
     async with await EmbeddedZooKeeper.start(tmp_path, port=zookeeper.port, is_durable=False) as again:
         assert again.connect_string == zookeeper.connect_string
+
+
+async def test_a_stopped_server_leaves_an_archive_of_its_classes_for_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_possible(find_java()):
+        pytest.skip("this Java cannot make archives")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kept = tmp_path / "cache" / "bkheal"
+    first = await EmbeddedZooKeeper.start(tmp_path / "first", is_durable=False)
+    killed = await EmbeddedZooKeeper.start(tmp_path / "killed", is_durable=False)
+    killed.kill()
+    await killed.stop()
+    assert list(kept.glob("*.jsa")) == []
+    await first.stop()
+    [archive] = kept.glob("*.jsa")
+    assert is_whole(archive)
+    assert not (tmp_path / "first" / "classes.jsa").exists()
+    async with await EmbeddedZooKeeper.start(tmp_path / "later", is_durable=False) as later:
+        maps = Path(f"/proc/{later.pid}/maps")
+        assert not maps.exists() or str(archive) in maps.read_text()
+        with client(later) as kazoo:
+            assert kazoo.get_children("/") == ["zookeeper"]
 
 
 async def test_it_runs_on_the_bundled_java_if_no_other_is_installed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.simulation.defects import DEFECTS, SEARCHED_FROM, SEARCHED_IN
-from tests.simulation.runner import run_one, worker_processes
+from tests.simulation.runner import PLANTED_TURNS_MAX, run_one, worker_processes
 
 FOUND: Final = Path(__file__).with_name("detections.json")
 TABLE: Final = Path(__file__).parents[2] / "docs" / "simulation-defects.md"
@@ -53,8 +53,12 @@ def look_for(work: Search) -> Found | None:
 
 @functools.lru_cache(maxsize=4096)
 def _holds(seed: int, profile: str | None) -> bool:
-    """Whether no rule breaks in this history without a defect. Several defects share a history, so this is cached."""
-    return not run_one(seed, profile).violations
+    """Whether this history ends in time, and breaks no rule, without a defect.
+
+    Several defects share a history, so this is cached.
+    """
+    outcome = run_one(seed, profile)
+    return not outcome.violations and outcome.turns < PLANTED_TURNS_MAX
 
 
 def search(names: Sequence[str], seeds_max: int, jobs: int) -> dict[str, Found | None]:

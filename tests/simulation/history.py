@@ -32,7 +32,7 @@ from bookie.runtime.tasks import _running as guarded_tasks
 from replicator.queue.repayment import ROUND_S
 from tests.simulation import apps, services
 from tests.simulation.closing import judge_locks, judge_space, watch_locks
-from tests.simulation.loop import SimLoop, StuckError
+from tests.simulation.loop import TURNS_MAX, SimLoop, StuckError
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.nodes import SimBookie, SimClient
 from tests.simulation.profiles import NAMED, Profile, drawn_by
@@ -87,6 +87,7 @@ def run_history(
     *,
     is_recording: bool = False,
     planted: Callable[[ExitStack], None] | None = None,
+    turns_max: int = TURNS_MAX,
 ) -> Outcome:
     """Run the history of ``seed``; the same arguments give the same history.
 
@@ -95,10 +96,11 @@ def run_history(
         profile: name of the profile; the seed draws one otherwise.
         is_recording: keep readable lines of the trace.
         planted: plants a defect for the duration, undone by the stack.
+        turns_max: a history with more turns counts as endless.
     """
     rng = random.Random(seed)
     chosen = drawn_by(seed) if profile is None else next(found for found in NAMED if found.name == profile)
-    loop = SimLoop()
+    loop = SimLoop(turns_max)
     trace = Trace(loop, is_recording=is_recording)
     started_s = time.perf_counter()
     was_collecting = gc.isenabled()

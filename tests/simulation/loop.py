@@ -106,19 +106,23 @@ class _Timer(asyncio.TimerHandle):
         self._callback, self._args = None, ()
 
 
+TURNS_MAX: Final = 500_000
+"""The longest of the fixed histories and of those that failed before has 55,000 turns."""
+
+
 class SimLoop(base_events.BaseEventLoop):
     """Runs the ready callbacks and jumps to the next timer. First in, first out, like asyncio's own loop.
 
     Attributes:
         turns: the number of turns so far.
-        turns_max: a history with more turns counts as endless. The longest history of the gate has a quarter of them.
+        turns_max: a history with more turns counts as endless.
     """
 
     _scheduled: list[tuple[float, int, Any]]
     _ready: deque[Any]
     _stopping: bool
 
-    def __init__(self, turns_max: int = 500_000) -> None:
+    def __init__(self, turns_max: int = TURNS_MAX) -> None:
         super().__init__()
         self._now_s = START_S
         self._selector = self
