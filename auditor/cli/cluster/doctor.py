@@ -83,18 +83,28 @@ def _cluster_checks(uri: str | None, config: Any, checks: list[Checked]) -> Exit
         advice = "give --metadata-uri, or set BKHEAL_METADATA_URI"
         checks.append(Checked("configuration", "metadata URI", State.FAILED, str(error), advice))
         return ExitCode.CONFIGURATION
-    checks += run(_server_checks(hosts))
+    servers = run(_server_checks(hosts))
+    checks += servers
     try:
         run(_collect_checks(target, checks))
     except (StoreUnavailableError, WriteOutcomeUnknownError) as error:
-        advice = "start ZooKeeper, or allow connections to it from this machine (firewall, routing)"
-        checks.append(Checked("zookeeper", hosts, State.FAILED, str(error), advice))
+        checks.append(Checked("zookeeper", hosts, State.FAILED, str(error), _unreachable_advice(servers)))
         return ExitCode.STORE_UNREACHABLE
     except PermanentError as error:
         check = "cluster" if isinstance(error, NotAClusterError | MigratedError) else "configuration"
         checks.append(Checked(check, target, State.FAILED, str(error), _advice(error)))
         return ExitCode.CONFIGURATION
     return ExitCode.OK
+
+
+def _unreachable_advice(servers: Sequence[Checked]) -> str:
+    """Return what to do if there is no session with ZooKeeper, by the checks of its servers. Pure."""
+    if not any(each.state is State.OK for each in servers):
+        return "start ZooKeeper, or allow connections to it from this machine (firewall, routing)"
+    return (
+        "remove the cause that its detail names. If it names none, check that the port speaks TLS if and only if "
+        "zk_tls_ca is set, and that a majority of the servers runs"
+    )
 
 
 def _advice(error: PermanentError) -> str:

@@ -466,6 +466,22 @@ def test_the_worst_state_decides() -> None:
     assert worst([of(State.UNKNOWN), of(State.WARNING)]) is State.UNKNOWN
 
 
+@pytest.mark.parametrize(("state", "advice"), [(State.OK, "speaks TLS"), (State.WARNING, "firewall")])
+def test_the_advice_without_a_session_depends_on_whether_a_server_accepts_connections(
+    cluster: CommandCluster, monkeypatch: pytest.MonkeyPatch, state: State, advice: str
+) -> None:
+    async def servers(hosts: str) -> list[Checked]:
+        return [Checked("zookeeper", "a:1", State.WARNING, ""), Checked("zookeeper", "b:1", state, "")]
+
+    def connected(uri: str) -> None:
+        raise StoreUnavailableError("no session")
+
+    monkeypatch.setattr(doctor, "_server_checks", servers)
+    monkeypatch.setattr(doctor, "connected", connected)
+    code, rows = diagnosis()
+    assert (code, advice in rows["zookeeper", "h:1"]["advice"]) == (ExitCode.STORE_UNREACHABLE, True)
+
+
 async def test_servers_are_checked_one_by_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
