@@ -101,10 +101,12 @@ class RegistrationKeeper:
         self._takeover_deadline_s = takeover_deadline_s
         self._is_read_only = False
         self._registered: _Registered | None = None
+        self._attempted_read_only: bool | None = None
+        """The mode of the last attempt to register, which may have failed after a part of its changes."""
         self._change_requested = asyncio.Event()
         """Set when ``_is_read_only`` may have changed."""
         self._noted = asyncio.Event()
-        """Set, and replaced, when ``_registered`` changes."""
+        """Set, and replaced, after each attempt that succeeded."""
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, *, is_read_only: bool) -> None:
@@ -125,11 +127,17 @@ class RegistrationKeeper:
         self._change_requested.set()
         try:
             async with asyncio.timeout(deadline_s):
-                while self._registered is None or self._registered.is_read_only != is_read_only:
+                while not self._is_settled(is_read_only=is_read_only):
                     await self._noted.wait()
         except TimeoutError:
             return False
         return True
+
+    def _is_settled(self, *, is_read_only: bool) -> bool:
+        """Whether the bookie is registered in this mode, and no later attempt may have changed this."""
+        registered = self._registered
+        is_in_mode = registered is not None and registered.is_read_only == is_read_only
+        return is_in_mode and self._attempted_read_only == is_read_only
 
     @property
     def is_registered(self) -> bool:
@@ -153,8 +161,12 @@ class RegistrationKeeper:
             session = self._store.session
             if not session.is_connected:
                 await self._store.wait_session_changed(session)
-            elif self._registered != _Registered(session.epoch, self._is_read_only) or await self._is_quiet(session):
+            elif not self._is_current(session) or await self._is_quiet(session):
                 await self._try_to_register(session)
+
+    def _is_current(self, session: Session) -> bool:
+        is_in_session = self._registered is not None and self._registered.epoch == session.epoch
+        return is_in_session and self._is_settled(is_read_only=self._is_read_only)
 
     async def _is_quiet(self, session: Session) -> bool:
         """Wait for a change until the next check of the node is due. Return whether there was none."""
@@ -171,13 +183,14 @@ class RegistrationKeeper:
             await self._clock.sleep(RETRY_S)
 
     async def _register(self, session: Session) -> None:
-        is_read_only = self._is_read_only
+        is_read_only = self._attempted_read_only = self._is_read_only
         await self._registrations.register(
             self._bookie, self._info, is_read_only=is_read_only, takeover_deadline_s=self._takeover_deadline_s
         )
         registered = _Registered(session.epoch, is_read_only)
-        if self._store.session.epoch == session.epoch and self._registered != registered:
-            _log.info("registered", extra={"bookie_id": self._bookie, "is_read_only": is_read_only})
+        if self._store.session.epoch == session.epoch:
+            if self._registered != registered:
+                _log.info("registered", extra={"bookie_id": self._bookie, "is_read_only": is_read_only})
             self._registered = registered
             self._noted.set()
             self._noted = asyncio.Event()
