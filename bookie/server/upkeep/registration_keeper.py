@@ -3,6 +3,9 @@
 The registration is an ephemeral node, so it ends with the session (S14). While the bookie serves, the keeper registers
 it again as soon as there is a new session. Until then, the bookie continues to serve clients that know its address. The
 keeper also checks from time to time whether the node still exists, because an operator may have deleted it.
+
+If another process was started on other disks under the same id meanwhile, the registration has ended for good, and the
+process must end (R158).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.registration import DisksReplacedError, Registrations
 from bookie.metadata.bookies.service_info import (
     PROPERTY_CAN_COPY,
     PROPERTY_INCARNATION,
@@ -108,12 +111,15 @@ class RegistrationKeeper:
         self._noted = asyncio.Event()
         """Set, and replaced, after each attempt that succeeded."""
         self._task: asyncio.Task[None] | None = None
+        self.replaced: asyncio.Future[DisksReplacedError] = asyncio.get_running_loop().create_future()
+        """Completed if other disks were recorded under this id: the process must end."""
 
     async def start(self, *, is_read_only: bool) -> None:
         """Register the bookie, and keep it registered until ``stop``.
 
         Raises:
             BookieIdInUseError: another live session is registered under this id.
+            DisksReplacedError: other disks were recorded under this id.
             StoreUnavailableError: no answer from the store.
             WriteOutcomeUnknownError: the store's answer was lost.
         """
@@ -157,7 +163,7 @@ class RegistrationKeeper:
             _log.warning("not unregistered", extra={"bookie_id": self._bookie, "error": str(error)})
 
     async def _keep(self) -> None:
-        while True:
+        while not self.replaced.done():
             session = self._store.session
             if not session.is_connected:
                 await self._store.wait_session_changed(session)
@@ -178,6 +184,8 @@ class RegistrationKeeper:
     async def _try_to_register(self, session: Session) -> None:
         try:
             await self._register(session)
+        except DisksReplacedError as error:
+            self.replaced.set_result(error)
         except BkhealError as error:
             _log.warning("not registered, will try again", extra={"bookie_id": self._bookie, "error": str(error)})
             await self._clock.sleep(RETRY_S)

@@ -11,7 +11,7 @@ import pytest
 
 from bookie.metadata.bookies.cookies import CookieStore
 from bookie.metadata.bookies.incarnations import Incarnations
-from bookie.metadata.bookies.registration import BookieIdInUseError, Registrations
+from bookie.metadata.bookies.registration import BookieIdInUseError, DisksReplacedError, Registrations
 from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import Fault, MemoryStore
@@ -22,6 +22,7 @@ from bookie.server.joining.directories import Role
 from bookie.server.joining.identity import IdentityError, Refusal
 from bookie.server.joining.limbo import finish_start
 from bookie.server.joining.succession import succeed
+from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.storage.disks.memory import MemoryIndex, Operation, yield_control
 from bookie.storage.rebuilding import rebuild
 from bookie.storage.store import LedgerStorage
@@ -254,6 +255,57 @@ async def test_the_disks_of_the_previous_incarnation_are_refused() -> None:
     with pytest.raises(IdentityError) as refused:
         await world.start(is_new=True)
     assert refused.value.refusal is Refusal.OTHER_INCARNATION
+
+
+@pytest.mark.parametrize("is_next_registered", [False, True])
+@in_virtual_time
+async def test_a_process_whose_disks_were_replaced_never_registers_again(is_next_registered: bool) -> None:
+    """Otherwise writers would use it for ledgers of which the next process, without limbo for them, denies entries."""
+    world = IncarnationWorld()
+    await world.found()
+    admitted, storage = await world.start()
+    earlier = MemoryStore(world.cell)
+    keeper = _keeper(world, earlier, admitted)
+    await keeper.start(is_read_only=False)
+    earlier.expire()  # it is cut off from the store, and not from clients
+    await storage.close()
+    world.machine = Machine()
+    admitted, storage = await world.start(is_new=True)
+    next_one = _keeper(world, world.store, admitted)
+    if is_next_registered:
+        await next_one.start(is_read_only=True)
+    earlier.resume()
+    assert "must not serve" in str(await keeper.replaced)
+    if not is_next_registered:
+        assert not (await Registrations(world.store, world.cluster).list()).registered
+        await next_one.start(is_read_only=True)
+    await keeper.stop(5)
+    assert (await Registrations(world.store, world.cluster).list()).read_only == {US}
+    await next_one.stop(5)
+
+
+@in_virtual_time
+async def test_disks_that_are_replaced_during_the_registration_are_not_registered() -> None:
+    world = IncarnationWorld()
+    await world.found()
+    admitted, _ = await world.start()
+    earlier = MemoryStore(world.cell)
+
+    async def replace_disks(operation: str, path: str) -> Fault | None:
+        if operation == "multi":
+            earlier.fault_hook = None
+            await Incarnations(world.store, world.cluster.root).record(US, "next", 0)
+        return None
+
+    earlier.fault_hook = replace_disks
+    with pytest.raises(DisksReplacedError):
+        await _keeper(world, earlier, admitted).start(is_read_only=False)
+    assert not (await Registrations(world.store, world.cluster).list()).registered
+
+
+def _keeper(world: IncarnationWorld, store: MemoryStore, admitted: Admission) -> RegistrationKeeper:
+    registrations, info = Registrations(store, world.cluster), service_info("h", 1, admitted.incarnation)
+    return RegistrationKeeper(store, registrations, US, info, world.clock, takeover_deadline_s=60)
 
 
 @in_virtual_time
