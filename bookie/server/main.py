@@ -376,6 +376,7 @@ async def _join(
             rng,
             may_be_new_incarnation=settings.is_new_incarnation,
             speaks_apache=listeners.apache_port is not None,
+            takeover_deadline_s=settings.takeover_deadline_s,
         )
 
     admission = await admitted()

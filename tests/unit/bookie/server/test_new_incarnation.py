@@ -44,7 +44,8 @@ class IncarnationWorld(MemoryCluster):
 
     def __init__(self) -> None:
         super().__init__()
-        self.machine = Machine()
+        self.machine = self.joined = Machine()
+        """The current disks, and those on which the bookie joined."""
         self.seeds = random.Random(1)
 
     async def prepare(self) -> IncarnationWorld:
@@ -196,7 +197,10 @@ async def test_disks_in_use_are_not_lost() -> None:
     with pytest.raises(BookieIdInUseError, match="Stop the other process"):
         await world.start(is_new=True)
     await old.close()
-    admitted, storage = await world.restart()
+    empty, world.machine = world.machine, world.joined.after_kill()
+    await world.start()  # the start that was refused has changed nothing for the disks in use
+    world.machine = empty
+    admitted, storage = await world.restart(is_new=True)
     await world.check(admitted, storage)
 
 
@@ -229,15 +233,19 @@ async def test_a_scan_over_two_sessions_is_not_complete() -> None:
 @in_virtual_time
 async def test_of_two_starts_on_new_disks_under_one_id_only_the_last_one_recorded_may_serve() -> None:
     world = await IncarnationWorld().prepare()
-    other = MemoryStore(world.cell)
-    info = ServiceInfo((Endpoint("bookie", "h", 1, "bookie-grpc"),))
-    await Registrations(other, world.cluster).register(US, info, is_read_only=False, takeover_deadline_s=5)
+    may_scan = asyncio.Event()
+
+    async def hold_the_scan(operation: str, path: str) -> None:
+        if (operation, path) == ("sync", "/ledgers"):  # the disks are recorded
+            await may_scan.wait()
+
+    world.store.fault_hook = hold_the_scan
     earlier = asyncio.ensure_future(world.start(is_new=True))
-    await asyncio.sleep(5)  # its disks are recorded, and it waits until the old registration ends
+    await asyncio.sleep(5)
     world.machine = Machine()
     later = asyncio.ensure_future(world.start(is_new=True))
     await asyncio.sleep(5)
-    await other.close()
+    may_scan.set()
     with pytest.raises(IdentityError, match="another bookie has just joined"):
         await earlier
     await world.check(*await later)
