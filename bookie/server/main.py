@@ -121,13 +121,15 @@ async def _run(settings: BookieSettings, config: ConfigSource | None, stop_asked
             await cancel(start)
             return
         running = start.result()
-        await _first_of(running.storage.fatal, stop_asked)
+        await _first_of(running.storage.fatal, running.keeper.replaced, stop_asked)
         await running.stop(settings.drain_deadline_s)
         if running.storage.fatal.done():
             fatal = running.storage.fatal.result()
             if isinstance(fatal, StalledDiskError):  # the disk has the index or a journal, so nothing can be closed
                 _exit_now(_reported(fatal))
             raise fatal
+        if running.keeper.replaced.done():
+            raise running.keeper.replaced.result()
     except BkhealError as error:
         problem = error
         raise
@@ -377,6 +379,7 @@ async def _join(
             rng,
             may_be_new_incarnation=settings.is_new_incarnation,
             speaks_apache=listeners.apache_port is not None,
+            takeover_deadline_s=settings.takeover_deadline_s,
         )
 
     admission = await admitted()

@@ -352,7 +352,7 @@ class BookieService(BookieHandler):
 
     def _capacity_refusal(self, batch: AddBatch, size: int) -> tuple[Status, str] | None:
         if self.is_read_only and not batch.is_recovery:
-            return Status.READ_ONLY, "this bookie is drained, or its disks are nearly full: it takes recovery adds only"
+            return Status.READ_ONLY, "this bookie is read-only, and its log says why: it takes recovery adds only"
         is_over = self._add_bytes and self._add_bytes + size > self._limits.add_bytes_max
         if is_over or fault_point("service.no_room"):
             return Status.TOO_MANY_REQUESTS, f"{self._add_bytes} bytes of adds wait for the disk"

@@ -22,7 +22,7 @@ from bookie.metadata.bookies.cookies import (
     encode_cookie,
 )
 from bookie.metadata.bookies.incarnations import Incarnation, Incarnations, OtherDisksError, UnreadableHistoryError
-from bookie.metadata.bookies.registration import BookieIdInUseError, Bookies, Registrations
+from bookie.metadata.bookies.registration import BookieIdInUseError, Bookies, DisksReplacedError, Registrations
 from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo, encode_service_info
 from bookie.metadata.cluster import Cluster, NotAClusterError
 from bookie.metadata.layout import LayoutKind
@@ -51,6 +51,20 @@ async def others(backend: Any, cluster: Cluster) -> Registrations:
 
 async def _register(which: Registrations, *, is_read_only: bool = False, deadline_s: float = LONG_S) -> None:
     await which.register(BK1, GRPC, is_read_only=is_read_only, takeover_deadline_s=deadline_s)
+
+
+async def test_only_the_disks_that_were_recorded_last_are_registered(
+    store: MetadataStore, cluster: Cluster, registrations: Registrations, others: Registrations
+) -> None:
+    incarnations = Incarnations(store, cluster.root)
+    await incarnations.record(BK1, "u-1", 0)
+    await _register(registrations)
+    assert BK1 in (await others.list()).writable
+    await registrations.unregister(BK1)
+    await incarnations.record(BK1, "u-2", 0)
+    with pytest.raises(DisksReplacedError, match="u-2"):
+        await _register(others)
+    assert await others.list() == NO_BOOKIES
 
 
 async def test_registered_bookie_is_listed_with_its_info(

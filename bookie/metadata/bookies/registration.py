@@ -24,19 +24,21 @@ from bookie.metadata.bookies.service_info import (
 )
 from bookie.metadata.cluster import Cluster, NotAClusterError
 from bookie.metadata.layout import COOKIES, INSTANCE_ID, READ_ONLY, available_path, bookie_path, cookie_path
-from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, reread
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX, create_with_parents, ensure_path, find, parent_of, reread
 from bookie.metadata.port import (
     BadVersionError,
     Check,
     Children,
+    Create,
     MetadataStore,
+    MultiFailedError,
     Node,
     NodeExistsError,
     NoNodeError,
     StoreUnavailableError,
     WriteOutcomeUnknownError,
 )
-from bookie.model.errors import ConflictError
+from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.ids import BookieId
 from bookie.model.isolation import NO_GROUPS, BookieGroups
 from bookie.runtime.waiting import all_or_first_error, first_to_end
@@ -44,6 +46,7 @@ from bookie.runtime.waiting import all_or_first_error, first_to_end
 __all__ = [
     "BookieIdInUseError",
     "Bookies",
+    "DisksReplacedError",
     "Endpoint",
     "Registrations",
     "ServiceInfo",
@@ -60,6 +63,10 @@ _STABLE_LISTING_ATTEMPTS: Final = 5
 
 class BookieIdInUseError(ConflictError):
     """Another live session is registered under this bookie id."""
+
+
+class DisksReplacedError(PermanentError):
+    """Other disks were recorded under this bookie id, so these ones must not serve any more (R158)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +347,9 @@ class Registrations:
         The new node is created before the other one is deleted, so the bookie never counts as lost. A node of another
         session (a killed predecessor) must disappear first; the call waits for this.
 
+        A new node is created only if no other disks than those of ``info`` were recorded last (R158). A node that this
+        session already has is not affected.
+
         Args:
             bookie: id to register.
             info: the content of the registration.
@@ -348,16 +358,19 @@ class Registrations:
 
         Raises:
             BookieIdInUseError: another session's node still existed after the deadline.
+            DisksReplacedError: other disks were recorded under this id.
             NoNodeError: the cluster's root does not exist.
             StoreUnavailableError, WriteOutcomeUnknownError: no answer, or the session was lost during the call; the
                 bookie may be registered, and registering again is safe.
         """
         path = bookie_path(self._root, bookie, is_read_only=is_read_only)
         other = bookie_path(self._root, bookie, is_read_only=not is_read_only)
+        if not await self._is_ours(path) and not await self._is_ours(other):
+            await self._disks_checks(bookie, info)  # before a wait for the node of the process with the other disks
         try:
             async with asyncio.timeout(takeover_deadline_s):
                 await self._wait_foreign_node_gone(other)
-                await self._take(path, encode_service_info(info))
+                await self._take(bookie, info, path)
         except TimeoutError as error:
             if not self._store.session.is_connected:
                 raise StoreUnavailableError(f"bookie {bookie} is not registered: no connection to the store") from error
@@ -422,15 +435,17 @@ class Registrations:
         except NoNodeError:
             return None
 
-    async def _take(self, path: str, data: bytes) -> None:
+    async def _take(self, bookie: BookieId, info: ServiceInfo, path: str) -> None:
+        data = encode_service_info(info)
         error: Exception | None = None
         for _ in range(WRITE_ATTEMPTS_MAX):
-            try:
-                await create_with_parents(self._store, path, data, self._root, is_ephemeral=True)
-                return
-            except (NodeExistsError, WriteOutcomeUnknownError) as refused:
-                error = refused
-            await self._wait_foreign_node_gone(path)
+            if not await self._is_ours(path):
+                try:
+                    await self._create(bookie, info, path)
+                    return
+                except (NodeExistsError, BadVersionError, WriteOutcomeUnknownError) as refused:
+                    error = refused
+                await self._wait_foreign_node_gone(path)
             node = await reread(self._store, path)
             if node is None or not self._store.session.is_alive(node.stat.ephemeral_owner):
                 continue
@@ -440,8 +455,50 @@ class Registrations:
                 return
             except (BadVersionError, NoNodeError, WriteOutcomeUnknownError) as refused:
                 error = refused
-        assert error is not None
-        raise error
+        raise error or StoreUnavailableError(f"{path} is deleted as fast as it is made")
+
+    async def _create(self, bookie: BookieId, info: ServiceInfo, path: str) -> None:
+        """Create a registration if the disks of ``info`` are the last recorded ones, or none are recorded."""
+        data, checks = encode_service_info(info), await self._disks_checks(bookie, info)
+        if not checks:
+            await create_with_parents(self._store, path, data, self._root, is_ephemeral=True)
+            return
+        try:
+            await self._store.multi([Create(path, data, is_ephemeral=True), *checks])
+        except MultiFailedError as error:
+            if isinstance(error.cause, NoNodeError):  # the parent, or a history that was moved
+                await ensure_path(self._store, parent_of(path), self._root)
+                raise BadVersionError(f"create {path}: {error.cause}") from error
+            raise error.cause from error
+
+    async def _disks_checks(self, bookie: BookieId, info: ServiceInfo) -> builtins.list[Check]:
+        """Return conditions that hold until other disks than those of ``info`` are recorded.
+
+        There are none if no disks are recorded.
+
+        Raises:
+            DisksReplacedError: other disks were recorded last.
+            StoreUnavailableError: no answer.
+        """
+        if not info.incarnation:
+            return []
+        latest = (await self._incarnations.latest([bookie])).get(bookie)
+        if latest is None or latest.uuid != info.incarnation:  # this session's server may be behind
+            path = self._incarnations.path(bookie)
+            await self._store.sync(path)
+            latest = self._incarnations.latest_in(bookie, await find(self._store, path))
+        if latest is None:
+            return []
+        if latest.uuid not in ("", info.incarnation):  # a damaged history shows nothing
+            raise DisksReplacedError(
+                f"bookie {bookie} was started on other disks (incarnation {latest.uuid}), which replace those of "
+                f"this process ({info.incarnation}): this process must not serve any more"
+            )
+        return [latest.check]
+
+    async def _is_ours(self, path: str) -> bool:
+        stat = await self._store.stat(path)
+        return stat is not None and self._store.session.is_alive(stat.ephemeral_owner)
 
     async def _wait_foreign_node_gone(self, path: str) -> None:
         while True:

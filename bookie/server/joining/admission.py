@@ -1,10 +1,11 @@
-"""Admission of a bookie: gathers the evidence for ``identity``, and records a new bookie in a safe order.
+"""AdmittedBookie of a bookie: gathers the evidence for ``identity``, and records a new bookie in a safe order.
 
 The invariant: a process serves under a bookie id only on the disks that ZooKeeper and all its directories record for
 this id, and answers "unknown" for everything that earlier disks of the id may have held (S6, S17).
 
-A start on known disks writes nothing, except a longer list of ledger directories. New disks are recorded in these
-steps, and the bookie serves after the last one:
+A start on known disks writes nothing, except a longer list of ledger directories. If the id had other disks before,
+nothing is written while a process is registered under it: its disks are not lost, and it could not start on them again
+(R159). New disks are recorded in these steps, and the bookie serves after the last one:
 
 1. the file ``limbo-pending`` in each directory, if the id had other disks before;
 2. the incarnation in each directory;
@@ -38,6 +39,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from bookie.metadata.bookies.cookies import (
     Cookie,
@@ -52,6 +54,7 @@ from bookie.metadata.bookies.cookies import (
     some,
 )
 from bookie.metadata.bookies.incarnations import IncarnationHistory, Incarnations, OtherDisksError
+from bookie.metadata.bookies.registration import BookieIdInUseError, Registrations
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import cookie_path
 from bookie.metadata.nodes import ensure_path, parent_of
@@ -72,6 +75,11 @@ from bookie.server.joining.identity import Evidence, IdentityError, JoinRefusal,
 from bookie.storage.port import Disk, DiskError, DiskFullError
 
 _log = logging.getLogger(__name__)
+
+TAKEOVER_DEADLINE_S: Final = 60.0
+"""Default deadline for the end of the registration of a process on earlier disks."""
+_POLL_S: Final = 1.0
+"""The interval of checks whether the earlier registration has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,7 @@ async def admit(
     *,
     may_be_new_incarnation: bool = False,
     speaks_apache: bool = False,
+    takeover_deadline_s: float = TAKEOVER_DEADLINE_S,
 ) -> AdmittedBookie:
     """Determine the identity of this process, record it in ZooKeeper and in the directories, and return it.
 
@@ -125,8 +134,10 @@ async def admit(
         rng: makes the UUID of a new incarnation.
         may_be_new_incarnation: whether empty disks under a known bookie id are intended.
         speaks_apache: whether this bookie serves Apache's clients as well.
+        takeover_deadline_s: deadline for the end of the registration of a process on earlier disks.
 
     Raises:
+        BookieIdInUseError: there were other disks before, and they still serve. Nothing was changed.
         IdentityError: this process must not be this bookie.
         ForeignClusterError: Apache's clients use the cluster, and this bookie does not support them. A bookie that
             joined before any of Apache's bookies is admitted with a warning: other clients need its data.
@@ -160,6 +171,7 @@ async def admit(
     incarnation = decision.incarnation or str(uuid.UUID(int=rng.getrandbits(128), version=4))
     has_predecessors = isinstance(decision, NewIncarnation) or any(other != incarnation for other in history)
     if has_predecessors:
+        await wait_predecessor_gone(store, cluster, bookie, clock, takeover_deadline_s)
         for disk in _disks(directories):
             await disk.replace(LIMBO_FILE, incarnation.encode())
     for disk in _disks(directories):
@@ -171,6 +183,26 @@ async def admit(
     _log.info("new disks", extra={"bookie_id": bookie, "incarnation": incarnation, "is_known": has_predecessors})
     admitted = AdmittedBookie(bookie, incarnation, is_stamped=False)
     return admitted if has_predecessors else await stamp(store, cluster, directories, admitted)
+
+
+async def wait_predecessor_gone(
+    store: MetadataStore, cluster: Cluster, bookie: BookieId, clock: Clock, deadline_s: float
+) -> None:
+    """Wait until no process is registered under the id.
+
+    Raises:
+        BookieIdInUseError: one still is at the deadline.
+        StoreUnavailableError: no answer from ZooKeeper.
+    """
+    registrations = Registrations(store, cluster)
+    give_up_s = clock.monotonic_s() + deadline_s
+    while bookie in (await registrations.list()).registered:
+        if clock.monotonic_s() > give_up_s:
+            raise BookieIdInUseError(
+                f"bookie {bookie} is registered by another session, and still was after {deadline_s:g} s: its disks "
+                "are not lost. Stop the other process, or give this one another bookie id"
+            )
+        await clock.sleep(_POLL_S)
 
 
 async def _read_directory(directory: RoleDirectory, *, is_needed: bool) -> LocalDirectory:

@@ -17,22 +17,19 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-from bookie.metadata.bookies.registration import BookieIdInUseError, Registrations
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.ledgers.ledgers import LedgerStore, Unreadable
 from bookie.metadata.port import MetadataStore, StoreUnavailableError
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.clock import Clock
-from bookie.server.joining.admission import AdmittedBookie, RoleDirectory, stamp
+from bookie.server.joining.admission import AdmittedBookie, RoleDirectory, stamp, wait_predecessor_gone
 from bookie.storage.store import LedgerStorage
 
 _log = logging.getLogger(__name__)
 
 _PAGE: Final = 1000
 """The number of ledgers whose metadata is read together."""
-_POLL_S: Final = 1.0
-"""The interval of checks whether the earlier registration has ended."""
 
 
 async def finish_start(
@@ -87,7 +84,7 @@ async def enter_limbo(
         StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: incomplete; begin again.
         FatalError, JournalBusyError: the storage failed.
     """
-    await _wait_predecessor_gone(store, cluster, bookie, clock, takeover_deadline_s)
+    await wait_predecessor_gone(store, cluster, bookie, clock, takeover_deadline_s)
     session = store.session
     ledgers, tasks = LedgerStore(store, cluster, rng), UnderReplication(store, cluster, clock)
     await tasks.initialize()
@@ -105,20 +102,6 @@ async def enter_limbo(
         raise StoreUnavailableError("the session was lost while the ledgers were read: start again")
     _log.warning("ledgers of earlier disks put in limbo", extra={"bookie_id": bookie, "ledgers": count})
     return count
-
-
-async def _wait_predecessor_gone(
-    store: MetadataStore, cluster: Cluster, bookie: BookieId, clock: Clock, deadline_s: float
-) -> None:
-    registrations = Registrations(store, cluster)
-    give_up_s = clock.monotonic_s() + deadline_s
-    while bookie in (await registrations.list()).registered:
-        if clock.monotonic_s() > give_up_s:
-            raise BookieIdInUseError(
-                f"bookie {bookie} is registered by another session, and still was after {deadline_s:g} s: its disks "
-                "are not lost. Stop the other process, or give this one another bookie id"
-            )
-        await clock.sleep(_POLL_S)
 
 
 async def _enter(

@@ -3,6 +3,9 @@
 The registration is an ephemeral node, so it ends with the session (S14). While the bookie serves, the keeper registers
 it again as soon as there is a new session. Until then, the bookie continues to serve clients that know its address. The
 keeper also checks from time to time whether the node still exists, because an operator may have deleted it.
+
+If another process was started on other disks under the same id meanwhile, the registration has ended for good, and the
+process must end (R158).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.registration import DisksReplacedError, Registrations
 from bookie.metadata.bookies.service_info import (
     PROPERTY_CAN_COPY,
     PROPERTY_INCARNATION,
@@ -101,17 +104,22 @@ class RegistrationKeeper:
         self._takeover_deadline_s = takeover_deadline_s
         self._is_read_only = False
         self._registered: _Registered | None = None
+        self._attempted_read_only: bool | None = None
+        """The mode of the last attempt to register, which may have failed after a part of its changes."""
         self._change_requested = asyncio.Event()
         """Set when ``_is_read_only`` may have changed."""
         self._noted = asyncio.Event()
-        """Set, and replaced, when ``_registered`` changes."""
+        """Set, and replaced, after each attempt that succeeded."""
         self._task: asyncio.Task[None] | None = None
+        self.replaced: asyncio.Future[DisksReplacedError] = asyncio.get_running_loop().create_future()
+        """Completed if other disks were recorded under this id: the process must end."""
 
     async def start(self, *, is_read_only: bool) -> None:
         """Register the bookie, and keep it registered until ``stop``.
 
         Raises:
             BookieIdInUseError: another live session is registered under this id.
+            DisksReplacedError: other disks were recorded under this id.
             StoreUnavailableError: no answer from the store.
             WriteOutcomeUnknownError: the store's answer was lost.
         """
@@ -125,11 +133,17 @@ class RegistrationKeeper:
         self._change_requested.set()
         try:
             async with asyncio.timeout(deadline_s):
-                while self._registered is None or self._registered.is_read_only != is_read_only:
+                while not self._is_settled(is_read_only=is_read_only):
                     await self._noted.wait()
         except TimeoutError:
             return False
         return True
+
+    def _is_settled(self, *, is_read_only: bool) -> bool:
+        """Whether the bookie is registered in this mode, and no later attempt may have changed this."""
+        registered = self._registered
+        is_in_mode = registered is not None and registered.is_read_only == is_read_only
+        return is_in_mode and self._attempted_read_only == is_read_only
 
     @property
     def is_registered(self) -> bool:
@@ -149,12 +163,16 @@ class RegistrationKeeper:
             _log.warning("not unregistered", extra={"bookie_id": self._bookie, "error": str(error)})
 
     async def _keep(self) -> None:
-        while True:
+        while not self.replaced.done():
             session = self._store.session
             if not session.is_connected:
                 await self._store.wait_session_changed(session)
-            elif self._registered != _Registered(session.epoch, self._is_read_only) or await self._is_quiet(session):
+            elif not self._is_current(session) or await self._is_quiet(session):
                 await self._try_to_register(session)
+
+    def _is_current(self, session: Session) -> bool:
+        is_in_session = self._registered is not None and self._registered.epoch == session.epoch
+        return is_in_session and self._is_settled(is_read_only=self._is_read_only)
 
     async def _is_quiet(self, session: Session) -> bool:
         """Wait for a change until the next check of the node is due. Return whether there was none."""
@@ -166,18 +184,21 @@ class RegistrationKeeper:
     async def _try_to_register(self, session: Session) -> None:
         try:
             await self._register(session)
+        except DisksReplacedError as error:
+            self.replaced.set_result(error)
         except BkhealError as error:
             _log.warning("not registered, will try again", extra={"bookie_id": self._bookie, "error": str(error)})
             await self._clock.sleep(RETRY_S)
 
     async def _register(self, session: Session) -> None:
-        is_read_only = self._is_read_only
+        is_read_only = self._attempted_read_only = self._is_read_only
         await self._registrations.register(
             self._bookie, self._info, is_read_only=is_read_only, takeover_deadline_s=self._takeover_deadline_s
         )
         registered = _Registered(session.epoch, is_read_only)
-        if self._store.session.epoch == session.epoch and self._registered != registered:
-            _log.info("registered", extra={"bookie_id": self._bookie, "is_read_only": is_read_only})
+        if self._store.session.epoch == session.epoch:
+            if self._registered != registered:
+                _log.info("registered", extra={"bookie_id": self._bookie, "is_read_only": is_read_only})
             self._registered = registered
             self._noted.set()
             self._noted = asyncio.Event()

@@ -185,6 +185,13 @@ async def test_an_add_to_a_full_disk_is_answered_with_read_only(bookie: Bookie) 
     assert (await bookie.add(0)).status is Status.READ_ONLY
 
 
+async def test_a_refusal_by_a_read_only_bookie_gives_no_reason_that_may_be_wrong(bookie: Bookie) -> None:
+    bookie.service.is_read_only = True  # as an operator, a drain or a disk may have requested
+    refused = await bookie.add(0)
+    assert refused.status is Status.READ_ONLY
+    assert refused.detail == "this bookie is read-only, and its log says why: it takes recovery adds only"
+
+
 @pytest.mark.parametrize(
     ("wait_s", "waited_s"),
     [(0.0, 0.0), (-5.0, 0.0), (float("nan"), 0.0), (10.0, 10.0), (1000.0, 30.0), (float("inf"), 30.0)],

@@ -11,7 +11,7 @@ import pytest
 
 from bookie.metadata.bookies.cookies import CookieStore
 from bookie.metadata.bookies.incarnations import Incarnations
-from bookie.metadata.bookies.registration import BookieIdInUseError, Registrations
+from bookie.metadata.bookies.registration import BookieIdInUseError, DisksReplacedError, Registrations
 from bookie.metadata.bookies.service_info import Endpoint, ServiceInfo
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import Fault, MemoryStore
@@ -22,6 +22,7 @@ from bookie.server.joining.directories import DirectoryRole
 from bookie.server.joining.identity import IdentityError, JoinRefusal
 from bookie.server.joining.limbo import finish_start
 from bookie.server.joining.succession import succeed
+from bookie.server.upkeep.registration_keeper import RegistrationKeeper, service_info
 from bookie.storage.disks.memory import MemoryIndex, Operation, yield_control
 from bookie.storage.rebuilding import rebuild
 from bookie.storage.store import LedgerStorage
@@ -43,7 +44,8 @@ class IncarnationWorld(MemoryCluster):
 
     def __init__(self) -> None:
         super().__init__()
-        self.machine = Machine()
+        self.machine = self.joined = Machine()
+        """The current disks, and those on which the bookie joined."""
         self.seeds = random.Random(1)
 
     async def prepare(self) -> IncarnationWorld:
@@ -198,7 +200,10 @@ async def test_disks_in_use_are_not_lost() -> None:
     with pytest.raises(BookieIdInUseError, match="Stop the other process"):
         await world.start(is_new=True)
     await old.close()
-    admitted, storage = await world.restart()
+    empty, world.machine = world.machine, world.joined.after_kill()
+    await world.start()  # the start that was refused has changed nothing for the disks in use
+    world.machine = empty
+    admitted, storage = await world.restart(is_new=True)
     await world.check(admitted, storage)
 
 
@@ -231,15 +236,19 @@ async def test_a_scan_over_two_sessions_is_not_complete() -> None:
 @in_virtual_time
 async def test_of_two_starts_on_new_disks_under_one_id_only_the_last_one_recorded_may_serve() -> None:
     world = await IncarnationWorld().prepare()
-    other = MemoryStore(world.cell)
-    info = ServiceInfo((Endpoint("bookie", "h", 1, "bookie-grpc"),))
-    await Registrations(other, world.cluster).register(US, info, is_read_only=False, takeover_deadline_s=5)
+    may_scan = asyncio.Event()
+
+    async def hold_the_scan(operation: str, path: str) -> None:
+        if (operation, path) == ("sync", "/ledgers"):  # the disks are recorded
+            await may_scan.wait()
+
+    world.store.fault_hook = hold_the_scan
     earlier = asyncio.ensure_future(world.start(is_new=True))
-    await asyncio.sleep(5)  # its disks are recorded, and it waits until the old registration ends
+    await asyncio.sleep(5)
     world.machine = Machine()
     later = asyncio.ensure_future(world.start(is_new=True))
     await asyncio.sleep(5)
-    await other.close()
+    may_scan.set()
     with pytest.raises(IdentityError, match="another bookie has just joined"):
         await earlier
     await world.check(*await later)
@@ -257,6 +266,57 @@ async def test_the_disks_of_the_previous_incarnation_are_refused() -> None:
     with pytest.raises(IdentityError) as refused:
         await world.start(is_new=True)
     assert refused.value.refusal is JoinRefusal.OTHER_INCARNATION
+
+
+@pytest.mark.parametrize("is_next_registered", [False, True])
+@in_virtual_time
+async def test_a_process_whose_disks_were_replaced_never_registers_again(is_next_registered: bool) -> None:
+    """Otherwise writers would use it for ledgers of which the next process, without limbo for them, denies entries."""
+    world = IncarnationWorld()
+    await world.found()
+    admitted, storage = await world.start()
+    earlier = MemoryStore(world.cell)
+    keeper = _keeper(world, earlier, admitted)
+    await keeper.start(is_read_only=False)
+    earlier.expire()  # it is cut off from the store, and not from clients
+    await storage.close()
+    world.machine = Machine()
+    admitted, storage = await world.start(is_new=True)
+    next_one = _keeper(world, world.store, admitted)
+    if is_next_registered:
+        await next_one.start(is_read_only=True)
+    earlier.resume()
+    assert "must not serve" in str(await keeper.replaced)
+    if not is_next_registered:
+        assert not (await Registrations(world.store, world.cluster).list()).registered
+        await next_one.start(is_read_only=True)
+    await keeper.stop(5)
+    assert (await Registrations(world.store, world.cluster).list()).read_only == {US}
+    await next_one.stop(5)
+
+
+@in_virtual_time
+async def test_disks_that_are_replaced_during_the_registration_are_not_registered() -> None:
+    world = IncarnationWorld()
+    await world.found()
+    admitted, _ = await world.start()
+    earlier = MemoryStore(world.cell)
+
+    async def replace_disks(operation: str, path: str) -> Fault | None:
+        if operation == "multi":
+            earlier.fault_hook = None
+            await Incarnations(world.store, world.cluster.root).record(US, "next", 0)
+        return None
+
+    earlier.fault_hook = replace_disks
+    with pytest.raises(DisksReplacedError):
+        await _keeper(world, earlier, admitted).start(is_read_only=False)
+    assert not (await Registrations(world.store, world.cluster).list()).registered
+
+
+def _keeper(world: IncarnationWorld, store: MemoryStore, admitted: AdmittedBookie) -> RegistrationKeeper:
+    registrations, info = Registrations(store, world.cluster), service_info("h", 1, admitted.incarnation)
+    return RegistrationKeeper(store, registrations, US, info, world.clock, takeover_deadline_s=60)
 
 
 @in_virtual_time

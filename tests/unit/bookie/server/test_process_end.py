@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
 
+from bookie.metadata.bookies.registration import DisksReplacedError
 from bookie.model.exit_codes import ExitCode
 from bookie.server import main
 from bookie.server.settings import BookieSettings
@@ -35,3 +37,24 @@ async def test_the_first_error_is_reported_even_if_the_disks_cannot_be_closed(
     first, second = capsys.readouterr().err.splitlines()
     assert "Input/output error" in first
     assert "has not been closed" in second
+
+
+async def test_a_process_whose_disks_were_replaced_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replaced = asyncio.get_running_loop().create_future()
+    stops: list[float] = []
+
+    async def stop(deadline_s: float) -> None:
+        stops.append(deadline_s)
+
+    async def start(settings: BookieSettings, stack: AsyncExitStack) -> SimpleNamespace:
+        asyncio.get_running_loop().call_soon(replaced.set_result, DisksReplacedError("other disks"))
+        storage = SimpleNamespace(fatal=asyncio.get_running_loop().create_future())
+        return SimpleNamespace(storage=storage, keeper=SimpleNamespace(replaced=replaced), stop=stop)
+
+    monkeypatch.setattr(main, "_start", start)
+    settings = BookieSettings("zk+hierarchical://localhost/ledgers", str(tmp_path / "j"), str(tmp_path / "l"))
+    assert await main.run_bookie(settings) == ExitCode.CONFIGURATION
+    assert stops == [settings.drain_deadline_s]
+    assert capsys.readouterr().err == "bookie: other disks\n"

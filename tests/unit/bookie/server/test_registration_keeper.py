@@ -148,8 +148,29 @@ async def test_a_switch_back_during_a_switch_completes_only_once_registered(worl
     await has_begun.wait()
     back = asyncio.create_task(world.keeper.switch(is_read_only=False, deadline_s=STATE_S))
     await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not back.done()  # the bookie is registered as read-only, or in both ways
     may_go.set()
     assert await back
+    assert await world.watcher.list() == WRITABLE
+    switch.cancel()
+    await asyncio.wait([switch])
+
+
+async def test_a_switch_back_undoes_a_switch_that_failed_in_the_middle(world: KeeperWorld) -> None:
+    await world.keeper.start(is_read_only=False)
+    has_failed = asyncio.Event()
+
+    async def fail_one_delete(operation: str, path: str) -> Fault | None:
+        if operation != "delete" or has_failed.is_set():
+            return None
+        has_failed.set()
+        return Fault.FAIL_BEFORE
+
+    world.store.fault_hook = fail_one_delete
+    switch = asyncio.create_task(world.keeper.switch(is_read_only=True, deadline_s=STATE_S))
+    await has_failed.wait()
+    assert await world.keeper.switch(is_read_only=False, deadline_s=STATE_S)
     assert await world.watcher.list() == WRITABLE
     switch.cancel()
     await asyncio.wait([switch])

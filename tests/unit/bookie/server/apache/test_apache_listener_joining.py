@@ -99,6 +99,7 @@ async def test_a_known_bookie_whose_index_was_rebuilt_is_let_in_as_well(world: J
         for name, content in ((REBUILT_FILE, first.incarnation), (LIMBO_FILE, "new"), (INCARNATION_FILE, "new")):
             await disk.replace(name, content.encode())
     for _ in range(2):
+        await world.registrations.unregister(US)
         again = await world.join()
         assert (again.incarnation, again.is_stamped) == ("new", False)
 
