@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -25,9 +26,9 @@ from bookie.metadata.bookies.incarnations import Incarnation, Incarnations, Othe
 from bookie.metadata.bookies.registration import BookieIdInUseError, Bookies, DisksReplacedError, Registrations
 from bookie.metadata.bookies.service_info import PROPERTY_INCARNATION, Endpoint, ServiceInfo, encode_service_info
 from bookie.metadata.cluster import Cluster, NotAClusterError
-from bookie.metadata.layout import LayoutKind
+from bookie.metadata.layout import LayoutKind, available_path
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import ANY_VERSION, Create, MetadataStore, MultiFailedError, NodeExistsError
+from bookie.metadata.port import ANY_VERSION, Create, MetadataStore, MultiFailedError, NodeExistsError, NoNodeError
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.model.ids import BookieId, LedgerId
 
@@ -65,6 +66,22 @@ async def test_only_the_disks_that_were_recorded_last_are_registered(
     with pytest.raises(DisksReplacedError, match="u-2"):
         await _register(others)
     assert await others.list() == NO_BOOKIES
+
+
+async def test_recorded_disks_are_registered_even_if_the_parent_of_registrations_is_missing(
+    store: MetadataStore, cluster: Cluster, registrations: Registrations
+) -> None:
+    """ZooKeeper deletes the empty container nodes of Pulsar's driver."""
+    await Incarnations(store, cluster.root).record(BK1, "u-1", 0)
+    await _delete_parents_of_registrations(store, cluster)
+    await _register(registrations)
+    assert BK1 in (await registrations.list()).writable
+
+
+async def _delete_parents_of_registrations(store: MetadataStore, cluster: Cluster) -> None:
+    for is_read_only in (True, False):
+        with contextlib.suppress(NoNodeError):
+            await store.delete(available_path(cluster.root, is_read_only=is_read_only), ANY_VERSION)
 
 
 async def test_registered_bookie_is_listed_with_its_info(
