@@ -1,4 +1,4 @@
-"""AdmittedBookie of a bookie: gathers the evidence for ``identity``, and records a new bookie in a safe order.
+"""Admission of a bookie: gathers the evidence for ``identity``, and records a new bookie in a safe order.
 
 The invariant: a process serves under a bookie id only on the disks that ZooKeeper and all its directories record for
 this id, and answers "unknown" for everything that earlier disks of the id may have held (S6, S17).
