@@ -98,14 +98,29 @@ def run_history(
         planted: plants a defect for the duration, undone by the stack.
         turns_max: a history with more turns counts as endless.
     """
+    was_collecting = gc.isenabled()
+    gc.disable()
+    _collect_garbage()
+    try:
+        return _run(seed, profile, is_recording=is_recording, planted=planted, turns_max=turns_max)
+    finally:
+        if was_collecting:
+            gc.enable()  # not earlier: the collector would search all objects of the history while it is still in use
+
+
+def _run(
+    seed: int,
+    profile: str | None,
+    *,
+    is_recording: bool,
+    planted: Callable[[ExitStack], None] | None,
+    turns_max: int,
+) -> Outcome:
     rng = random.Random(seed)
     chosen = drawn_by(seed) if profile is None else next(found for found in NAMED if found.name == profile)
     loop = SimLoop(turns_max)
     trace = Trace(loop, is_recording=is_recording)
     started_s = time.perf_counter()
-    was_collecting = gc.isenabled()
-    gc.disable()
-    _collect_garbage()
     logging.disable(logging.CRITICAL)
     asyncio.set_event_loop(loop)
     try:
@@ -131,8 +146,6 @@ def run_history(
         turns = loop.turns
         _cancel_rest(loop)
         asyncio.set_event_loop(None)
-        if was_collecting:
-            gc.enable()
     world, truth = history.world, history.world.truth
     return Outcome(
         seed,
