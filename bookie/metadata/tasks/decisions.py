@@ -206,7 +206,11 @@ class Decision:
 
     def is_of(self, metadata: LedgerMetadata) -> bool:
         """Return whether the ledger may be the one that was judged: a ledger may be deleted and its id used again."""
-        return self.ledger_ctime_ms is None or self.ledger_ctime_ms == metadata.ctime_ms
+        return self.may_be_created_at(metadata.ctime_ms)
+
+    def may_be_created_at(self, ctime_ms: int | None) -> bool:
+        """Return the same for the creation time in the metadata of the ledger; None: the metadata has none."""
+        return self.ledger_ctime_ms is None or self.ledger_ctime_ms == ctime_ms
 
     @property
     def bookies(self) -> tuple[BookieId, ...]:

@@ -7,7 +7,7 @@ of any other ledger. The last fragment belongs to its writer, and the end of the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bookie.model.availability import EntryRuns
@@ -43,6 +43,8 @@ class SettledLedger:
     fragments: tuple[SettledFragment, ...]
     owner: OwnerNames = NO_OWNER
     """The values of ``OWNER_COLUMNS``."""
+    ctime_ms: int | None = None
+    """The creation time in the metadata; None: it has none, or the ledger was made from a row."""
 
     @property
     def is_closed(self) -> bool:
@@ -125,7 +127,7 @@ def settled_metadata(ledger_id: LedgerId, metadata: LedgerMetadata) -> SettledLe
         (part.first_entry_id, metadata.fragment_last_entry_id(index), part.members)
         for index, part in enumerate(metadata.fragments)
     ]
-    return _settled(
+    ledger = _settled(
         ledger_id,
         metadata.state.name,
         (metadata.write_quorum, metadata.ack_quorum),
@@ -133,6 +135,7 @@ def settled_metadata(ledger_id: LedgerId, metadata: LedgerMetadata) -> SettledLe
         parts,
         owner_names(owner_of(metadata.custom)),
     )
+    return replace(ledger, ctime_ms=metadata.ctime_ms)
 
 
 def _settled(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from bookie.client.resolve import RegistrationResolver
 from bookie.metadata.access import PLAIN_ACCESS, ZooKeeperAccess
 from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.ledgers.ledgers import LedgerStore
-from bookie.metadata.tasks.decisions import Decisions, LostFragment
+from bookie.metadata.tasks.decisions import Decision, Decisions, LostFragment
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.ownership import OWNER_COLUMNS
@@ -96,7 +96,7 @@ class TaskSettings:
     """Whether Apache's bookies are asked for complete lists."""
     access: ZooKeeperAccess = PLAIN_ACCESS
     """How the task connects to ZooKeeper; these files must be present on every executor as well."""
-    accepted: Mapping[LedgerId, tuple[LostFragment, ...]] = field(default_factory=dict)
+    accepted: Mapping[LedgerId, Decision] = field(default_factory=dict)
     """The accepted losses. A finding that they cover is reported as an accepted loss."""
     budget: TaskBudget = FREE
     """The limits on the reads of each task from ZooKeeper."""
@@ -135,7 +135,8 @@ async def _opened(settings: TaskSettings, stack: AsyncExitStack) -> Asker:
 
     ledgers = LedgerStore(connection.store, connection.cluster, random.SystemRandom())
     decisions = Decisions(connection.store, connection.cluster.root)
-    return Asker(transport, ledgers, registered, clock, accepted_entries(settings.accepted), decisions.get)
+    entries = accepted_entries({ledger_id: decision.lost for ledger_id, decision in settings.accepted.items()})
+    return Asker(transport, ledgers, registered, clock, entries, decisions.get)
 
 
 def accepted_entries(accepted: Mapping[LedgerId, Iterable[LostFragment]]) -> AcceptedEntries:
@@ -150,7 +151,10 @@ def answer_rows(answers: Answers, settings: TaskSettings) -> pa.RecordBatch:
 
 def _findings(answers: Answers, settings: TaskSettings) -> Iterator[dict[str, Any]]:
     for ledger, found in answers.found:
-        accepted = settings.accepted.get(ledger.ledger_id, ())
+        decision = settings.accepted.get(ledger.ledger_id)
+        accepted: Sequence[LostFragment] = ()
+        if decision is not None and decision.may_be_created_at(ledger.ctime_ms):
+            accepted = decision.lost
         for finding in found:
             yield _row(ledger, finding) | (_ACCEPTED if is_accepted(finding, accepted) else {})
 

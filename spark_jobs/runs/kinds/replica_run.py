@@ -30,7 +30,7 @@ from pyspark.sql.types import BooleanType
 from bookie.metadata.access import ZooKeeperAccessError, current_access
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
-from bookie.metadata.tasks.decisions import LostFragment
+from bookie.metadata.tasks.decisions import Decision
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.ownership import OWNER_COLUMNS
 from bookie.runtime.human import counted
@@ -108,7 +108,7 @@ class ReplicaRun:
         self._seed = rng.getrandbits(32) if seed is None else seed
         self._limiter = MarkLimiter(self._settings.run_limits, self._cluster)
         self._asked = _AnswerCounts()
-        self._accepted: dict[LedgerId, tuple[LostFragment, ...]] = {}
+        self._accepted: dict[LedgerId, Decision] = {}
         self._accepted_found = (0, 0)
 
     def execute(self, cookies: AbstractSet[BookieId]) -> Outcome:
@@ -120,7 +120,7 @@ class ReplicaRun:
         held = held_because(cookies | bookies.registered, bookies.registered, 0, None, limit)
         if held is not None:
             return Outcome(None, CheckResult(bookies), held)
-        self._accepted = {decision.ledger_id: decision.lost for decision in self._cluster.accepted_losses()}
+        self._accepted = {decision.ledger_id: decision for decision in self._cluster.accepted_losses()}
         every = self._cluster.leaf_parents()
         plan = nodes_in_range(every, self._cluster.cluster, self._settings.ledger_min, self._settings.ledger_max)
         found = FindingTotals(self._settings.worst_ledgers_max)

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from auditor.safety.dead_letters import DeadLetterOutcome, DeadLetterResult, DeadLetters, lost_fragments
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import Fault
-from bookie.metadata.tasks.decisions import Decisions, Denial, LostFragment
+from bookie.metadata.tasks.decisions import Decision, Decisions, Denial, LostFragment, Verdict
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.model.availability import EntryRuns, RunGroup
 from bookie.model.ids import BookieId, EntryId
 from bookie.model.schedule import Stripe
 from bookie.wire.port import ListReply, Status
-from spark_jobs.checks.replicas.asking import Asker
+from bookie.wire.security import SecurityFiles
+from spark_jobs.checks.replicas.asking import Answers, Asker
 from spark_jobs.checks.replicas.expected import settled_metadata
-from spark_jobs.checks.replicas.task import accepted_entries, is_accepted
+from spark_jobs.checks.replicas.task import TaskSettings, accepted_entries, answer_rows, is_accepted
 from spark_jobs.checks.replicas.verdict import FragmentFinding
 from tests.worlds.ledgers import LEDGER, make_metadata, make_packets, names, should_hold
 from tests.worlds.repair import RepairWorld, a_world
@@ -98,6 +99,23 @@ async def test_a_loss_on_the_same_bookies_in_another_fragment_is_not_accepted() 
             assert not is_accepted(finding, [elsewhere])
             (finding,) = await audited(world)
             assert is_accepted(finding, [replace(lost, entries=())])
+
+
+@in_virtual_time
+async def test_a_record_without_ids_accepts_nothing_of_another_ledger_with_the_same_id() -> None:
+    async with a_world("a b c") as world:
+        await parked(world, {"b": {1}, "c": {1}}, "b c")
+        result = await accept(world)
+        lost = tuple(replace(part, entries=()) for part in result.lost)
+        (finding,) = await audited(world)
+        for ctime_ms, kind in ((1000, "LOSS_ACCEPTED"), (2000, "MISSING_ENTRIES")):
+            decision = Decision(LEDGER, Verdict.LOSS_ACCEPTED, "ops", 1, "fire", lost=lost, ledger_ctime_ms=1000)
+            settings = TaskSettings(
+                "zk://nowhere/ledgers", 1, frozenset(), SecurityFiles(), accepted={LEDGER: decision}
+            )
+            ledger = settled_metadata(LEDGER, replace(METADATA, ctime_ms=ctime_ms))
+            rows = answer_rows(Answers([(ledger, (finding,))]), settings).to_pylist()
+            assert [row["kind"] for row in rows[:-1]] == [kind]
 
 
 @pytest.mark.parametrize(
