@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from auditor.safety.dead_letters import DeadLetterOutcome, DeadLetterResult, DeadLetters, lost_fragments
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import Fault
-from bookie.metadata.tasks.decisions import Decision, Decisions, Denial, LostFragment, Verdict
+from bookie.metadata.tasks.decisions import Decision, DecisionKind, Decisions, Denial, LostFragment
 from bookie.metadata.tasks.parked import ParkedTask, ParkedTasks, ParkReason
 from bookie.model.availability import EntryRuns, RunGroup
 from bookie.model.ids import BookieId, EntryId
@@ -109,7 +109,7 @@ async def test_a_record_without_ids_accepts_nothing_of_another_ledger_with_the_s
         lost = tuple(replace(part, entries=()) for part in result.lost)
         (finding,) = await audited(world)
         for ctime_ms, kind in ((1000, "LOSS_ACCEPTED"), (2000, "MISSING_ENTRIES")):
-            decision = Decision(LEDGER, Verdict.LOSS_ACCEPTED, "ops", 1, "fire", lost=lost, ledger_ctime_ms=1000)
+            decision = Decision(LEDGER, DecisionKind.LOSS_ACCEPTED, "ops", 1, "fire", lost=lost, ledger_ctime_ms=1000)
             settings = TaskSettings(
                 "zk://nowhere/ledgers", 1, frozenset(), SecurityFiles(), accepted={LEDGER: decision}
             )
