@@ -168,6 +168,7 @@ class SimWorld:
                 name,
                 node.clock,
                 self.rng,
+                takeover_deadline_s=60.0,
                 may_be_new_incarnation=node.is_new_incarnation,
                 speaks_apache=True,
             )

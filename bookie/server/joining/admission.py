@@ -76,8 +76,6 @@ from bookie.storage.port import Disk, DiskError, DiskFullError
 
 _log = logging.getLogger(__name__)
 
-TAKEOVER_DEADLINE_S: Final = 60.0
-"""Default deadline for the end of the registration of a process on earlier disks."""
 _POLL_S: Final = 1.0
 """The interval of checks whether the earlier registration has ended."""
 
@@ -116,9 +114,9 @@ async def admit(
     clock: Clock,
     rng: random.Random,
     *,
+    takeover_deadline_s: float,
     may_be_new_incarnation: bool = False,
     speaks_apache: bool = False,
-    takeover_deadline_s: float = TAKEOVER_DEADLINE_S,
 ) -> AdmittedBookie:
     """Determine the identity of this process, record it in ZooKeeper and in the directories, and return it.
 
@@ -132,9 +130,9 @@ async def admit(
         default_id: the bookie id if none was requested and the directories have none.
         clock: time.
         rng: makes the UUID of a new incarnation.
+        takeover_deadline_s: deadline for the end of the registration of a process on earlier disks.
         may_be_new_incarnation: whether empty disks under a known bookie id are intended.
         speaks_apache: whether this bookie serves Apache's clients as well.
-        takeover_deadline_s: deadline for the end of the registration of a process on earlier disks.
 
     Raises:
         BookieIdInUseError: there were other disks before, and they still serve. Nothing was changed.

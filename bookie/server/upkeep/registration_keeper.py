@@ -4,8 +4,7 @@ The registration is an ephemeral node, so it ends with the session (S14). While 
 it again as soon as there is a new session. Until then, the bookie continues to serve clients that know its address. The
 keeper also checks from time to time whether the node still exists, because an operator may have deleted it.
 
-If another process was started on other disks under the same id meanwhile, the registration has ended for good, and the
-process must end (R158).
+A process does not register again if another one was started on other disks under the same id: it must end (R158).
 """
 
 from __future__ import annotations

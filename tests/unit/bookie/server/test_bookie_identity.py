@@ -300,7 +300,9 @@ class Machine:
             disks.append(disk)
             places.append(RoleDirectory(role, self.root / name, disk))
         try:
-            made = await admit(self.store, self.cluster, places, wanted_id, default_id, SystemClock(), self.rng)
+            made = await admit(
+                self.store, self.cluster, places, wanted_id, default_id, SystemClock(), self.rng, takeover_deadline_s=60
+            )
             if is_stamped and not made.is_stamped:
                 made = await stamp(self.store, self.cluster, places, made)
             return made
@@ -750,7 +752,9 @@ class FirstStart:
             for role, disk in zip(DirectoryRole, self.disks, strict=True)
         ]
         try:
-            admitted = await admit(self.store, self.cluster, places, "bookie-1", "default", SystemClock(), rng)
+            admitted = await admit(
+                self.store, self.cluster, places, "bookie-1", "default", SystemClock(), rng, takeover_deadline_s=60
+            )
             if not admitted.is_stamped:
                 admitted = await stamp(self.store, self.cluster, places, admitted)
         except IdentityError:

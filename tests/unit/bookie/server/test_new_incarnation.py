@@ -64,7 +64,17 @@ class IncarnationWorld(MemoryCluster):
             RoleDirectory(DirectoryRole.LEDGERS, Path("/l"), ledgers),
         )
         store, clock = self.store, self.clock
-        admitted = await admit(store, self.cluster, places, US, "", clock, self.seeds, may_be_new_incarnation=is_new)
+        admitted = await admit(
+            store,
+            self.cluster,
+            places,
+            US,
+            "",
+            clock,
+            self.seeds,
+            takeover_deadline_s=60,
+            may_be_new_incarnation=is_new,
+        )
         storage = await LedgerStorage.open(journal, ledgers, self.machine.index, SMALL, clock)
         rng = random.Random(3)
         await finish_start(store, self.cluster, places, admitted, storage, clock, rng, takeover_deadline_s=60)

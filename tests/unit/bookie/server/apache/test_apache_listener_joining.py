@@ -37,7 +37,15 @@ class JoiningWorld(MemoryCluster):
         )
         rng = random.Random(str(bookie))
         admitted = await admit(
-            self.store, self.cluster, places, bookie, "", self.clock, rng, speaks_apache=speaks_apache
+            self.store,
+            self.cluster,
+            places,
+            bookie,
+            "",
+            self.clock,
+            rng,
+            takeover_deadline_s=60,
+            speaks_apache=speaks_apache,
         )
         info = service_info("h", 1, admitted.incarnation, apache_port=2 if speaks_apache else None)
         await self.registrations.register(bookie, info, is_read_only=False, takeover_deadline_s=60)
