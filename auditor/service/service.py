@@ -13,15 +13,17 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from typing_extensions import override
 
-from auditor.api.control import Backlog, Control, NotLeaderError, RunBusyError, ServiceStatus, UnknownRunError
+from auditor.api.control import Backlog, Control, RunBusyError, ServiceStatus
 from auditor.operating.client import RefusedError
 from auditor.service.events import ServiceEvents
+from auditor.service.leader_term import Housekeeping, LeaderTerm
 from auditor.service.runs.manager import CheckRunner, RunManager
-from auditor.service.runs.schedule import Schedule, Scheduler, period_s
+from auditor.service.runs.schedule import Schedule, Scheduler, SchedulerPort, period_s
+from auditor.service.runs.scheduled_runs import ScheduledRuns
 from auditor.service.settings import ServiceSettings
 from auditor.service.watch.backlog import backlog_counter
 from auditor.service.watch.bookie_watch import SETTLE_SESSIONS, BookieWatch, ObservedCluster, WatchPorts
@@ -40,10 +42,10 @@ from bookie.metadata.runs.records import Runs
 from bookie.metadata.store.reaching import reached_unless_stopped
 from bookie.metadata.tasks.changes import ChangeRecords
 from bookie.metadata.tasks.underreplication import UnderReplication
-from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
+from bookie.model.errors import OutcomeUnknownError, TransientError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
-from bookie.model.times import rfc3339, rfc3339_if_known
+from bookie.model.times import rfc3339
 from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.version import installed_version
@@ -52,22 +54,12 @@ from spark_jobs.runs.needs import NoPulsarError, require_pulsar, roots_in
 
 _log = logging.getLogger(__name__)
 
-HOUSEKEEPING_S: Final = 60.0
-"""Interval at which records of runs are checked: for runs of processes that have ended, and for surplus records."""
-CLOCK_STEP_S_MAX: Final = 60.0
-"""If the system time is changed by more than this, a leader schedules again, because its scheduler holds dates."""
 STOP_DEADLINE_S: Final = 17.0
 """Longest wait for runs to end at their gates. With the deadlines after it, and that of Spark, it is below the 30 s
 that Kubernetes waits after SIGTERM."""
-SCHEDULE_RETRY_S: Final = 120.0
-"""Pause after the first failure of a scheduled run; doubled after each further failure."""
-SCHEDULE_RETRY_S_MAX: Final = 960.0
-PAUSE_CHECK_INTERVAL_S: Final = 15.0
-"""Interval of the checks whether the pause of a schedule has ended."""
 RELEASE_DELAY_S: Final = 30.0
 """Time between the end of a term and the release of what only a leader needs. So a short outage of the store does not
 make the next term start Spark again, and runs of the ended term end at their gates."""
-_RETRY_S: Final = 1.0
 _RECORD_DEADLINE_S: Final = 2.0
 _RESIGN_DEADLINE_S: Final = 2.0
 
@@ -90,22 +82,6 @@ class StoreConnection:
 
 Connect = Callable[[], Awaitable[StoreConnection]]
 """Opens a connection. Raises StoreUnavailableError if there is no answer (retried); other errors are final."""
-
-
-class SchedulerPort(Protocol):
-    """The schedules of the service (``schedule.Scheduler``)."""
-
-    def start(self, last_success_ms: Mapping[RunKind, int], now_ms: int) -> None:
-        """Start the schedules."""
-        ...
-
-    def stop(self) -> None:
-        """Stop the schedules."""
-        ...
-
-    def next_run_ms(self) -> Mapping[RunKind, int]:
-        """Return the next time of each kind."""
-        ...
 
 
 MakeScheduler = Callable[[Callable[[RunKind], Awaitable[None]]], SchedulerPort]
@@ -141,13 +117,12 @@ class _Parts:
 
     connection: StoreConnection
     election: Election
-    tasks: UnderReplication
     runs: Runs
     manager: RunManager
     watch: BookieWatch
     overview: Overview
-    windows: MaintenanceWindows
-    returned: ReturnedBookies
+    scheduled: ScheduledRuns
+    term: LeaderTerm
     changes: ChangeRecords
 
 
@@ -162,7 +137,6 @@ class AuditorService(Control):
         self._scheduler = (ports.make_scheduler or self._make_scheduler)(self._fire)
         self._schedules: Mapping[RunKind, Schedule] = settings.schedules
         self._schedule_texts = settings.schedule_texts
-        self._scheduled: dict[RunKind, asyncio.Task[Any]] = {}
         now_ms = ports.clock.epoch_ms()
         self._period_s = {
             kind: period_s(schedule, now_ms) for kind, schedule in self._schedules.items() if schedule is not None
@@ -362,7 +336,7 @@ class AuditorService(Control):
                         releasing = guarded("release", self._release(parts))
                     if new.is_leader:
                         await cancel(releasing)
-                        term = guarded(f"term {new.term}", self._lead(parts))
+                        term = guarded(f"term {new.term}", parts.term.run())
                     if new.is_leader != state.is_leader:
                         self._ports.events.leadership_changed(new.is_leader)
                     parts.watch.request_observation()
@@ -384,146 +358,16 @@ class AuditorService(Control):
 
     def _end_term(self, parts: _Parts) -> None:
         self._scheduler.stop()
-        for scheduled in self._scheduled.values():
-            scheduled.cancel()
+        parts.scheduled.cancel_all()
         parts.manager.stop_all(
             Stop("this auditor is no longer the leader", RunState.ABANDONED, ExitCode.STORE_UNREACHABLE)
         )
 
-    async def _lead(self, parts: _Parts) -> None:
-        """Start the schedules, then keep house, until the end of the term cancels this."""
-        preparing = None if self._ports.prepare is None else guarded("prepare", _of(self._ports.prepare()))
-        try:
-            is_initialized, is_scheduled, offset_s = False, False, 0.0
-            while True:
-                try:
-                    stepped_s = self._date_offset_s() - offset_s
-                    if is_scheduled and abs(stepped_s) > CLOCK_STEP_S_MAX:
-                        _log.warning("the date has changed, runs are scheduled again", extra={"by_s": round(stepped_s)})
-                        is_scheduled = False
-                    if not is_scheduled:
-                        offset_s = self._date_offset_s()
-                        last_success_ms = await parts.runs.last_success_ms()
-                        self._scheduler.start(last_success_ms, self._ports.clock.epoch_ms())
-                        is_scheduled = True
-                    if not is_initialized:
-                        await self._initialize_tasks(parts.tasks)
-                        is_initialized = True
-                    await self._clean_up_records(parts)
-                except (TransientError, OutcomeUnknownError) as error:
-                    _log.warning("housekeeping failed, trying again", extra={"reason": str(error)})
-                    await self._ports.clock.sleep(_RETRY_S)
-                    continue
-                except (ConflictError, PermanentError) as error:  # a leader must have its schedule even so
-                    _log.error("housekeeping failed", extra={"reason": str(error)})
-                await self._ports.clock.sleep(HOUSEKEEPING_S)
-        finally:
-            await cancel(preparing)
-
-    async def _clean_up_records(self, parts: _Parts) -> None:
-        """End the records of dead processes' runs, and remove what is old or over: runs, pauses, windows, returns."""
-        await parts.runs.abandon_orphans(self._ports.clock.epoch_ms())
-        await parts.runs.prune(self._settings.runs_kept, self._ports.clock.epoch_ms())
-        await self._end_pauses(parts)
-        await parts.windows.remove_ended(self._ports.clock.epoch_ms())
-        await parts.returned.remove_old(self._ports.clock.epoch_ms())
-        await parts.runs.note_kept(self._settings.runs_kept)
-
-    async def _initialize_tasks(self, tasks: UnderReplication) -> None:
-        """Create the nodes of auto-recovery as Apache's auditor does at its start, because Apache's tools need them.
-
-        Raises:
-            TransientError, OutcomeUnknownError: try again.
-        """
-        try:
-            await tasks.initialize()
-            await tasks.switches.initialize_lost_bookie_delay()
-        except (ConflictError, PermanentError) as error:  # a leader must do its housekeeping even so
-            _log.error("the nodes of auto-recovery cannot be created", extra={"reason": str(error)})
-
-    def _date_offset_s(self) -> float:
-        """The system time minus the monotonic time: it changes only if the system time is set."""
-        return self._ports.clock.epoch_ms() / 1000 - self._ports.clock.monotonic_s()
-
-    async def _end_pauses(self, parts: _Parts) -> None:
-        for kind in await parts.runs.end_pauses(self._ports.clock.epoch_ms(), self._settings.pause_s):
-            _log.warning("the pause of a schedule has ended", extra={"kind": kind.value})
-            parts.overview.request_observation()
-
     async def _fire(self, kind: RunKind) -> None:
-        """Begin the run of a schedule that is due."""
-        earlier = self._scheduled.get(kind)
-        if earlier is not None and not earlier.done():
-            _log.warning("scheduled run skipped, the one before has not ended", extra={"kind": kind.value})
-            return
-        self._scheduled[kind] = guarded(f"scheduled {kind.value} run", self._run_scheduled(kind))
+        self._require_parts().scheduled.begin(kind)
 
-    async def _run_scheduled(self, kind: RunKind) -> None:
-        """Run the check. A failed run is retried with growing intervals until the misfire grace ends.
-
-        No run begins while its schedule is paused.
-        """
-        await self._wait_while_paused(kind)
-        clock, retry_s = self._ports.clock, SCHEDULE_RETRY_S
-        deadline_s = clock.monotonic_s() + self._settings.misfire_grace_s
-        while True:
-            try:
-                reason = await self._run_once(kind)
-                if reason is None:
-                    return
-            except (NotLeaderError, UnknownRunError) as error:
-                _log.warning("scheduled run skipped", extra={"kind": kind.value, "reason": str(error)})
-                return
-            except (TransientError, OutcomeUnknownError) as error:
-                reason = str(error)
-            fields = {"kind": kind.value, "reason": reason}
-            if clock.monotonic_s() + retry_s > deadline_s:
-                _log.error("scheduled run could not be started, it is skipped until it is due again", extra=fields)
-                return
-            _log.warning("scheduled run could not be started, trying again", extra=fields | {"in_s": retry_s})
-            await clock.sleep(retry_s)
-            retry_s = min(2 * retry_s, SCHEDULE_RETRY_S_MAX)
-            await self._wait_while_paused(kind)
-
-    async def _wait_while_paused(self, kind: RunKind) -> None:
-        """Wait until the schedule of a kind is not paused. Runs that are due during a pause become one run after it.
-
-        A pause of a check also delays scheduled runs that contain this check.
-        """
-        clock, seen = self._ports.clock, None
-        while True:
-            try:
-                paused = await self._require_parts().runs.paused_kinds(clock.epoch_ms())
-                pause = next((paused[each] for each in (kind, *kind.contained) if each in paused), None)
-            except (TransientError, OutcomeUnknownError) as error:
-                _log.warning("pauses could not be read, trying again", extra={"kind": kind.value, "reason": str(error)})
-                await clock.sleep(PAUSE_CHECK_INTERVAL_S)
-                continue
-            if pause is None:
-                break
-            if pause != seen:
-                seen, until = pause, rfc3339_if_known(pause.until_ms)
-                fields = {"kind": kind.value, "owner": pause.owner, "until": until}
-                _log.info("scheduled run waits, its kind is paused", extra=fields)
-            await clock.sleep(PAUSE_CHECK_INTERVAL_S)
-        if seen is not None:
-            _log.warning("scheduled run begins after the pause of its kind", extra={"kind": kind.value})
-
-    async def _run_once(self, kind: RunKind) -> str | None:
-        """Run the check to its end. Return the reason if it failed and should be retried, else None."""
-        while True:
-            try:
-                record = await self.start_run(kind, cause=RunCause.SCHEDULE, owner=self._ports.process)
-                break
-            except RunBusyError as busy:
-                _log.info("scheduled run waits for another one", extra={"kind": kind.value, "reason": str(busy)})
-                await self._require_parts().manager.wait_ended(kind)
-                await self._wait_while_paused(kind)
-        while not record.state.is_final:
-            record = await self.wait_changed(record.run_id, record)
-        if record.state is not RunState.FAILED or record.exit_code == ExitCode.CONFIGURATION:
-            return None
-        return record.detail or "the run failed"
+    async def _start_scheduled(self, kind: RunKind) -> RunRecord:
+        return await self.start_run(kind, cause=RunCause.SCHEDULE, owner=self._ports.process)
 
     async def _start_audit(self, cause: RunCause, owner: str) -> None:
         """Start a bookies run. If one is under way, and a bookie was lost, cancel it; the caller tries again.
@@ -598,17 +442,25 @@ class AuditorService(Control):
             overview.request_observation()
 
         manager.on_ended(ended)
-        windows, returned = MaintenanceWindows(store, cluster.root), ReturnedBookies(store, cluster.root)
+        housekeeping = Housekeeping(
+            runs,
+            tasks,
+            MaintenanceWindows(store, cluster.root),
+            ReturnedBookies(store, cluster.root),
+            ports.clock,
+            overview.request_observation,
+            runs_kept=settings.runs_kept,
+            pause_s=settings.pause_s,
+        )
         return _Parts(
             connection=connection,
             election=election,
-            tasks=tasks,
             runs=runs,
             manager=manager,
             watch=watch,
             overview=overview,
-            windows=windows,
-            returned=returned,
+            scheduled=ScheduledRuns(self._start_scheduled, manager, runs, ports.clock, settings.misfire_grace_s),
+            term=LeaderTerm(self._scheduler, housekeeping, runs, ports.clock, ports.prepare),
             changes=changes,
         )
 
@@ -632,7 +484,3 @@ async def _first_of(stop: asyncio.Event, tasks: Sequence[asyncio.Task[Any]]) -> 
             task.result()
     finally:
         stopping.cancel()
-
-
-async def _of(awaitable: Awaitable[object]) -> None:
-    await awaitable

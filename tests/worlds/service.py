@@ -12,8 +12,8 @@ from typing import Any, Concatenate, ParamSpec, TypedDict
 
 from auditor.service.events import EventFanout
 from auditor.service.runs.manager import RunRequest
-from auditor.service.runs.schedule import Schedule, first_due_ms, period_s
-from auditor.service.service import AuditorService, SchedulerPort, ServicePorts, StoreConnection
+from auditor.service.runs.schedule import Schedule, SchedulerPort, first_due_ms, period_s
+from auditor.service.service import AuditorService, ServicePorts, StoreConnection
 from auditor.service.settings import ServiceSettings
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.marking_policy import MarkingPolicies

@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.cron import CronTrigger
@@ -132,6 +132,22 @@ def first_due_ms(
     since_ms = max(last_success_ms + 1000, now_ms - misfire_grace_s * 1000) if last_success_ms else now_ms
     due: datetime | None = trigger.get_next_fire_time(None, _time(since_ms))
     return None if due is None else max(int(due.timestamp() * 1000), overdue_ms)
+
+
+class SchedulerPort(Protocol):
+    """The schedules of the service (``Scheduler``)."""
+
+    def start(self, last_success_ms: Mapping[RunKind, int], now_ms: int) -> None:
+        """Start the schedules."""
+        ...
+
+    def stop(self) -> None:
+        """Stop the schedules."""
+        ...
+
+    def next_run_ms(self) -> Mapping[RunKind, int]:
+        """Return the next time of each kind."""
+        ...
 
 
 class Scheduler:

@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 from auditor.api.http.documents import status_document
-from auditor.service.service import HOUSEKEEPING_S
+from auditor.service.leader_term import HOUSEKEEPING_S
 from auditor.service.watch.bookie_watch import CHECK_INTERVAL_S, SETTLE_SESSIONS
 from auditor.service.watch.changing import REGISTRATION_CHANGE_S_MAX
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from auditor.service.service import HOUSEKEEPING_S
+from auditor.service.leader_term import HOUSEKEEPING_S
 from bookie.metadata.bookies.maintenance import WINDOW_S_MAX, MaintenanceWindow, MaintenanceWindows
 from bookie.metadata.nodes import child_names, put
 from bookie.metadata.own_state import own_path

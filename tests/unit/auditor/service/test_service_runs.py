@@ -12,8 +12,9 @@ import pytest
 from auditor.api.control import NotLeaderError, RunBusyError, RunEndedError, UnknownRunError, why_no_next_run
 from auditor.metrics.service_metrics import consecutive_failures
 from auditor.operating.client import RefusedError
+from auditor.service.leader_term import HOUSEKEEPING_S
 from auditor.service.runs.manager import RunManager, RunRequest
-from auditor.service.service import HOUSEKEEPING_S, AuditorService
+from auditor.service.service import AuditorService
 from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import ANY_VERSION, StoreUnavailableError
