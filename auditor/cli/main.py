@@ -46,7 +46,7 @@ _COMMANDS: Final = {
         "progress": "auditor.cli.cluster.progress:progress",
         "bookies": "auditor.cli.cluster.bookies:bookies",
         "underreplicated": "auditor.cli.cluster.boost:underreplicated_app",
-        "dead-letters": "auditor.cli.cluster.dead_letters:app",
+        "dead-letters": "auditor.cli.dead_letters.command:app",
         "debts": "auditor.cli.cluster.debts:app",
         "doctor": "auditor.cli.cluster.doctor:doctor",
         "changes": "auditor.cli.cluster.changes:changes",

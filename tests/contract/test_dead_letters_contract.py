@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from auditor.safety.dead_letters import DeadLetterOutcome, DeadLetterResult, DeadLetters, lost_fragments
+from auditor.safety.dead_letters import DeadLetterOutcome, DeadLetterResult, DeadLetters
+from auditor.safety.lost_entries import lost_fragments
 from bookie.client.ports import ClientPorts
 from bookie.metadata.bookies.cookies import Cookie, CookieStore
 from bookie.metadata.bookies.registration import Registrations

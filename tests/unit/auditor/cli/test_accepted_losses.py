@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from auditor.cli.cluster import dead_letters, recovery
+from auditor.cli.cluster import recovery
+from auditor.cli.dead_letters import decision, pages
 from auditor.cli.drains import command as drain
 from auditor.cli.drains import decommission
 from auditor.cli.main import app
@@ -30,7 +31,8 @@ from tests.worlds.ledgers import make_metadata
 def cluster(monkeypatch: pytest.MonkeyPatch) -> CommandCluster:
     """Bookies a and b are lost, with every copy of ledgers 7, 8 and 9; the losses of 7 and 8 are accepted."""
     made = CommandCluster()
-    for module in (dead_letters, decommission, drain, recovery):
+    monkeypatch.setattr(pages, "connected", made.connected)
+    for module in (decision, decommission, drain, recovery):
         monkeypatch.setattr(module, "connected", made.connected)
         monkeypatch.setattr(module, "whoami", lambda: "me@host")
 

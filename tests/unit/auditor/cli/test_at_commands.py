@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 from auditor.api.http import report_routes
 from auditor.cli.audit import remote_reports
 from auditor.cli.audit.remote import Remote, RemoteRefusedError, RemoteUnavailableError
-from auditor.cli.cluster import dead_letters, status
+from auditor.cli.cluster import status
+from auditor.cli.dead_letters import retry
 from auditor.cli.drains.remote import remote_drain_status
 from auditor.cli.drains.status import observe_or_wait
 from auditor.cli.main import app
@@ -97,7 +98,7 @@ async def test_dead_letters_are_changed_after_confirmation(world: ApiWorld) -> N
 async def test_missing_letters_are_skipped_unless_they_are_named(
     world: ApiWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "AT_ONCE_MAX", 1)
+    monkeypatch.setattr(retry, "AT_ONCE_MAX", 1)
     loop, ask = asyncio.get_running_loop(), Remote.ask
     cluster = world.upkeep.cluster
 

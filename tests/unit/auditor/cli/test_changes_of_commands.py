@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from auditor.cli.audit import runs
-from auditor.cli.cluster import boost, changes, dead_letters, maintenance, ok_to_stop, recovery, throttle
+from auditor.cli.cluster import boost, changes, maintenance, ok_to_stop, recovery, throttle
+from auditor.cli.dead_letters import decision, pages, retry
 from auditor.cli.drains import command as drain
 from auditor.cli.drains import decommission
 from auditor.cli.main import app
@@ -29,8 +30,18 @@ from tests.worlds.clocks import EPOCH_MS, ManualClock
 from tests.worlds.cluster import ROOT
 from tests.worlds.commands import CommandCluster
 
-MODULES: tuple[ModuleType, ...] = (boost, dead_letters, decommission, drain, maintenance, recovery, runs, throttle)
-READERS: tuple[ModuleType, ...] = (changes, ok_to_stop)
+MODULES: tuple[ModuleType, ...] = (
+    boost,
+    decision,
+    decommission,
+    drain,
+    maintenance,
+    recovery,
+    retry,
+    runs,
+    throttle,
+)
+READERS: tuple[ModuleType, ...] = (changes, ok_to_stop, pages)
 RUN = "20261120T100001Z-0a1b2c"
 
 

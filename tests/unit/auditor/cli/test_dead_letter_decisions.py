@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from auditor.cli import changing
-from auditor.cli.cluster import dead_letters
+from auditor.cli.dead_letters import decision, pages, retry
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
 from auditor.safety.dead_letters import DeadLetterOutcome, DeadLetterResult, DeadLetters
@@ -38,8 +38,10 @@ def ran(work: Coroutine[Any, Any, Any]) -> Any:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> CommandCluster:
     made = CommandCluster()
     ran(made.fill())
-    monkeypatch.setattr(dead_letters, "connected", made.connected)
-    monkeypatch.setattr(dead_letters, "whoami", lambda: "me@host")
+    monkeypatch.setattr(pages, "connected", made.connected)
+    for module in (decision, retry):
+        monkeypatch.setattr(module, "connected", made.connected)
+        monkeypatch.setattr(module, "whoami", lambda: "me@host")
     return made
 
 
@@ -118,7 +120,8 @@ def test_nothing_is_changed_if_one_ledger_is_refused(cluster: CommandCluster) ->
 
 
 def test_invalid_usage_is_refused_before_the_store_is_contacted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "connected", None)
+    for module in (decision, pages, retry):
+        monkeypatch.setattr(module, "connected", None)
     for words in (
         ("accept-loss", "7", "--yes"),
         ("accept-loss", "7", "--yes", "--reason", "  "),
@@ -238,7 +241,7 @@ def test_a_retry_skips_missing_letters_unless_they_are_named(
     def repaired_meanwhile(question: str, *, is_sure: bool) -> None:
         ran(parked.unpark(LedgerId(8)))
 
-    monkeypatch.setattr(dead_letters, "confirm", repaired_meanwhile)
+    monkeypatch.setattr(retry, "confirm", repaired_meanwhile)
     for words in (("--all",), ("--reason", "no_live_copy")):
         for record in records:
             ran(parked.park(record))

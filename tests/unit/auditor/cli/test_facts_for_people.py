@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from auditor.cli.audit.runs import run_lines
-from auditor.cli.cluster.dead_letters import letter_lines
+from auditor.cli.dead_letters.command import letter_lines
 from auditor.cli.ledgers.entries import describe
 from auditor.operating.copied_bytes import copied_bytes
 from auditor.operating.dead_letters import dead_letter_row

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.safety.dead_letters import DeadLetterOutcome, DeadLetterResult, DeadLetters, lost_fragments
+from auditor.safety.dead_letters import DeadLetterOutcome, DeadLetterResult, DeadLetters
+from auditor.safety.lost_entries import lost_fragments
 from bookie.metadata.port import StoreUnavailableError
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.decisions import Decision, DecisionKind, Decisions, Denial, LostFragment
