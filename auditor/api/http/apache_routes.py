@@ -15,7 +15,7 @@ from aiohttp import web
 from auditor.api.control import Control, RunBusyError
 from auditor.api.http.queries import BOOLEAN_PATTERN, boolean, delay_request, whole_number
 from auditor.api.http.routes import JSON, TEXT, Call, Handler, Parameter, Route, RouteAnswer
-from auditor.api.http.schemas import LEDGER_ID
+from auditor.api.http.schema_parts import LEDGER_ID
 from auditor.api.operations_port import MarkFilter, Operations
 from auditor.api.problems import InvalidRequestError, NotFoundError
 from auditor.api.upkeep_port import Upkeep

@@ -14,7 +14,7 @@ from auditor.api.control import Backlog, Control
 from auditor.api.http.documents import bookie_list, status_document, task_list
 from auditor.api.http.queries import refuse_unknown, whole_number
 from auditor.api.http.routes import HTML, JSON, Call, Parameter, Route, RouteAnswer
-from auditor.api.http.schemas import LEDGER_ID
+from auditor.api.http.schema_parts import LEDGER_ID
 from auditor.api.http.status_page import status_page
 from auditor.api.operations_port import ALL_MARKS, MarkFilter, Operations
 from bookie.metadata.port import StoreUnavailableError

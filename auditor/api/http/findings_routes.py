@@ -17,7 +17,7 @@ from aiohttp import web
 from auditor.api.http.documents import document
 from auditor.api.http.queries import refuse_unknown, whole_number
 from auditor.api.http.routes import JSON, RUN_ID, Call, Parameter, Route, RouteAnswer
-from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGER_ID
+from auditor.api.http.schema_parts import BOOKIE_ID_PATTERN, LEDGER_ID
 from auditor.api.problems import InvalidRequestError, NotFoundError
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.severity import Severity

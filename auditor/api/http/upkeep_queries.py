@@ -7,14 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from auditor.api.http.queries import json_boolean, json_integer, json_object, refuse_unknown
-from auditor.api.http.schemas import (
-    BOOKIE_ID_PATTERN,
-    DRAINS_MAX,
-    LEDGERS_MAX,
-    LIMITS,
-    REASON_MAX,
-    WINDOW_TARGET_PATTERN,
-)
+from auditor.api.http.schema_parts import BOOKIE_ID_PATTERN, WINDOW_TARGET_PATTERN
+from auditor.api.http.upkeep_schemas import DRAINS_MAX, LEDGERS_MAX, LIMITS, REASON_MAX
 from auditor.api.problems import ContradictionError, InvalidRequestError, NotFoundError
 from auditor.operating.maintenance import NOTE_MAX, window_target
 from bookie.metadata.bookies.maintenance import WINDOW_S_MAX

@@ -18,7 +18,7 @@ from auditor.api.http import upkeep_queries as queries
 from auditor.api.http.documents import document
 from auditor.api.http.queries import boolean, json_boolean, json_integer, json_object, refuse_unknown, whole_number
 from auditor.api.http.routes import JSON, Call, Parameter, Route, RouteAnswer, segment
-from auditor.api.http.schemas import BOOKIE_ID_PATTERN, LEDGER_ID, WINDOW_TARGET_PATTERN
+from auditor.api.http.schema_parts import BOOKIE_ID_PATTERN, LEDGER_ID, WINDOW_TARGET_PATTERN
 from auditor.api.problems import InvalidRequestError, NotFoundError, NotOkToStopError
 from auditor.api.upkeep_port import Upkeep
 from auditor.operating import boosting, dead_letters, debts, drain_status, drains, limits, maintenance, switches
