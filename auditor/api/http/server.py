@@ -17,6 +17,8 @@ from auditor.api.control import Control
 from auditor.api.http.apache_routes import ApacheRoutes
 from auditor.api.http.cluster_routes import ClusterRoutes
 from auditor.api.http.connections import CONNECTIONS_MAX, Places, serve_bounded
+from auditor.api.http.dead_letter_routes import DeadLetterRoutes
+from auditor.api.http.drain_routes import DrainRoutes
 from auditor.api.http.findings_routes import FindingsRoutes
 from auditor.api.http.guard import Guard
 from auditor.api.http.openapi import describe
@@ -122,6 +124,8 @@ class HttpApi:
             *ClusterRoutes(control, operations).routes(),
             *FindingsRoutes(settings.report_dir).routes(),
             *UpkeepRoutes(upkeep).routes(),
+            *DeadLetterRoutes(upkeep).routes(),
+            *DrainRoutes(upkeep).routes(),
             *ReportRoutes(settings.report_dir, peers, settings.report_store).routes(),
             *ApacheRoutes(control, operations, upkeep).routes(),
             *self._process.routes(),
