@@ -71,7 +71,7 @@ _COMMANDS: Final = {
         "auditor": "auditor.cli.services.auditor:auditor",
         "replicator": "auditor.cli.services.processes:replicator",
         "exporter": "auditor.cli.services.exporter:exporter",
-        "bookie": "auditor.cli.services.bookie_upkeep:bookie_app",
+        "bookie": "auditor.cli.bookie.command:bookie_app",
     },
     "Ledgers and logs": {
         "ledger": "auditor.cli.ledgers.ledger:app",

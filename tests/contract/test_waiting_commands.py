@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from auditor.cli.bookie import place, upkeep
+from auditor.cli.bookie.upkeep import COLLECTED_WITHIN_S, collected
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
-from auditor.cli.services import bookie_place, bookie_upkeep
-from auditor.cli.services.bookie_upkeep import COLLECTED_WITHIN_S, collected
 from auditor.cli.watching import watched
 from bookie.model.exit_codes import ExitCode
 from bookie.server.upkeep.scrubber import Scrubber
@@ -57,8 +57,8 @@ def nothing() -> None:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
     made = Pauses()
     waiting = partial(collected, monotonic_s=made.now_s, sleep=made.sleep)
-    monkeypatch.setattr(bookie_upkeep, "collected", waiting)
-    monkeypatch.setattr(bookie_place, "watched", partial(watched, sleep=made.sleep))
+    monkeypatch.setattr(upkeep, "collected", waiting)
+    monkeypatch.setattr(place, "watched", partial(watched, sleep=made.sleep))
     return made
 
 

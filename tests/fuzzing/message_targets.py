@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError, Message
 
-from auditor.cli.services.bookie_lines import collection_lines, read_only_lines, scrub_lines
-from auditor.cli.services.running_bookie import collection_document, read_only_document, scrub_document
+from auditor.cli.bookie.lines import collection_lines, read_only_lines, scrub_lines
+from auditor.cli.bookie.running import collection_document, read_only_document, scrub_document
 from bookie.model.availability import EntryRuns
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId

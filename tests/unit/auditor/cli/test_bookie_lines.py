@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from auditor.cli.services.bookie_lines import status_lines, stopped_lines
+from auditor.cli.bookie.lines import status_lines, stopped_lines
 
 
 def test_uptime_is_shown_in_readable_units() -> None:

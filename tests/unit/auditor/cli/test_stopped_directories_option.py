@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from auditor.cli.services.bookie_lines import status_lines
-from auditor.cli.services.bookie_place import bookie_from_options, ledger_dirs_of
+from auditor.cli.bookie.lines import status_lines
+from auditor.cli.bookie.place import bookie_from_options, ledger_dirs_of
 
 
 def test_the_option_may_be_repeated_or_contain_commas(tmp_path: Path) -> None:

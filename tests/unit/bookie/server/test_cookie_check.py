@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from auditor.cli.services import bookie_cookie
+from auditor.cli.bookie import cookie
 from bookie.metadata.bookies.cookies import Cookie, encode_cookie
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
@@ -116,4 +116,4 @@ def test_the_command_fails_if_one_of_the_directories_has_no_cookie(tmp_path: Pat
     (whole / CURRENT / VERSION_FILE).write_bytes(encode_cookie(STORED))
     for journal, exit_code in ((whole, ExitCode.OK), (empty, ExitCode.FAILED)):
         words = ["show", "--journal-dir", str(journal), "--ledger-dir", str(whole)]
-        assert CliRunner().invoke(bookie_cookie.app, words).exit_code == exit_code
+        assert CliRunner().invoke(cookie.app, words).exit_code == exit_code

@@ -10,30 +10,24 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from auditor.cli.changing import whoami
-from auditor.cli.output import OutputFormat, StreamFormat, print_error, print_json, print_line, print_note
-from auditor.cli.running import OutputOption, StreamOutputOption, run
-from auditor.cli.services import bookie_cookie, bookie_format
-from auditor.cli.services.bookie_commands import bookie_app
-from auditor.cli.services.bookie_lines import collection_lines, read_only_lines
-from auditor.cli.services.bookie_place import (
-    CHANGE_EXIT_CODES_HELP,
+from auditor.cli.bookie.lines import collection_lines, read_only_lines
+from auditor.cli.bookie.place import (
     OptionalJournalDirOption,
     OptionalLedgerDirOption,
     bookie_from_options,
     print_document,
 )
-from auditor.cli.services.running_bookie import AtOption, RunningBookie, TokenFileOption
+from auditor.cli.bookie.running import AtOption, RunningBookie, TokenFileOption
+from auditor.cli.changing import whoami
+from auditor.cli.output import OutputFormat, StreamFormat, print_error, print_json, print_line, print_note
+from auditor.cli.running import OutputOption, StreamOutputOption, run
 from auditor.cli.watching import IntervalOption, check_timeout
 from bookie.model.exit_codes import ExitCode
-
-__all__ = ["bookie_app"]
 
 COLLECTED_WITHIN_S: Final = 3600.0
 """Longest wait for a collection. In this time, compaction reads up to 180 GB of entry logs."""
 
 
-@bookie_app.command("gc")
 def collect(
     at: AtOption = None,
     token_file: TokenFileOption = None,
@@ -137,7 +131,6 @@ class ReadOnlyAction(enum.StrEnum):
     CLEAR = "clear"
 
 
-@bookie_app.command("readonly", epilog=CHANGE_EXIT_CODES_HELP)
 def readonly(
     action: Annotated[ReadOnlyAction, typer.Argument(help="Show, set or end it.")] = ReadOnlyAction.SHOW,
     journal_dir: OptionalJournalDirOption = None,
@@ -166,7 +159,6 @@ def readonly(
         print_line(line)
 
 
-@bookie_app.command("force")
 def force(at: AtOption = None, token_file: TokenFileOption = None, output: OutputOption = OutputFormat.TABLE) -> None:
     """Let a running bookie move everything from its journal to its entry logs and its index, and sync both.
 
@@ -203,7 +195,3 @@ async def _stopped_read_only(
         "read_only_asked_by": (found.asked_by if found else "") or None,
         "read_only_asked_at": rfc3339_if_known(found.asked_ms, "seconds") if found else None,
     }
-
-
-bookie_app.command("format")(bookie_format.format_directories)
-bookie_app.add_typer(bookie_cookie.app, name="cookie")

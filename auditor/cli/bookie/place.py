@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from auditor.cli.bookie.running import RunningBookie
 from auditor.cli.output import StreamFormat, print_json, print_json_line, print_line
-from auditor.cli.services.running_bookie import RunningBookie
 from auditor.cli.watching import watched
 from bookie.model.option import parse_directories
 
@@ -28,6 +28,25 @@ OptionalLedgerDirOption = Annotated[
     typer.Option(
         "--ledger-dir",
         help="The ledger directory of a stopped bookie; if it has several, repeat this, or separate them by commas.",
+        metavar="DIRECTORY",
+        show_default=False,
+    ),
+]
+JournalDirOption = Annotated[
+    list[str],
+    typer.Option(
+        "--journal-dir",
+        help="The bookie's journal directory; if it has several, repeat this in their order, or separate them by "
+        "commas.",
+        metavar="DIRECTORY",
+        show_default=False,
+    ),
+]
+LedgerDirOption = Annotated[
+    list[str],
+    typer.Option(
+        "--ledger-dir",
+        help="The bookie's ledger directory; if it has several, repeat this, or separate them by commas.",
         metavar="DIRECTORY",
         show_default=False,
     ),

@@ -1,4 +1,4 @@
-"""The documents of a running bookie (``running_bookie``) as lines of text."""
+"""The documents of a running bookie (``running``) as lines of text."""
 
 from __future__ import annotations
 

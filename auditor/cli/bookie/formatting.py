@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from auditor.cli.bookie.place import JournalDirOption, LedgerDirOption, journal_dirs_of, ledger_dirs_of
 from auditor.cli.changing import DryRunOption, YesOption, confirm, whoami
 from auditor.cli.output import OutputFormat, print_json, print_line, print_note
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, metadata_uri, run
-from auditor.cli.services.bookie_commands import JournalDirOption, LedgerDirOption
-from auditor.cli.services.bookie_place import journal_dirs_of, ledger_dirs_of
 from bookie.model.errors import BkhealError
 from bookie.runtime.human import counted, size
 
