@@ -9,22 +9,20 @@ from typing import TypeVar
 from typing_extensions import override
 
 from bookie.metadata.port import (
-    ANY_VERSION,
     AccessDeniedError,
     Children,
     MetadataStore,
     Node,
-    Operation,
-    Session,
     Stat,
 )
+from bookie.metadata.store.forwarding import ForwardingStore
 from spark_jobs.pacing.pace import Pace, Reading
 from spark_jobs.pacing.sharing import COUNT_INTERVAL_S, Sharing
 
 T = TypeVar("T")
 
 
-class PacedStore(MetadataStore):
+class PacedStore(ForwardingStore):
     """Divides bulk reads into parts, and sends each when the pace admits it. The caller has to close ``store``."""
 
     def __init__(
@@ -45,7 +43,7 @@ class PacedStore(MetadataStore):
             sharing: follows the runs that share the limits; None: the limits are not shared.
             measures_itself: whether to call ``measure_if_due`` before each read, for a caller that never does.
         """
-        self._store = store
+        super().__init__(store)
         self._small_node = small_node if sharing is None else sharing.path
         self._small: Stat | None = None
         self._sharing = sharing
@@ -101,49 +99,6 @@ class PacedStore(MetadataStore):
     @override
     async def children_many(self, paths: Sequence[str]) -> list[Children | None]:
         return await self._parts(paths, self._store.children_many, _names_size, is_list=True)
-
-    @override
-    async def create(
-        self, path: str, data: bytes = b"", *, is_ephemeral: bool = False, is_sequential: bool = False
-    ) -> str:
-        return await self._store.create(path, data, is_ephemeral=is_ephemeral, is_sequential=is_sequential)
-
-    @override
-    async def set(self, path: str, data: bytes, version: int) -> Stat:
-        return await self._store.set(path, data, version)
-
-    @override
-    async def delete(self, path: str, version: int = ANY_VERSION) -> None:
-        await self._store.delete(path, version)
-
-    @override
-    async def multi(self, operations: Sequence[Operation]) -> None:
-        await self._store.multi(operations)
-
-    @override
-    async def sync(self, path: str) -> None:
-        await self._store.sync(path)
-
-    @override
-    async def wait_children_changed(self, path: str, seen: Children) -> None:
-        await self._store.wait_children_changed(path, seen)
-
-    @override
-    async def wait_node_changed(self, path: str, seen: Stat | None) -> None:
-        await self._store.wait_node_changed(path, seen)
-
-    @property
-    @override
-    def session(self) -> Session:
-        return self._store.session
-
-    @override
-    async def wait_session_changed(self, seen: Session) -> Session:
-        return await self._store.wait_session_changed(seen)
-
-    @override
-    async def close(self) -> None:
-        await self._store.close()
 
     async def _parts(
         self,

@@ -29,7 +29,6 @@ from bookie.metadata.port import (
     ANY_VERSION,
     MULTI_OPS_MAX,
     Check,
-    Children,
     Create,
     Delete,
     MetadataStore,
@@ -37,10 +36,9 @@ from bookie.metadata.port import (
     Node,
     NoNodeError,
     Operation,
-    Session,
-    Stat,
 )
 from bookie.metadata.request_limits import check_data, check_multi, check_path, operation_size
+from bookie.metadata.store.forwarding import ForwardingStore
 from bookie.metadata.store.lane import NotJoined, QueuedRequest, RequestLane
 
 JOINED_BYTES_MAX: Final = 256 * 1024
@@ -51,11 +49,11 @@ _ATTEMPTS: Final = 4
 """Joint attempts before requests are sent separately: many conflicts show that other clients change the same nodes."""
 
 
-class CombiningStore(MetadataStore):
+class CombiningStore(ForwardingStore):
     """Joins the requests of concurrent callers. Passes everything else on to ``store``, and owns it."""
 
     def __init__(self, store: MetadataStore) -> None:
-        self._store = store
+        super().__init__(store)
         self._writes = _Writes(store)
         self._reads = _Reads(store)
         self._current_reads = _CurrentReads(store)
@@ -86,22 +84,6 @@ class CombiningStore(MetadataStore):
         return list(await self._current_reads.run(paths, lambda: self._store.get_many_current(paths)))
 
     @override
-    async def get_many_data(self, paths: Sequence[str]) -> list[bytes | None]:
-        return await self._store.get_many_data(paths)
-
-    @override
-    async def stat(self, path: str) -> Stat | None:
-        return await self._store.stat(path)
-
-    @override
-    async def children(self, path: str) -> Children:
-        return await self._store.children(path)
-
-    @override
-    async def children_many(self, paths: Sequence[str]) -> list[Children | None]:
-        return await self._store.children_many(paths)
-
-    @override
     async def create(
         self, path: str, data: bytes = b"", *, is_ephemeral: bool = False, is_sequential: bool = False
     ) -> str:
@@ -115,10 +97,6 @@ class CombiningStore(MetadataStore):
 
         await self._writes.run(_Joinable([Create(path, data, is_ephemeral)]), call_single)
         return path
-
-    @override
-    async def set(self, path: str, data: bytes, version: int) -> Stat:
-        return await self._store.set(path, data, version)
 
     @override
     async def delete(self, path: str, version: int = ANY_VERSION) -> None:
@@ -135,27 +113,6 @@ class CombiningStore(MetadataStore):
     async def sync(self, path: str) -> None:
         check_path(path)
         await self._syncs.run(path, lambda: self._store.sync(path))
-
-    @override
-    async def wait_children_changed(self, path: str, seen: Children) -> None:
-        await self._store.wait_children_changed(path, seen)
-
-    @override
-    async def wait_node_changed(self, path: str, seen: Stat | None) -> None:
-        await self._store.wait_node_changed(path, seen)
-
-    @property
-    @override
-    def session(self) -> Session:
-        return self._store.session
-
-    @override
-    async def wait_session_changed(self, seen: Session) -> Session:
-        return await self._store.wait_session_changed(seen)
-
-    @override
-    async def close(self) -> None:
-        await self._store.close()
 
 
 class _Joinable:
