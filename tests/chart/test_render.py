@@ -34,10 +34,7 @@ def test_each_object_has_a_name_of_its_own(name: str) -> None:
     assert len(set(keys)) == len(keys) > 0
 
 
-@pytest.mark.parametrize(
-    "version",
-    [VERSIONS[0], *(pytest.param(version, marks=pytest.mark.long) for version in VERSIONS[1:-1]), VERSIONS[-1]],
-)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_objects_match_the_schemas_of_kubernetes(version: str) -> None:
     assert [problem for item in all_objects() for problem in problems(item, version)] == []
 
