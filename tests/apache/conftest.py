@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -184,21 +185,35 @@ async def taken_away(apache_cluster: ApacheCluster) -> AsyncIterator[Callable[[A
         await bookie.wait_ready()
 
 
+OwnServers = Callable[..., Awaitable[ApacheCluster]]
 OwnCluster = Callable[..., Awaitable[tuple[ApacheCluster, JavaDriver]]]
 
 
 @pytest.fixture
-async def own_cluster(apache_jvm: ApacheJvm, java_classes: Path, tmp_path: Path) -> AsyncIterator[OwnCluster]:
+async def own_servers(apache_jvm: ApacheJvm, tmp_path: Path) -> AsyncIterator[OwnServers]:
+    """Start a cluster that only one test uses; arguments as for ``ApacheCluster.start``."""
+    async with AsyncExitStack() as stack:
+        numbers = itertools.count(1)
+
+        async def start(**arguments: Any) -> ApacheCluster:
+            cluster = await start_cluster(tmp_path / f"cluster-{next(numbers)}", apache_jvm, **arguments)
+            stack.push_async_callback(end_cluster, cluster)
+            return cluster
+
+        yield start
+
+
+@pytest.fixture
+async def own_cluster(
+    own_servers: OwnServers, apache_jvm: ApacheJvm, java_classes: Path, tmp_path: Path
+) -> AsyncIterator[OwnCluster]:
     """Start a cluster with a Java driver that only one test uses; arguments as for ``ApacheCluster.start``."""
     async with AsyncExitStack() as stack:
-        count = 0
+        numbers = itertools.count(1)
 
         async def start(**arguments: Any) -> tuple[ApacheCluster, JavaDriver]:
-            nonlocal count
-            count += 1
-            cluster = await start_cluster(tmp_path / f"cluster-{count}", apache_jvm, **arguments)
-            stack.push_async_callback(end_cluster, cluster)
-            driver = await JavaDriver.start(tmp_path / f"driver-{count}", cluster, apache_jvm, java_classes)
+            cluster = await own_servers(**arguments)
+            driver = await JavaDriver.start(tmp_path / f"driver-{next(numbers)}", cluster, apache_jvm, java_classes)
             stack.push_async_callback(driver.kill9)
             return cluster, driver
 

@@ -21,7 +21,7 @@ from bookie.metadata.layout import COOKIES, lost_bookie_delay_path, task_path
 from bookie.metadata.runs.election import current_auditor, election_path
 from bookie.metadata.runs.records import Runs
 from bookie.model.ids import LedgerId
-from tests.apache.conftest import OwnCluster
+from tests.apache.conftest import OwnServers
 from tests.apache.programs import bkheal
 from tests.apache.waiting import until
 from tests.apache.worlds import (
@@ -194,9 +194,9 @@ async def test_each_auditor_succeeds_the_other_and_finds_what_was_lost_before(
 
 
 async def test_apaches_shell_requests_audits_where_only_our_auditor_ever_ran(
-    own_cluster: OwnCluster, stack: AsyncExitStack, tmp_path: Path
+    own_servers: OwnServers, stack: AsyncExitStack, tmp_path: Path
 ) -> None:
-    cluster, _ = await own_cluster(bookies=2)
+    cluster = await own_servers(bookies=2)
     ours = Auditor.launch(cluster.metadata_uri, tmp_path / "ours")
     await stack.enter_async_context(ours.process)
     await ours.ready()

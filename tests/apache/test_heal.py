@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import shutil
 from collections import Counter
@@ -51,23 +52,24 @@ class Written:
 async def write_everything(java: JavaDriver, cluster: ApacheCluster) -> tuple[list[Written], ApacheBookie]:
     """Write ledgers of each digest type, over both versions of the protocol, striped and not; one is left open.
 
-    Some have several fragments, because a bookie was stopped for a while. The tests later remove the same bookie.
+    Each two of a digest type, a version and a shape occur together. Some ledgers have several fragments, because a
+    bookie was stopped for a while. The tests later remove the same bookie.
     """
     open_handles: list[tuple[JavaHandle, Written]] = []
-    for digest in DIGESTS:
-        for wire in ("v2", "v3"):
-            for shape in SHAPES:
-                handle = await java.create(*shape, digest=digest, password=PASSWORD, client=wire)
-                ledger = Written(handle.ledger_id, digest, wire, 30)
-                await handle.write(30, seed=ledger.seed, sizes=SIZES)
-                open_handles.append((handle, ledger))
+    for number, (digest, shape) in enumerate(itertools.product(DIGESTS, SHAPES)):
+        wire = ("v2", "v3")[number % 2]
+        handle = await java.create(*shape, digest=digest, password=PASSWORD, client=wire)
+        ledger = Written(handle.ledger_id, digest, wire, 30)
+        await handle.write(30, seed=ledger.seed, sizes=SIZES)
+        open_handles.append((handle, ledger))
+    extended = open_handles[::3]
     named: Counter[str] = Counter()
-    for handle, _ in open_handles:
+    for handle, _ in extended:
         metadata = await java.call("metadata", ledger=handle.ledger_id)
         named.update(metadata["ensembles"]["0"])
     victim = next(bookie for bookie in cluster.bookies if bookie.bookie_id == named.most_common(1)[0][0])
     await victim.stop()
-    for handle, ledger in open_handles[::3]:
+    for handle, ledger in extended:
         await handle.write(20, seed=ledger.seed, sizes=SIZES)
         ledger.entries += 20
     await victim.start()

@@ -13,7 +13,7 @@ from bookie.model.ids import EntryId, LedgerId
 from bookie.model.run import RunKind
 from bookie.wire.port import Status
 from bookie.wire.requests import Read
-from tests.apache.conftest import OwnCluster
+from tests.apache.conftest import OwnServers
 from tests.apache.programs import Audit, Replicator
 from tests.apache.worlds import connect, gone
 from tests.deadlines import STATE_S
@@ -27,9 +27,9 @@ LEDGERS = 40
 
 
 async def test_a_bookie_survives_repairs_and_audits_of_more_ledgers_than_its_index_has_pages(
-    own_cluster: OwnCluster, audit: Audit, tmp_path: Path
+    own_servers: OwnServers, audit: Audit, tmp_path: Path
 ) -> None:
-    cluster, _ = await own_cluster(bookies=4, options=ApacheOptions(extra={"pageLimit": str(PAGES)}))
+    cluster = await own_servers(bookies=4, options=ApacheOptions(extra={"pageLimit": str(PAGES)}))
     uri = cluster.metadata_uri
     async with await connect(uri) as client:
 

@@ -16,7 +16,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from bookie.wire.port import AddBatch, Status
 from bookie.wire.requests import Read, ReadLast
-from tests.apache.conftest import OwnCluster
+from tests.apache.conftest import OwnServers
 from tests.apache.programs import Replicator
 from tests.apache.worlds import connect
 from tests.deadlines import STATE_S
@@ -49,9 +49,9 @@ async def held(client: ConnectedBookKeeper, bookie: BookieId, ledger_id: LedgerI
 
 @pytest.mark.parametrize("storage", STORAGES)
 async def test_a_member_also_gets_entries_after_the_last_one_that_another_member_reports(
-    own_cluster: OwnCluster, storage: ApacheStorage, tmp_path: Path
+    own_servers: OwnServers, storage: ApacheStorage, tmp_path: Path
 ) -> None:
-    cluster, _ = await own_cluster(bookies=3, options=ApacheOptions(storage, extra={"flushInterval": NO_FLUSH_MS}))
+    cluster = await own_servers(bookies=3, options=ApacheOptions(storage, extra={"flushInterval": NO_FLUSH_MS}))
     first, both, wiped = cluster.bookies
     async with await connect(cluster.metadata_uri) as client:
         fragments = [(0, f"{first.bookie_id} {both.bookie_id}"), (TAIL, f"{both.bookie_id} {wiped.bookie_id}")]

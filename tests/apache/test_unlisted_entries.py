@@ -56,6 +56,7 @@ async def test_the_entries_of_a_bookie_without_lists_are_found_by_reading(
         assert (await transport.ask(bookie.bookie_id, ListEntries(NO_SUCH_LEDGER), 10.0)).status is Status.NO_LEDGER
 
 
+@pytest.mark.long  # the gate has the test above, and a repair with a check on such bookies in test_unreadable_copies
 async def test_a_loss_among_bookies_without_lists_is_repaired_and_checked_by_sample(
     own_cluster: OwnCluster, audit: Audit, tmp_path: Path
 ) -> None:

@@ -44,6 +44,20 @@ T = TypeVar("T")
 CLIENT: Final = "bkheal"
 _ZOOKEEPER: Final = "zookeeper/127.0.0.1"
 KERBEROS_ACCESS: Final = ZooKeeperAccess(login=ZooKeeperLogin.GSSAPI, acl="creator")
+_MORE_ZOOKEEPERS: Final = {"zookeeper, joined", "zookeeper, secured"}
+"""Real ZooKeepers on which the gate runs only the tests of the store itself."""
+_STORE_FILES: Final = {"test_metadata_store_contract.py", "test_ended_sessions.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave some stores to the long suites in the tests of records, which use a store only through its port.
+
+    The gate runs these tests on the twins, on a plain ZooKeeper, and on a twin with joined requests.
+    """
+    for item in items:
+        arguments = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if arguments.get("make_backend") in _MORE_ZOOKEEPERS and item.path.name not in _STORE_FILES:
+            item.add_marker(pytest.mark.long)
 
 
 class Backend(Protocol):

@@ -18,7 +18,8 @@ from tests.simulation.runner import Summary, run_one, run_seeds, with_progress
 from tests.simulation.variation import FIRST_WITH_MORE_HARSHNESS
 
 CORPUS: Final = Path(__file__).with_name("corpus.json")
-"""Seeds that failed in the past. Every test run includes them."""
+"""Seeds that failed in the past. Every long run includes them, the gate those without ``is_long``: a case that repeats
+another, that found an error of the simulator only, or whose history takes seconds and has a test of the gate."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -51,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     which = replay.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, action="append", help="a seed (may be repeated)")
     which.add_argument("--corpus", action="store_true", help=f"every seed that once failed, of {CORPUS.name}")
+    replay.add_argument("--gate", action="store_true", help="with --corpus: only the seeds that the gate runs")
     replay.add_argument("--profile", choices=names)
     replay.add_argument("--defect", choices=sorted(DEFECTS), help="with a planted defect")
     replay.add_argument("--trace", action="store_true", help="print every event")
@@ -105,10 +107,14 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if summary.failures else 0
 
 
-def read_corpus() -> list[dict[str, Any]]:
-    """Return the seeds that failed in the past, each with its profile, so that a new profile does not change them."""
+def read_corpus(*, is_gate: bool = False) -> list[dict[str, Any]]:
+    """Return the seeds that failed in the past, each with its profile, so that a new profile does not change them.
+
+    Args:
+        is_gate: return only those that the gate runs.
+    """
     corpus: list[dict[str, Any]] = json.loads(CORPUS.read_text())
-    return corpus
+    return [case for case in corpus if not (is_gate and case.get("is_long"))]
 
 
 def _keep(outcome: Outcome) -> None:
@@ -123,7 +129,7 @@ def _keep(outcome: Outcome) -> None:
 
 def _replay(options: argparse.Namespace) -> int:
     if options.corpus:
-        cases = [(case["seed"], case["profile"]) for case in read_corpus()]
+        cases = [(case["seed"], case["profile"]) for case in read_corpus(is_gate=options.gate)]
     else:
         cases = [(seed, options.profile) for seed in options.seed]
     failed = 0

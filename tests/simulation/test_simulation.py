@@ -21,7 +21,41 @@ from tests.simulation.detection import REFRESH, TABLE, read_found, table
 from tests.simulation.profiles import NAMED, PROFILES
 from tests.simulation.variation import FIRST_WITH_MORE_HARSHNESS
 
-HISTORIES: Final = 150
+HISTORIES: Final = 3 * len(PROFILES)
+CHEAPEST: Final = {
+    "I1": "change-starts-late",
+    "I2": "change-ignores-state",
+    "I3": "one-denial-is-enough",
+    "I4": "close-over-close",
+    "I5": "unconfirmed-entries-readable",
+    "I6": "member-twice",
+    "I8": "replacements-stored-early",
+    "I9": "metadata-overwritten",
+    "I10": "deleted-ledger-recreated",
+    "I11": "incarnation-unchecked",
+    "I13": "corrupt-is-absent",
+    "I14": "recovered-lac-changed",
+    "I15": "directory-not-synced",
+    "I16": "only-last-fragment-kept",
+    "I17": "boundary-one-short",
+    "I18": "absence-is-denial",
+    "I19": "failed-directory-trusted",
+    "I24": "brake-ignored",
+    "J": "log-id-reused",
+    "LOCK": "task-deleted-blindly",
+    "PACE": "critical-not-preferred",
+    "R39": "delay-not-respected",
+    "R40": "lost-disks-not-urgent",
+    "R43": "memory-by-mean-size",
+    "R44": "copy-progress-ignored",
+    "R57": "debt-not-recorded",
+    "S8": "read-only-target",
+    "S11": "pull-ends-early",
+    "S14": "turn-outlives-session",
+    "SPACE": "cut-off-log-kept",
+    "T4": "recovery-below-ack-quorum",
+}
+"""For each rule, the planted defect that is found with it in the shortest histories."""
 ROOT: Final = Path(__file__).parents[2]
 
 
@@ -64,12 +98,23 @@ def test_a_seed_gives_the_same_history_in_another_process_and_after_others(
     assert [line.rpartition(" ")[2] for line in again.stdout.splitlines()] == [digests[seed] for seed in seeds]
 
 
-def test_seeds_that_failed_before_do_not_fail_again() -> None:
-    ended = simulate("replay", "--corpus")
+@pytest.mark.parametrize("is_gate", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_seeds_that_failed_before_do_not_fail_again(is_gate: bool) -> None:
+    ended = simulate("replay", "--corpus", *(["--gate"] if is_gate else []))
     assert ended.returncode == 0, ended.stdout[-4000:]
-    assert ended.stdout.count("digest") == len(read_corpus())
+    assert ended.stdout.count("digest") == len(read_corpus(is_gate=is_gate)) > 0
 
 
+def test_a_planted_defect_of_each_rule_is_found_exactly_as_the_published_table_shows() -> None:
+    records = read_found()
+    assert {rule: records[name].rule for rule, name in CHEAPEST.items()} == {
+        found.rule: found.rule for found in records.values()
+    }, "add the defect of a new rule that is found in the shortest history"
+    ended = simulate("defects", "--known", "--jobs", "1", *(f"--only={name}" for name in CHEAPEST.values()))
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
+
+
+@pytest.mark.long
 @pytest.mark.timeout(1800)  # several hundred histories, some of which end at the limit of turns
 def test_each_planted_defect_is_found_exactly_as_the_published_table_shows() -> None:
     ended = simulate("defects", "--known", "--jobs", "1")

@@ -1,4 +1,4 @@
-"""Severity and bytes to copy in Spark SQL equal the pure functions: thousands of random fragments in one Spark job."""
+"""Severity and bytes to copy in Spark SQL equal the pure functions: a thousand random fragments in one Spark job."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def drawn_rows(count: int) -> list[tuple[Any, ...]]:
 
 
 def test_severity_and_bytes_in_spark_equal_those_of_the_pure_functions(spark: SparkSession) -> None:
-    rows = drawn_rows(2_000)
+    rows = drawn_rows(1_000)
     table = bookie_check(spark.createDataFrame([(*row, *NO_OWNER, None) for row in rows], LEDGER_DDL), LIVE, DRAINING)
     found = {row["ledger_id"]: row for row in table.collect()}
     expected = {}

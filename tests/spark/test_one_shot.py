@@ -308,8 +308,10 @@ def ended_run(place: Place, *command: str) -> RunRecord:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [("live_reading", "scan_ledgers"), ("ClusterView", "accepted_losses")],
-    ids=["before the scan", "after the scan"],
+    [
+        pytest.param("live_reading", "scan_ledgers", id="before the scan", marks=pytest.mark.long),
+        pytest.param("ClusterView", "accepted_losses", id="after the scan"),
+    ],
 )
 def test_the_end_of_sparks_driver_is_the_recorded_reason_of_the_failure(
     place: Place, quick_spark: None, owner: str, name: str
@@ -318,7 +320,7 @@ def test_the_end_of_sparks_driver_is_the_recorded_reason_of_the_failure(
     assert "Spark's driver, a Java process, has ended" in record.detail
 
 
-@pytest.mark.parametrize("master", ["sprak://master:7077", "local[x]"])
+@pytest.mark.parametrize("master", ["sprak://master:7077", pytest.param("local[x]", marks=pytest.mark.long)])
 def test_an_unusable_master_is_named_and_a_small_cluster_is_marked(
     place: Place, quick_spark: None, master: str
 ) -> None:

@@ -19,6 +19,7 @@ from bookie.metadata.logs.log_list import LogConflictError
 from bookie.metadata.store.memory import Fault
 from bookie.model.errors import BkhealError, OutcomeUnknownError, TransientError
 from bookie.runtime.fault_points import inject_faults
+from tests.seeds import seeds
 from tests.worlds.log import BOOKIES, NAME, Client, LogWorld, log_world, read_all
 from tests.worlds.virtual_time import run_virtual
 
@@ -188,7 +189,7 @@ class Chaos:
         assert missed == [], "a tail skipped entries"
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(0, 12, in_gate=4))
 def test_the_guarantees_of_logs_hold_under_faults(seed: int) -> None:
     async def main() -> None:
         async with log_world() as world:

@@ -12,6 +12,7 @@ from bookie.metadata.port import NoNodeError
 from bookie.metadata.store.memory import Fault
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.runtime.fault_points import inject_faults
+from tests.seeds import seeds
 from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import make_metadata, names, should_hold
 from tests.worlds.repair import RepairWorld, Running, a_world
@@ -127,12 +128,12 @@ async def history(seed: int) -> None:
             assert metadata.last_entry_id in (COUNT - 1, None)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(0, 12, in_gate=4))
 def test_no_fault_breaks_a_rule_and_everything_is_repaired(seed: int) -> None:
     run_virtual(history(seed))
 
 
-@pytest.mark.parametrize("seed", range(100, 106))
+@pytest.mark.parametrize("seed", seeds(100, 106, in_gate=2))
 def test_unlikely_branches_break_no_rule(seed: int) -> None:
     rng = random.Random(seed)
     with inject_faults(lambda name: name.startswith(("replicator.", "queue.", "recovery.")) and rng.random() < 0.2):

@@ -24,6 +24,7 @@ from bookie.storage.entry_logs.compaction import Compactor
 from bookie.storage.port import DiskFullError
 from bookie.storage.store import LedgerStorage
 from bookie.wire.port import AddBatch, Status
+from tests.seeds import seeds
 from tests.worlds.machine import SMALL, Machine, PowerSwitch, entry, key_of
 
 LEDGERS = [LedgerId(number) for number in (3, 7, 11)]
@@ -131,7 +132,7 @@ async def check(machine: Machine, book: Book) -> None:
     assert machine.journal.syncs_after_failure == machine.ledgers.syncs_after_failure == 0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(0, 6, in_gate=2))
 async def test_power_loss_at_every_operation_loses_nothing_that_was_not_collected(seed: int) -> None:
     machine, book, lost = Machine(), Book(), list[tuple[Machine, Book]]()
 
@@ -143,7 +144,7 @@ async def test_power_loss_at_every_operation_loses_nothing_that_was_not_collecte
         await check(each, known)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(0, 20, in_gate=5))
 async def test_a_history_of_kills_power_losses_and_full_disks_loses_nothing_that_was_not_collected(seed: int) -> None:
     rng = random.Random(seed)
     machine, book = Machine(), Book()
@@ -203,7 +204,7 @@ async def uncounted_bytes(machine: Machine) -> dict[int, int]:
     return left
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(0, 20, in_gate=5))
 async def test_concurrent_compaction_keeps_the_newest_entries_and_counts_every_dead_byte(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ from bookie.storage.settings import StorageSettings
 from bookie.storage.store import LedgerStorage
 from bookie.storage.write_cache import WriteCache
 from bookie.wire.port import AddBatch, Status
+from tests.seeds import seeds
 from tests.worlds.machine import SMALL, WRITES, Machine, PowerSwitch, entry, key_of
 
 LEDGERS = [LedgerId(number) for number in (3, 7, 11)]
@@ -167,7 +168,7 @@ async def moments(
     return found
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(0, 6, in_gate=2))
 async def test_power_loss_at_every_operation_loses_nothing_acknowledged(seed: int) -> None:
     lost = await moments(seed, Machine.after_power_loss, settings_of(seed))
     assert len(lost) > 100
@@ -175,7 +176,7 @@ async def test_power_loss_at_every_operation_loses_nothing_acknowledged(seed: in
         await check(machine, known)
 
 
-@pytest.mark.parametrize("seed", [6, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(7, 12))])
+@pytest.mark.parametrize("seed", seeds(6, 12, in_gate=1))
 async def test_power_loss_with_several_ledger_directories_loses_nothing_acknowledged(seed: int) -> None:
     lost = await moments(seed, Machine.after_power_loss, settings_of(seed), directories=3)
     for machine, known in lost[seed % 3 :: 3]:
@@ -186,7 +187,7 @@ def has_files(disk: MemoryDisk) -> bool:
     return any(path.endswith(".journal") for path in disk.paths())
 
 
-@pytest.mark.parametrize("seed", [12, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(13, 18))])
+@pytest.mark.parametrize("seed", seeds(12, 18, in_gate=1))
 async def test_power_loss_with_a_journal_for_each_ledger_loses_nothing_acknowledged(seed: int) -> None:
     """The ledgers 3, 7 and 11 are spread over three journals."""
     found = await moments(seed, Machine.after_power_loss, settings_of(seed), journals=3)
@@ -226,7 +227,7 @@ def failing(switch: PowerSwitch, first: int) -> Callable[[Operation, str], Await
     return before
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(0, 6, in_gate=2))
 async def test_a_kill_at_any_operation_and_a_later_power_loss_lose_nothing(seed: int) -> None:
     killed = await moments(seed, lambda machine, _: machine.after_kill())
     for number, (machine, known) in enumerate(killed[::3]):
@@ -234,7 +235,7 @@ async def test_a_kill_at_any_operation_and_a_later_power_loss_lose_nothing(seed:
         await check(machine.after_power_loss(seed * 1000 + number), known)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(0, 6, in_gate=2))
 async def test_power_loss_on_disks_that_are_sometimes_full_loses_nothing(seed: int) -> None:
     for last in itertools.count(seed, 7):
         machine, known = Machine(settings=settings_of(seed)), Known()
@@ -247,7 +248,7 @@ async def test_power_loss_on_disks_that_are_sometimes_full_loses_nothing(seed: i
             return
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(0, 4, in_gate=1))
 async def test_power_loss_during_recovery_loses_nothing(seed: int) -> None:
     for first, (crashed, known) in enumerate((await moments(seed, Machine.after_power_loss))[seed::17]):
         for second in itertools.count():
@@ -258,7 +259,7 @@ async def test_power_loss_during_recovery_loses_nothing(seed: int) -> None:
                 break
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(0, 40, in_gate=10))
 async def test_a_history_of_kills_power_losses_and_full_disks_loses_nothing(seed: int) -> None:
     rng = random.Random(seed)
     machine, known = Machine(settings=settings_of(seed)), Known()
@@ -284,7 +285,7 @@ class FailingSyncs(PowerSwitch):
             raise DiskError("input/output error")
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(0, 40, in_gate=10))
 async def test_a_history_of_failed_syncs_full_ledger_disks_and_power_losses_loses_nothing(seed: int) -> None:
     rng = random.Random(seed)
     machine, known = Machine(settings=settings_of(seed)), Known()

@@ -34,6 +34,7 @@ from bookie.model.errors import OutcomeUnknownError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from bookie.runtime.clock import SystemClock
+from tests.worlds.virtual_time import in_virtual_time
 
 ROOT = "/deep/ledgers"
 BK1 = BookieId("bk1:3181")
@@ -573,6 +574,7 @@ async def test_a_registration_that_remains_is_not_reported_as_deleted(losses: in
     assert (await world.registrations.list()).registered == frozenset()
 
 
+@in_virtual_time
 async def test_an_unreachable_store_is_not_reported_as_a_bookie_id_in_use() -> None:
     world = MetadataWorld()
     await _formatted(world)

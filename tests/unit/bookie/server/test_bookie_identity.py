@@ -372,7 +372,7 @@ async def test_a_first_start_survives_occasional_failures_of_the_store(machine: 
     rng = random.Random(3)
 
     async def fail_often(operation: str, path: str) -> Fault | None:
-        return fault if rng.random() < 0.3 else None
+        return fault if rng.random() < 0.15 else None
 
     machine.store.fault_hook = fail_often
     for _ in range(1000):
