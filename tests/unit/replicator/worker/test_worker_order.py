@@ -195,6 +195,29 @@ async def test_large_ledgers_are_repaired_concurrently_in_smaller_numbers(monkey
 
 
 @in_virtual_time
+async def test_small_ledgers_do_not_wait_for_a_place_of_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordering, "SMALL_ENTRIES", 4)
+    many = LARGE_IN_FLIGHT_MAX + 4
+    large, small = range(1, 1 + many), range(100, 110)
+    async with a_world("a b c d e t u") as world:
+        await ledgers_on(world, "a e c", large, count=5)
+        await ledgers_on(world, "b d c", small)
+        await world.kill("c")
+        await world.register("a", is_read_only=True)  # no copies go there
+        for ledger_id in large:  # one copy left, so they are more urgent than the small ones
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("a c"))
+        for ledger_id in small:
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("c"))
+        world.bookies.transport.faults(BookieId("a")).delay_s = 5.0  # it is asked for its entries first
+        running = world.worker(once=False)
+        async with world.running(running):
+            await until(lambda: _true(len(running.recorder.results) == len(small)), seconds=4.0)
+            assert {result.ledger_id for result in running.recorder.results} == set(small)
+            assert running.worker.load().ledgers_in_flight == LARGE_IN_FLIGHT_MAX
+            await until(world.is_clean)
+
+
+@in_virtual_time
 async def test_urgent_large_ledgers_do_not_wait_for_large_ledgers_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordering, "SMALL_ENTRIES", 4)
     async with a_world("a b c d e t") as world:
