@@ -76,7 +76,14 @@ from replicator.telemetry.events import Ending, QueueState
 _log = logging.getLogger(__name__)
 
 READ_LEDGERS: Final = 1000
-"""The number of ledgers whose metadata is read at a time. It limits memory, and how long the event loop is blocked."""
+"""The most ledgers whose metadata is read at a time. It limits how long the event loop is blocked."""
+FIRST_LEDGERS: Final = 100
+"""The number of ledgers in the first part of a listing, which shows the size of their metadata."""
+PART_BYTES: Final = 32 << 20
+"""The bytes of metadata to read at a time. A node may have 1 MB, so a part has fewer ledgers if those before were
+large."""
+_FRAGMENT_BYTES: Final = 128
+"""The bytes of a fragment with three members, about."""
 TASKS_JUDGED_PER_STEP: Final = 25
 """The number of ledgers judged between two turns of the event loop: some milliseconds if each is planned again."""
 _FRAGMENTS_OF_ORDINARY_LEDGER: Final = 20
@@ -367,8 +374,14 @@ class TaskQueue:
         self._is_changed = False
         self._completed.clear()
         listing, judged = await self._list_ids(), _ListingVerdicts()
-        async for ids in in_steps(listing.marked, READ_LEDGERS):
-            await self._judge_part(await self._read_part(ids, listing), listing, judged)
+        done, count = 0, FIRST_LEDGERS
+        while done < len(listing.marked):
+            if (left := len(listing.marked) - done) < count + FIRST_LEDGERS:
+                count = left  # a refusal of all nodes of a short part would count as a refusal of all tasks
+            part = await self._read_part(listing.marked[done : done + count], listing)
+            await self._judge_part(part, listing, judged)
+            done, count = done + count, _next_count(count, part.ledgers)
+            await asyncio.sleep(0)
         await self._replace_list(judged)
         await self._forget_orphans(listing, judged.ledger_ids | judged.unreadable)
         self._plan_renewal(started_s, judged)
@@ -620,6 +633,20 @@ def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookie
     if task.missing or not isinstance(ledger, Versioned):
         return False
     return ledger.metadata.members() <= bookies.registered | bookies.awaited
+
+
+def _next_count(count: int, ledgers: Sequence[Versioned | Unreadable | None]) -> int:
+    """Return how many ledgers to read next, after ``ledgers`` were read as a part of ``count``."""
+    fitting = count * PART_BYTES // max(1, sum(map(_metadata_bytes, ledgers)))
+    return max(1, min(READ_LEDGERS, 2 * count, fitting))
+
+
+def _metadata_bytes(ledger: Versioned | Unreadable | None) -> int:
+    """Return about the number of bytes of a ledger's metadata."""
+    if not isinstance(ledger, Versioned):
+        return 0
+    custom = sum(len(value) for _, value in ledger.metadata.custom)
+    return len(ledger.metadata.fragments) * _FRAGMENT_BYTES + custom
 
 
 def _weight(ledger: Versioned | Unreadable | None) -> int:
