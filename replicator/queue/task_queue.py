@@ -90,6 +90,10 @@ _FRAGMENTS_OF_ORDINARY_LEDGER: Final = 20
 """A ledger with this many fragments more counts as one ledger more in these numbers."""
 REFRESH_SHARE: Final = 0.05
 """The largest share of time that is spent on reading the list again while there is other work."""
+_LISTING_S: Final = 0.5
+_LISTED_TASK_S: Final = 0.01
+"""A listing takes at most ``_LISTING_S``, and ``_LISTED_TASK_S`` for each ordinary ledger. For the rest of its time, it
+waited for the store (R149)."""
 _LOGGED_MAX: Final = 1000
 """The most records that cannot be deleted for which the log has a line, one line for each."""
 _RESERVATION_SEARCH_INTERVAL_S: Final = 600.0
@@ -159,6 +163,8 @@ class _ListingVerdicts:
         self.unreadable: set[LedgerId] = set()
         """The ledgers whose task cannot be read. Their records stay."""
         self.counts = dict.fromkeys(_Verdict, 0)
+        self.weight = 0
+        """The number of ordinary ledgers that take as long to judge as these."""
         self.backing_off: list[LedgerId] = []
         self.in_grace: list[LedgerId] = []
         self.candidates: list[Candidate] = []
@@ -439,6 +445,7 @@ class TaskQueue:
         weight, now_ms = 0, self._ports.clock.epoch_ms()
         for task, ledger, absent in zip(part.tasks, part.ledgers, part.absent, strict=True):
             weight += _weight(ledger)
+            judged.weight += _weight(ledger)
             if weight >= TASKS_JUDGED_PER_STEP:
                 weight = 0
                 await asyncio.sleep(0)
@@ -555,13 +562,14 @@ class TaskQueue:
     def _plan_renewal(self, started_s: float, judged: _ListingVerdicts) -> None:
         """List again after the poll interval or when a waiting task is due, but use only a small share of the time.
 
-        The shorter of the last two listings counts: the other one may have waited for the store (R149).
+        The shorter of the last two listings counts, and no more time than its ledgers need, because a listing may
+        have waited for the store (R149).
         """
         now_s = self._ports.clock.monotonic_s()
         due_in_s = min(self._due_in_s(judged), default=self._poll_interval_s)
         if fault_point("queue.renew_early"):
             due_in_s = _NAP_S
-        took_s = now_s - started_s
+        took_s = min(now_s - started_s, _LISTING_S + _LISTED_TASK_S * judged.weight)
         self._renew_after_change_s = now_s + min(took_s, self._last_listing_s) / REFRESH_SHARE
         self._last_listing_s = took_s
         self._renew_anyway_s = max(self._renew_after_change_s, now_s + min(self._poll_interval_s, due_in_s))
