@@ -104,6 +104,8 @@ class Nemesis:
             "disable": self._disable,
             "limit copies": self._limit_copies,
             "lose a worker's session": self._lose_worker_session,
+            "lose an ensemble change": self._lose_ensemble_change,
+            "lose a worker's write": self._lose_worker_write,
         }
 
     async def run(self) -> None:
@@ -707,6 +709,27 @@ class Nemesis:
         workers = [client for client in self._living_clients() if client.process.name.startswith("worker")]
         self._rng.choice(workers).lose_session(0.2 + self._rng.random())
         return True
+
+    def _lose_ensemble_change(self) -> bool:
+        """Kill a member of the event's open ledger, and lose the next change of metadata of each application."""
+        world, metadata = self._world, self._open_metadata()
+        if metadata is None or len(world.living_bookies()) <= len(world.bookies) - DOWN_MAX:
+            return False
+        node = world.bookies[self._rng.choice(metadata.last_fragment.members)]
+        if not node.process.is_alive:
+            return False
+        node.crash(is_power_lost=False)
+        world.start_later(node, 2.0 * self._scale + self._down_s())
+        for client in self.targets:
+            client.faults.lost_next.add("set")
+        return True
+
+    def _lose_worker_write(self) -> bool:
+        """Lose the next write of some kinds of a worker."""
+        workers = [client for client in self._living_clients() if client.process.name.startswith("worker")]
+        writes = [each for each in ("create", "set", "delete", "multi") if self._rng.random() < 0.5]
+        self._rng.choice(workers).faults.lost_next.update(writes)
+        return bool(writes)
 
     def _operate(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._world.operator().process.run(name, work)
