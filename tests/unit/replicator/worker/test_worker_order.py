@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.boosts import Boost, Boosts
 from bookie.model.ids import BookieId, LedgerId
@@ -164,6 +165,28 @@ async def test_a_boosted_ledger_comes_first_among_those_with_as_many_copies() ->
         recorder = await world.heal(ledgers_in_flight=1)
         assert [result.ledger_id for result in recorder.results][:2] == [99, 30]
         assert [boost.ledger_id for boost in await boosts.active(0)] == [30]
+
+
+@pytest.mark.parametrize("is_denied", [False, True])
+@in_virtual_time
+async def test_an_ended_boost_that_cannot_be_deleted_does_not_stop_repairs(is_denied: bool) -> None:
+    async with a_world("a b c t") as world:
+        await ledgers_on(world, "a b c", range(1, 2))
+        boosts, now_ms = Boosts(world.store, world.cluster.root), world.clock.epoch_ms()
+        await boosts.start(Boost(LedgerId(31), "me", now_ms - 7_200_000, now_ms - 1))
+        if not is_denied:
+            await world.store.create(f"{boosts.path(LedgerId(31))}/x")
+        await world.lose("c")
+        running = world.worker(once=False)
+
+        async def refuse(operation: str, path: str) -> Fault | None:
+            if is_denied and operation == "delete" and path == boosts.path(LedgerId(31)):
+                raise AccessDeniedError(f"delete {path}")
+            return None
+
+        running.store.fault_hook = refuse
+        async with world.running(running):
+            await until(world.is_clean, seconds=60.0)
 
 
 async def most_in_flight(entries: int) -> int:
