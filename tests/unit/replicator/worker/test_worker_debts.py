@@ -368,3 +368,16 @@ async def test_a_debt_does_not_end_before_the_repair_that_recorded_it() -> None:
         await world.clock.sleep(ROUND_S)
         await repayment.mark_movable()
         assert await debts(world).list() == []
+
+
+@in_virtual_time
+async def test_a_debt_that_cannot_be_deleted_does_not_keep_others_from_being_paid() -> None:
+    async with a_world("a b x") as world:
+        await in_one_rack(world, OTHER)
+        await heal(world)
+        await debts(world).add(PlacementDebt(LEDGER, 1))  # of a deleted ledger
+        await world.store.create(f"{debts(world).path(LEDGER)}/x")
+        await world.add_bookies("y")
+        async with asyncio.timeout(HOUR_S):
+            assert (await heal(world)).endings() == [Ending.MOVED]
+        assert [debt.ledger_id for debt in await debts(world).list()] == [LEDGER]
