@@ -213,7 +213,9 @@ class Worker:
             except PermanentError as error:
                 if self._settings.once:
                     raise
-                await self._pause_after_refusal(_TASKS, error, refusals.next_pause_s())
+                await first_of(
+                    [self._stop.wait(), self._pause_after_refusal(_TASKS, error, refusals.next_pause_s())]
+                )
                 continue
             refusals.reset()
             if end is not None:
@@ -227,7 +229,7 @@ class Worker:
             "the metadata store refused a request, trying again",
             extra={"what": what, "error": str(error), "in_s": pause_s},
         )
-        await first_of([self._stop.wait(), self._ports.clock.sleep(pause_s)])
+        await self._ports.clock.sleep(pause_s)
 
     def _clear_refusal(self, what: str) -> None:
         if what in self._refused:
