@@ -213,9 +213,7 @@ class Worker:
             except PermanentError as error:
                 if self._settings.once:
                     raise
-                await first_of(
-                    [self._stop.wait(), self._pause_after_refusal(_TASKS, error, refusals.next_pause_s())]
-                )
+                await first_of([self._stop.wait(), self._pause_after_refusal(_TASKS, error, refusals.next_pause_s())])
                 continue
             refusals.reset()
             if end is not None:

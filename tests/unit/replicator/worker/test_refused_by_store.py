@@ -8,7 +8,7 @@ import pytest
 
 from auditor.metrics import definitions as auditor_names
 from auditor.metrics.service_metrics import state_values
-from bookie.metadata.layout import available_path, cookie_path, lock_path, task_path
+from bookie.metadata.layout import available_path, cookie_path, task_path
 from bookie.metadata.nodes import ensure_path, parent_of, put
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import AccessDeniedError
@@ -21,7 +21,7 @@ from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import a_world
 from tests.worlds.service import ServiceWorld
-from tests.worlds.virtual_time import in_virtual_time, until
+from tests.worlds.virtual_time import in_virtual_time, until, when
 
 HOUR_S = 3600.0
 LINES_MAX = 70
@@ -88,7 +88,7 @@ async def test_a_stopping_worker_without_access_to_the_list_of_bookies_does_not_
 
         running.store.fault_hook = wait
         async with world.running(running):
-            await until(lambda: world.store.stat(lock_path(ROOT, LEDGER)))
+            await when(lambda: running.worker.load().ledgers_in_flight == 1)
             await world.register("b", is_read_only=True)
             world.cell.deny(available_path(world.cluster.root, is_read_only=False))
             await asyncio.sleep(5.0)
