@@ -104,6 +104,7 @@ class Nemesis:
             "disable": self._disable,
             "limit copies": self._limit_copies,
             "lose a worker's session": self._lose_worker_session,
+            "stop store": self._stop_store,
             "lose an ensemble change": self._lose_ensemble_change,
             "lose a worker's write": self._lose_worker_write,
         }
@@ -420,6 +421,20 @@ class Nemesis:
                 self._world.loop.call_later(self._down_s(), node.resume_session)
         for client in self._living_clients():
             client.lose_session(self._down_s())
+        return True
+
+    def _stop_store(self) -> bool:
+        """Let the store lose its quorum for a while: no process has a connection, and all sessions survive."""
+        world = self._world
+        seconds = 0.9 * world.session_s * self._rng.random()
+        self._note(f"the store has no quorum for {seconds:.3f} s")
+        for node in world.living_bookies():
+            if node.is_listening and node.store.session.state is SessionState.CONNECTED:
+                node.store.suspend()
+                world.loop.call_later(seconds * (1 + 0.1 * self._rng.random()), node.resume_session)
+        for client in self._living_clients():
+            if client.store.session.state is SessionState.CONNECTED:
+                client.interrupt_session(seconds * (1 + 0.1 * self._rng.random()))
         return True
 
     def _store_faults(self, *, lose_share: float = 0.0, slow_share: float = 0.0, lag_s: float = 0.0) -> bool:

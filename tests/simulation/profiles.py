@@ -357,11 +357,18 @@ NAMED: Final[tuple[Profile, ...]] = (
     ),
     Profile(
         "lost writes",
-        {"lose a worker's write": 0.5, "kill bookie": 0.15, "recover": 0.15, "drain": 0.05, "lose session": 0.05},
         {
-            "sent": (("lose an ensemble change", 0.04),),
+            "lose a worker's write": 0.5,
+            "kill bookie": 0.15,
+            "recover": 0.15,
+            "stop store": 0.1,
+            "drain": 0.05,
+            "lose session": 0.05,
+        },
+        {
+            "sent": (("lose an ensemble change", 0.04), ("stop store", 0.003)),
             "acked": (("recover", 0.005),),
-            "copied": (("lose a worker's write", 0.1), ("kill bookie", 0.01)),
+            "copied": (("lose a worker's write", 0.1), ("stop store", 0.02), ("kill bookie", 0.01)),
         },
         quorums=((2, 2, 2), (3, 3, 2), (3, 2, 2), (3, 3, 3), (4, 3, 2)),
         pace_s=0.1,
