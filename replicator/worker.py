@@ -242,9 +242,9 @@ class Worker:
         await self._wait_for_work()
         if self._stop.is_set():
             return None
+        await self._retry_releases()
         if await self._ports.recent.is_disabled():
             return await self._wait_enabled()
-        await self._retry_releases()
         if is_listed := self._queue.is_stale:
             if self._settings.once:
                 self._search_error = await self._search_debts()  # before the listing, which then contains its marks
@@ -287,7 +287,10 @@ class Worker:
             return RunEnd.UNSETTLED
         self._clear_refusal(_TASKS)
         self._events.tasks_listed(QueueState())
-        await first_of([self._ports.tasks.switches.wait_enabled(), self._wake.wait()])
+        changes = [self._ports.tasks.switches.wait_enabled(), self._wake.wait()]
+        if self._unreleased:
+            changes.append(self._ports.clock.sleep(STORE_PAUSE_S))
+        await first_of(changes)
         self._queue.mark_stale()  # the tasks were not watched since
         return None
 
