@@ -42,7 +42,7 @@ from replicator.knowledge.absence import Absences
 from replicator.knowledge.returns import Returns
 from replicator.ports import RepairPorts
 from replicator.queue.grace import GracePeriods
-from replicator.queue.ordering import FAILING_KINDS, Candidate, QueueKind
+from replicator.queue.ordering import FAILING_KINDS, LARGE_KINDS, Candidate, QueueKind
 from replicator.queue.repayment import Repayment
 from replicator.queue.standby import Standby, StandbyEnd
 from replicator.queue.task_queue import TaskQueue, Turn
@@ -213,7 +213,7 @@ class Worker:
             except PermanentError as error:
                 if self._settings.once:
                     raise
-                await self._pause_after_refusal(_TASKS, error, refusals.next_pause_s())
+                await first_of([self._stop.wait(), self._pause_after_refusal(_TASKS, error, refusals.next_pause_s())])
                 continue
             refusals.reset()
             if end is not None:
@@ -227,7 +227,7 @@ class Worker:
             "the metadata store refused a request, trying again",
             extra={"what": what, "error": str(error), "in_s": pause_s},
         )
-        await first_of([self._stop.wait(), self._ports.clock.sleep(pause_s)])
+        await self._ports.clock.sleep(pause_s)
 
     def _clear_refusal(self, what: str) -> None:
         if what in self._refused:
@@ -242,9 +242,9 @@ class Worker:
         await self._wait_for_work()
         if self._stop.is_set():
             return None
+        await self._retry_releases()
         if await self._ports.recent.is_disabled():
             return await self._wait_enabled()
-        await self._retry_releases()
         if is_listed := self._queue.is_stale:
             if self._settings.once:
                 self._search_error = await self._search_debts()  # before the listing, which then contains its marks
@@ -287,7 +287,10 @@ class Worker:
             return RunEnd.UNSETTLED
         self._clear_refusal(_TASKS)
         self._events.tasks_listed(QueueState())
-        await first_of([self._ports.tasks.switches.wait_enabled(), self._wake.wait()])
+        changes = [self._ports.tasks.switches.wait_enabled(), self._wake.wait()]
+        if self._unreleased:
+            changes.append(self._ports.clock.sleep(STORE_PAUSE_S))
+        await first_of(changes)
         self._queue.mark_stale()  # the tasks were not watched since
         return None
 
@@ -371,14 +374,14 @@ class Worker:
 
     def _start_turns(self) -> None:
         while not self._stop.is_set():
-            passed_over = self._kinds_passed_over()
+            passed_over = self._kinds_without_place(self._kinds_passed_over())
             candidate = self._queue.first(passed_over)
-            if candidate is None or not self._has_capacity(candidate):
+            if candidate is None or not self._has_free_place(candidate, self._ranks, self._settings.ledgers_in_flight):
                 return
             turn = self._queue.take(passed_over)
             assert turn is not None, "there is a next task"
             if turn.ledger_id not in self._running:
-                self._was_last_failing = turn.kind is not QueueKind.REGULAR
+                self._was_last_failing = turn.kind in FAILING_KINDS
                 if self._was_last_failing:
                     self._failing[turn.ledger_id] = turn.kind
                 self._ranks[turn.ledger_id] = turn.rank
@@ -398,25 +401,28 @@ class Worker:
         A failing ledger and another one start in turn, which matters if there are few places.
         """
         if self._was_last_failing:
-            other = self._queue.first(FAILING_KINDS)
-            if other is not None and self._has_capacity(other):
+            other = self._queue.first(self._kinds_without_place(FAILING_KINDS))
+            if other is not None and self._has_free_place(other, self._ranks, self._settings.ledgers_in_flight):
                 return FAILING_KINDS
         large = sum(kind is QueueKind.FAILING_LARGE for kind in self._failing.values())
         if len(self._failing) >= max(1, self._settings.ledgers_in_flight // FAILING_SHARE):
             return FAILING_KINDS
         return (QueueKind.FAILING_LARGE,) if large >= max(1, self._large_limit // FAILING_SHARE) else ()
 
-    def _has_capacity(self, candidate: Candidate) -> bool:
-        """Whether the next task may start. Tasks of a kind start in the order of the queue.
+    def _kinds_without_place(self, passed_over: Collection[QueueKind]) -> Collection[QueueKind]:
+        """Return ``passed_over``, and the large kinds if the next task is large and their places are in use.
 
-        The number of ledgers in flight is limited, and so is the number of large ones.
+        A large ledger may hold its place for hours, and small ones use the other places meanwhile (R40).
         """
-        if not self._has_free_place(candidate, self._ranks, self._settings.ledgers_in_flight):
-            return False
-        return not candidate.is_large or self._has_free_place(candidate, self._large_ranks, self._large_limit)
+        candidate = self._queue.first(passed_over)
+        if candidate is None or not candidate.is_large:
+            return passed_over
+        if self._has_free_place(candidate, self._large_ranks, self._large_limit):
+            return passed_over
+        return {*passed_over, *LARGE_KINDS}
 
     def _has_free_place(self, candidate: Candidate, ranks: Mapping[LedgerId, int], limit: int) -> bool:
-        """Whether fewer than ``limit`` ledgers are in flight, or the next task is more urgent than all of them.
+        """Whether fewer than ``limit`` of them are in flight, or the next task is more urgent than all of them.
 
         Urgent tasks may use up to ``limit`` more places. Their copies also go first in the queues for the copy rate
         and for memory.

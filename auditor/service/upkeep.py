@@ -26,7 +26,7 @@ from auditor.api.upkeep_port import StillWorkingError, Upkeep, Work, WorkCancell
 from auditor.operating.client import ClusterClient, Document
 from auditor.service.watch.cluster_status import cluster_status
 from auditor.service.watch.progress import make_repair_watch, progress_document
-from auditor.service.watch.repairs import POLL_SHARE, Rate, RateMeter, RepairObservation, RepairWatch
+from auditor.service.watch.repairs import Rate, RateMeter, RepairObservation, RepairWatch, pause_s
 from bookie.metadata.port import StoreUnavailableError
 from bookie.runtime.clock import Clock
 
@@ -171,8 +171,8 @@ class CachedRepairProgress:
             if self._last is None or begun_s >= self._next_s:
                 observation = await self._watch.observe()
                 now_s = self._clock.monotonic_s()
-                self._last = observation, self._meter.add(observation, now_s)
-                self._next_s = now_s + max(CHECK_INTERVAL_S, (now_s - begun_s) / POLL_SHARE)
+                self._last = observation, self._meter.add(observation)
+                self._next_s = now_s + pause_s(observation, now_s - begun_s, CHECK_INTERVAL_S)
             return self._last
 
 

@@ -85,8 +85,8 @@ class SharedLimits:
     async def _step(self, seen: SeenLimits) -> None:
         """Apply the limits, and wait until they must be read again."""
         if seen.limits is None:
-            await self._leave()
             self._pace.set_share(UNLIMITED)
+            await self._leave()
             self._note_followed()
             await self._limits.wait_changed(seen.stat)
             return
@@ -116,6 +116,7 @@ class SharedLimits:
             ]
         )
         if not self._pace.is_used:
+            self._pace.close()
             await self._leave()
 
     def _note_followed(self) -> None:
@@ -129,10 +130,10 @@ class SharedLimits:
         await self._ports.clock.sleep(JOIN_S)
 
     async def _leave(self) -> None:
+        """Delete this worker's node. If that fails, the node stays known, so a later step uses or deletes it."""
         if self._joined:
-            self._pace.close()
-            name, self._joined = self._joined, ""
-            await self._limits.leave(name)
+            await self._limits.leave(self._joined)
+            self._joined = ""
 
 
 def _strict(limits: CopyLimits | None) -> CopyLimits:

@@ -12,8 +12,8 @@ Tasks are compared by these properties, in this order:
 7. Otherwise the order is random, so workers with the same list rarely compete for the same lock.
 
 A failure delays a task (``parking``) and does not change its rank: after the delay it comes before every task with more
-copies left. But tasks that fail again and again may use only some of the places of a worker (``QueueKind``), so they
-never stop the repair of all others.
+copies left. But tasks that fail again and again, and large ones, may use only some of the places of a worker
+(``QueueKind``), so they never stop the repair of all others.
 """
 
 from __future__ import annotations
@@ -55,14 +55,16 @@ SMALL_ENTRIES: Final = 1000
 
 
 class QueueKind(enum.Enum):
-    """Tasks whose order is kept separately, because those that fail again and again may have to wait for a place."""
+    """Tasks whose order is kept separately, because some of them may have to wait for a place while others start."""
 
     REGULAR = "regular"
+    LARGE = "large"
     FAILING = "failing"
     FAILING_LARGE = "failing, large"
 
 
 FAILING_KINDS: Final = (QueueKind.FAILING, QueueKind.FAILING_LARGE)
+LARGE_KINDS: Final = (QueueKind.LARGE, QueueKind.FAILING_LARGE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +93,7 @@ class Candidate:
     def kind(self) -> QueueKind:
         """The kind of the task."""
         if self.failures < FAILING_MIN:
-            return QueueKind.REGULAR
+            return QueueKind.LARGE if self.is_large else QueueKind.REGULAR
         return QueueKind.FAILING_LARGE if self.is_large else QueueKind.FAILING
 
 

@@ -76,13 +76,24 @@ from replicator.telemetry.events import Ending, QueueState
 _log = logging.getLogger(__name__)
 
 READ_LEDGERS: Final = 1000
-"""The number of ledgers whose metadata is read at a time. It limits memory, and how long the event loop is blocked."""
+"""The most ledgers whose metadata is read at a time. It limits how long the event loop is blocked."""
+FIRST_LEDGERS: Final = 100
+"""The number of ledgers in the first part of a listing, which shows the size of their metadata."""
+PART_BYTES: Final = 32 << 20
+"""The bytes of metadata to read at a time. A node may have 1 MB, so a part has fewer ledgers if those before were
+large."""
+_FRAGMENT_BYTES: Final = 128
+"""The bytes of a fragment with three members, about."""
 TASKS_JUDGED_PER_STEP: Final = 25
 """The number of ledgers judged between two turns of the event loop: some milliseconds if each is planned again."""
 _FRAGMENTS_OF_ORDINARY_LEDGER: Final = 20
 """A ledger with this many fragments more counts as one ledger more in these numbers."""
 REFRESH_SHARE: Final = 0.05
 """The largest share of time that is spent on reading the list again while there is other work."""
+_LISTING_S: Final = 0.5
+_LISTED_TASK_S: Final = 0.01
+"""A listing takes at most ``_LISTING_S``, and ``_LISTED_TASK_S`` for each ordinary ledger. For the rest of its time, it
+waited for the store (R149)."""
 _LOGGED_MAX: Final = 1000
 """The most records that cannot be deleted for which the log has a line, one line for each."""
 _RESERVATION_SEARCH_INTERVAL_S: Final = 600.0
@@ -152,6 +163,8 @@ class _ListingVerdicts:
         self.unreadable: set[LedgerId] = set()
         """The ledgers whose task cannot be read. Their records stay."""
         self.counts = dict.fromkeys(_Verdict, 0)
+        self.weight = 0
+        """The number of ordinary ledgers that take as long to judge as these."""
         self.backing_off: list[LedgerId] = []
         self.in_grace: list[LedgerId] = []
         self.candidates: list[Candidate] = []
@@ -367,8 +380,14 @@ class TaskQueue:
         self._is_changed = False
         self._completed.clear()
         listing, judged = await self._list_ids(), _ListingVerdicts()
-        async for ids in in_steps(listing.marked, READ_LEDGERS):
-            await self._judge_part(await self._read_part(ids, listing), listing, judged)
+        done, count = 0, FIRST_LEDGERS
+        while done < len(listing.marked):
+            if (left := len(listing.marked) - done) < count + FIRST_LEDGERS:
+                count = left  # a refusal of all nodes of a short part would count as a refusal of all tasks
+            part = await self._read_part(listing.marked[done : done + count], listing)
+            await self._judge_part(part, listing, judged)
+            done, count = done + count, _next_count(count, part.ledgers)
+            await asyncio.sleep(0)
         await self._replace_list(judged)
         await self._forget_orphans(listing, judged.ledger_ids | judged.unreadable)
         self._plan_renewal(started_s, judged)
@@ -426,6 +445,7 @@ class TaskQueue:
         weight, now_ms = 0, self._ports.clock.epoch_ms()
         for task, ledger, absent in zip(part.tasks, part.ledgers, part.absent, strict=True):
             weight += _weight(ledger)
+            judged.weight += _weight(ledger)
             if weight >= TASKS_JUDGED_PER_STEP:
                 weight = 0
                 await asyncio.sleep(0)
@@ -542,13 +562,14 @@ class TaskQueue:
     def _plan_renewal(self, started_s: float, judged: _ListingVerdicts) -> None:
         """List again after the poll interval or when a waiting task is due, but use only a small share of the time.
 
-        The shorter of the last two listings counts: the other one may have waited for the store (R149).
+        The shorter of the last two listings counts, and no more time than its ledgers need, because a listing may
+        have waited for the store (R149).
         """
         now_s = self._ports.clock.monotonic_s()
         due_in_s = min(self._due_in_s(judged), default=self._poll_interval_s)
         if fault_point("queue.renew_early"):
             due_in_s = _NAP_S
-        took_s = now_s - started_s
+        took_s = min(now_s - started_s, _LISTING_S + _LISTED_TASK_S * judged.weight)
         self._renew_after_change_s = now_s + min(took_s, self._last_listing_s) / REFRESH_SHARE
         self._last_listing_s = took_s
         self._renew_anyway_s = max(self._renew_after_change_s, now_s + min(self._poll_interval_s, due_in_s))
@@ -620,6 +641,20 @@ def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookie
     if task.missing or not isinstance(ledger, Versioned):
         return False
     return ledger.metadata.members() <= bookies.registered | bookies.awaited
+
+
+def _next_count(count: int, ledgers: Sequence[Versioned | Unreadable | None]) -> int:
+    """Return how many ledgers to read next, after ``ledgers`` were read as a part of ``count``."""
+    fitting = count * PART_BYTES // max(1, sum(map(_metadata_bytes, ledgers)))
+    return max(1, min(READ_LEDGERS, 2 * count, fitting))
+
+
+def _metadata_bytes(ledger: Versioned | Unreadable | None) -> int:
+    """Return about the number of bytes of a ledger's metadata."""
+    if not isinstance(ledger, Versioned):
+        return 0
+    custom = sum(len(value) for _, value in ledger.metadata.custom)
+    return len(ledger.metadata.fragments) * _FRAGMENT_BYTES + custom
 
 
 def _weight(ledger: Versioned | Unreadable | None) -> int:

@@ -12,10 +12,9 @@ from typing import Any, Final
 from tests.simulation.defects import DEFECTS
 from tests.simulation.detection import FOUND, REFRESH, differences, outdated, record, search
 from tests.simulation.history import Outcome
-from tests.simulation.profiles import NAMED
+from tests.simulation.profiles import FIRST_WITH_LOST_WRITES, NAMED
 from tests.simulation.progress import noting, read_progress
 from tests.simulation.runner import Summary, run_one, run_seeds, with_progress
-from tests.simulation.variation import FIRST_WITH_MORE_HARSHNESS
 
 CORPUS: Final = Path(__file__).with_name("corpus.json")
 """Seeds that failed in the past. Every long run includes them, the gate those without ``is_long``: a case that repeats
@@ -76,7 +75,7 @@ def _run(options: argparse.Namespace) -> int:
     if is_fresh and options.progress is not None:
         print("--progress needs --first: a fresh seed cannot be continued", file=sys.stderr)
         return 2
-    first = FIRST_WITH_MORE_HARSHNESS + int.from_bytes(os.urandom(4), "big") if is_fresh else options.first
+    first = FIRST_WITH_LOST_WRITES + int.from_bytes(os.urandom(4), "big") if is_fresh else options.first
     print(f"seeds {first} to {first + options.seeds - 1}", file=sys.stderr)
     summary = Summary()
     digests = {}

@@ -94,12 +94,11 @@ SEARCHED_IN: Final[Mapping[str, str]] = {
     "stale-acks": "full disk",
     "superseded-not-counted": "repair",
     "two-states-of-a-ledger": "beyond quorum",
-    "unknown-outcome-is-done": "store storm",
+    "unknown-outcome-is-done": "lost writes",
 }
 """The profiles in which to search for rare defects. All other defects are searched for in all profiles in turn."""
 
 SEARCHED_FROM: Final[Mapping[str, int]] = {
     "named-last-is-end": FIRST_WITH_HARSHNESS,
-    "unknown-outcome-is-done": FIRST_WITH_HARSHNESS,
 }
 """The first seeds for defects that earlier histories hardly ever show. The others are searched for from seed 0 on."""

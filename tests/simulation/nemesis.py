@@ -104,6 +104,9 @@ class Nemesis:
             "disable": self._disable,
             "limit copies": self._limit_copies,
             "lose a worker's session": self._lose_worker_session,
+            "stop store": self._stop_store,
+            "lose an ensemble change": self._lose_ensemble_change,
+            "lose a worker's write": self._lose_worker_write,
         }
 
     async def run(self) -> None:
@@ -420,6 +423,20 @@ class Nemesis:
             client.lose_session(self._down_s())
         return True
 
+    def _stop_store(self) -> bool:
+        """Let the store lose its quorum for a while: no process has a connection, and all sessions survive."""
+        world = self._world
+        seconds = 0.9 * world.session_s * self._rng.random()
+        self._note(f"the store has no quorum for {seconds:.3f} s")
+        for node in world.living_bookies():
+            if node.is_listening and node.store.session.state is SessionState.CONNECTED:
+                node.store.suspend()
+                world.loop.call_later(seconds * (1 + 0.1 * self._rng.random()), node.resume_session)
+        for client in self._living_clients():
+            if client.store.session.state is SessionState.CONNECTED:
+                client.interrupt_session(seconds * (1 + 0.1 * self._rng.random()))
+        return True
+
     def _store_faults(self, *, lose_share: float = 0.0, slow_share: float = 0.0, lag_s: float = 0.0) -> bool:
         nodes = [node for node in self._world.living_bookies() if node.is_listening]
         if lag_s and nodes and self._rng.random() < 0.6:
@@ -707,6 +724,27 @@ class Nemesis:
         workers = [client for client in self._living_clients() if client.process.name.startswith("worker")]
         self._rng.choice(workers).lose_session(0.2 + self._rng.random())
         return True
+
+    def _lose_ensemble_change(self) -> bool:
+        """Kill a member of the event's open ledger, and lose the next change of metadata of each application."""
+        world, metadata = self._world, self._open_metadata()
+        if metadata is None or len(world.living_bookies()) <= len(world.bookies) - DOWN_MAX:
+            return False
+        node = world.bookies[self._rng.choice(metadata.last_fragment.members)]
+        if not node.process.is_alive:
+            return False
+        node.crash(is_power_lost=False)
+        world.start_later(node, 2.0 * self._scale + self._down_s())
+        for client in self.targets:
+            client.faults.lost_next.add("set")
+        return True
+
+    def _lose_worker_write(self) -> bool:
+        """Lose the next write of some kinds of a worker."""
+        workers = [client for client in self._living_clients() if client.process.name.startswith("worker")]
+        writes = [each for each in ("create", "set", "delete", "multi") if self._rng.random() < 0.5]
+        self._rng.choice(workers).faults.lost_next.update(writes)
+        return bool(writes)
 
     def _operate(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._world.operator().process.run(name, work)

@@ -577,6 +577,7 @@ class SimClient:
         """End all faults of this process."""
         self.process.held_until_s = 0.0
         self.faults.lose_share = self.faults.slow_share = self.faults.lag_s = self.faults.fail_share = 0.0
+        self.faults.lost_next.clear()
         self._resume()
 
     def kill(self) -> None:

@@ -355,17 +355,39 @@ NAMED: Final[tuple[Profile, ...]] = (
         is_large=True,
         accepts_losses=True,
     ),
+    Profile(
+        "lost writes",
+        {
+            "lose a worker's write": 0.5,
+            "kill bookie": 0.15,
+            "recover": 0.15,
+            "stop store": 0.1,
+            "drain": 0.05,
+            "lose session": 0.05,
+        },
+        {
+            "sent": (("lose an ensemble change", 0.04), ("stop store", 0.003)),
+            "acked": (("recover", 0.005),),
+            "copied": (("lose a worker's write", 0.1), ("stop store", 0.02), ("kill bookie", 0.01)),
+        },
+        quorums=((2, 2, 2), (3, 3, 2), (3, 2, 2), (3, 3, 3), (4, 3, 2)),
+        pace_s=0.1,
+        left_open=0.2,
+    ),
 )
 """All profiles: those that all seeds draw, and later ones."""
 
 FIRST_OF_ALL_PROFILES: Final = 60_000_000_000
 """Smaller seeds draw none of the later profiles, so that their histories stay the same."""
 FIRST_WITH_ACCEPTED_LOSSES: Final = 80_000_100_000
+"""Smaller seeds do not draw this profile, so that their histories stay the same."""
+FIRST_WITH_LOST_WRITES: Final = 90_000_000_000
 """Smaller seeds do not draw the last profile, so that their histories stay the same."""
 
 
 def drawn_by(seed: int) -> Profile:
     """Return the profile that a seed draws."""
-    later = NAMED if seed >= FIRST_WITH_ACCEPTED_LOSSES else NAMED[:-1]
+    later = NAMED[:-1] if seed >= FIRST_WITH_ACCEPTED_LOSSES else NAMED[:-2]
+    later = NAMED if seed >= FIRST_WITH_LOST_WRITES else later
     profiles = later if seed >= FIRST_OF_ALL_PROFILES else PROFILES
     return profiles[seed % len(profiles)]

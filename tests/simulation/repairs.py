@@ -275,11 +275,7 @@ class Repairs:
     def _check_placed(
         self, who: str, ledger_id: LedgerId, metadata: LedgerMetadata, before: Fragment, after: Fragment
     ) -> None:
-        """Check R57: a copy in a bad place has a debt after its repair, and a move makes no fragment worse.
-
-        If the store does not answer, no debt is recorded, so nothing is checked while a worker has trouble with the
-        store.
-        """
+        """Check R57: a copy in a bad place has a debt after its repair, and a move makes no fragment worse."""
         world, truth = self._world, self._truth
         judge = world.placement().judge()
         cost, old_cost = (judge.faults(each.members, metadata.write_quorum).cost for each in (after, before))
@@ -288,7 +284,7 @@ class Repairs:
             self.moved_copies += len(replaced)
             if cost > old_cost:
                 truth.fail("R57", f"{who} moved copies of {ledger_id} to a worse place: {before} to {after}")
-        elif cost > (0, 0) and not truth.of(ledger_id).was_misplaced and world.is_reachable(who):
+        elif cost > (0, 0) and not truth.of(ledger_id).was_misplaced:
             path = f"{own_path('debts', ROOT)}/{ledger_id}"
             if world.cell.stat(path) is None:
                 truth.fail("R57", f"{who} placed copies of {ledger_id} badly without a debt: {after}")

@@ -196,6 +196,8 @@ class StoreFaults:
     lag_s: float = 0.0
     fail_next: list[tuple[str, Fault]] = field(default_factory=list)
     """Faults of the next requests, each with the name of its operation."""
+    lost_next: set[str] = field(default_factory=set)
+    """The writes, by operation, of which the next one is lost, either before or after it was carried out."""
 
 
 class SimStore(MemoryStore):
@@ -395,6 +397,11 @@ class SimStore(MemoryStore):
         while tracker.current is not session or not session.is_connected:
             tracker.ensure(session)
             session = await self._connected_session(operation, path)
+        if operation in faults.lost_next:
+            faults.lost_next.discard(operation)
+            if rng.random() < 0.5:
+                raise lost(f"{operation} {path}: lost before it was carried out")
+            fault = Fault.LOSE_ANSWER
         if fault is Fault.FAIL_BEFORE:
             raise StoreUnavailableError(f"{operation} {path}: not sent (injected)")
         result = action()

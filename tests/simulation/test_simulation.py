@@ -18,8 +18,7 @@ import pytest
 from tests.simulation.command import read_corpus
 from tests.simulation.defects import DEFECTS, SAFETY_RULES, SEARCHED_IN
 from tests.simulation.detection import REFRESH, TABLE, read_found, table
-from tests.simulation.profiles import NAMED, PROFILES
-from tests.simulation.variation import FIRST_WITH_MORE_HARSHNESS
+from tests.simulation.profiles import FIRST_WITH_LOST_WRITES, NAMED, PROFILES
 
 HISTORIES: Final = 3 * len(PROFILES)
 CHEAPEST: Final = {
@@ -83,9 +82,7 @@ def test_simulated_histories_break_no_rule(histories: subprocess.CompletedProces
 def test_histories_with_harsh_servers_break_no_rule() -> None:
     """One history of each profile."""
     count = str(len(NAMED))
-    ended = simulate(
-        "run", "--first", str(FIRST_WITH_MORE_HARSHNESS), "--seeds", count, "--jobs", "1", "--output", "json"
-    )
+    ended = simulate("run", "--first", str(FIRST_WITH_LOST_WRITES), "--seeds", count, "--jobs", "1", "--output", "json")
     assert ended.returncode == 0, ended.stderr[-4000:]
 
 

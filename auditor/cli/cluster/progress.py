@@ -69,15 +69,15 @@ async def _progress(uri: str, output: StreamFormat, interval_s: float, *, is_wat
 async def progress_documents(watch: RepairWatch, clock: Clock, interval_s: float) -> AsyncIterator[dict[str, Any]]:
     """Yield documents, one for each update, without an end."""
     from auditor.service.watch.progress import progress_document
-    from auditor.service.watch.repairs import POLL_SHARE, RateMeter
+    from auditor.service.watch.repairs import RateMeter, pause_s
 
     meter = RateMeter()
     while True:
         begun_s = clock.monotonic_s()
         observation = await watch.observe()
-        now_s = clock.monotonic_s()
-        yield progress_document(observation, meter.add(observation, now_s))
-        await clock.sleep(max(interval_s, (now_s - begun_s) / POLL_SHARE))
+        took_s = clock.monotonic_s() - begun_s
+        yield progress_document(observation, meter.add(observation))
+        await clock.sleep(pause_s(observation, took_s, interval_s))
 
 
 def lines(document: dict[str, Any]) -> list[str]:

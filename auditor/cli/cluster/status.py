@@ -74,15 +74,15 @@ async def status_documents(client: ConnectedBookKeeper, interval_s: float) -> As
     """Yield documents, one for each update, without an end."""
     from auditor.service.watch.cluster_status import cluster_status
     from auditor.service.watch.progress import make_repair_watch
-    from auditor.service.watch.repairs import POLL_SHARE, RateMeter
+    from auditor.service.watch.repairs import RateMeter, pause_s
 
     watch, meter, clock = make_repair_watch(client), RateMeter(), client.ports.clock
     while True:
         begun_s = clock.monotonic_s()
         observation = await watch.observe()
-        now_s = clock.monotonic_s()
-        yield await cluster_status(client, observation, meter.add(observation, now_s))
-        await clock.sleep(max(interval_s, (now_s - begun_s) / POLL_SHARE))
+        took_s = clock.monotonic_s() - begun_s
+        yield await cluster_status(client, observation, meter.add(observation))
+        await clock.sleep(pause_s(observation, took_s, interval_s))
 
 
 def lines(document: dict[str, Any]) -> list[str]:

@@ -34,6 +34,10 @@ WINDOW_S: Final = 300.0
 """Time over which a rate is computed, so that single large ledgers do not dominate it."""
 POLL_SHARE: Final = 0.2
 """Largest share of the time that is spent reading, so a large backlog is read less often."""
+_READING_S: Final = 0.5
+_READING_LEDGER_S: Final = 0.01
+"""An observation reads for at most ``_READING_S``, and ``_READING_LEDGER_S`` for each marked ledger. For the rest of
+its time, it waited for ZooKeeper, for instance during an election."""
 IN_FLIGHT_MAX: Final = 200
 """Ledgers in flight whose reservation is read in one observation, because each needs a request."""
 HEALTHY: Final = "healthy"
@@ -83,6 +87,8 @@ class RepairObservation:
     """The state of the repairs at one observation."""
 
     observed_ms: int
+    listed_s: float
+    """The monotonic time at which the marks were read. The rest of an observation may wait for ZooKeeper."""
     is_enabled: bool
     severities: Mapping[str, SeverityObservation]
     """Marked ledgers by severity, named in lower case, worst first; also ``HEALTHY`` and ``UNREADABLE``."""
@@ -141,6 +147,7 @@ class RepairWatch:
         draining = (await self._drains.draining()).bookies
         bookies = (await self._registrations.list()).with_draining(draining)
         tasks = await self._tasks.list_all()
+        listed_s = self._clock.monotonic_s()
         severities: dict[str, SeverityObservation] = {}
         marked: dict[LedgerId, int] = {}
         held: list[tuple[LedgerId, str, LedgerMetadata | None]] = []
@@ -158,6 +165,7 @@ class RepairWatch:
         aside = marked.keys() & parked.keys() - owners.keys()
         return RepairObservation(
             observed_ms=now_ms,
+            listed_s=listed_s,
             is_enabled=is_enabled,
             severities={name: severities[name] for name in _ORDER if name in severities},
             marked=marked,
@@ -245,8 +253,9 @@ class RateMeter:
     _steps: deque[_Step] = field(default_factory=deque)
     _last: RepairObservation | None = None
 
-    def add(self, observation: RepairObservation, now_s: float) -> Rate:
-        """Add an observation; ``now_s`` is its monotonic time."""
+    def add(self, observation: RepairObservation) -> Rate:
+        """Add an observation, and return the rate until then."""
+        now_s = observation.listed_s
         before, self._last = self._last, observation
         gone = (
             [] if before is None else [size for each, size in before.marked.items() if each not in observation.marked]
@@ -258,6 +267,12 @@ class RateMeter:
         ledgers, size = sum(step.ledgers for step in measured), sum(step.bytes_estimate for step in measured)
         rate = Rate(now_s - self._steps[0].until_s, ledgers, size)
         return Rate(rate.measured_s, ledgers, size, _eta_s(observation, rate))
+
+
+def pause_s(observation: RepairObservation, took_s: float, least_s: float) -> float:
+    """Return the seconds from the end of an observation that took ``took_s`` to the next one: ``least_s`` or more."""
+    reading_s = min(took_s, _READING_S + _READING_LEDGER_S * len(observation.marked))
+    return max(least_s, reading_s / POLL_SHARE)
 
 
 def _eta_s(observation: RepairObservation, rate: Rate) -> float | None:

@@ -28,7 +28,7 @@ from bookie.metadata.port import (
     SetData,
     WriteOutcomeUnknownError,
 )
-from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientError
+from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentError, TransientError
 from bookie.model.ids import LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
@@ -135,7 +135,7 @@ class Boosts:
             await self._store.delete(self.path(ledger_id), version)
         except (NoNodeError, BadVersionError):
             return
-        except (TransientError, OutcomeUnknownError) as error:
+        except (TransientError, OutcomeUnknownError, ConflictError, PermanentError) as error:  # as with children
             _log.info("an ended boost could not be removed yet", extra={"ledger_id": ledger_id, "error": str(error)})
 
 

@@ -21,7 +21,7 @@ from typing import Final
 
 from bookie.metadata.nodes import READS_PER_BATCH, change, child_names, find, in_steps, remove, sorted_ids
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import BadVersionError, MetadataStore, NoNodeError
+from bookie.metadata.port import BadVersionError, MetadataStore, NoNodeError, NotEmptyError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.records import UnreadableRecordError, decode_record, encode_record
 
@@ -110,7 +110,7 @@ class PlacementDebts:
         await remove(self._store, self.path(ledger_id))
 
     async def end_if_unchanged(self, debt: PlacementDebt) -> None:
-        """Delete a debt returned by ``list``, unless a copy was placed since. Idempotent.
+        """Delete a debt returned by ``list``, unless a copy was placed since. A node with children remains. Idempotent.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending it again is safe.
@@ -118,7 +118,7 @@ class PlacementDebts:
         path = self.path(debt.ledger_id)
         node = await find(self._store, path)
         if node is not None and _listed(debt.ledger_id, node.data) == debt:
-            with contextlib.suppress(NoNodeError, BadVersionError):
+            with contextlib.suppress(NoNodeError, BadVersionError, NotEmptyError):
                 await self._store.delete(path, node.stat.version)
 
     async def count(self) -> int:

@@ -31,6 +31,9 @@ _log = logging.getLogger(__name__)
 
 _METADATA_TIMEOUT_S: Final = 10.0
 """Deadline for reading the metadata of a ledger."""
+_NO_SOURCE: Final = (
+    "the ledger is not closed, has no other copy, or should not have the entry here, or its digest cannot be verified"
+)
 
 
 def sources_of(metadata: LedgerMetadata, bookie: BookieId, entry_id: EntryId) -> tuple[BookieId, ...]:
@@ -79,8 +82,29 @@ class DamageRepair:
             entry_ids = [each.entry_id for each in found]
             metadata = await self._metadata(ledger_id)
             if metadata is not None:
-                replaced += sum([await self._replace(ledger_id, metadata, entry_id) for entry_id in entry_ids])
+                replaced += await self._replace_all(ledger_id, metadata, entry_ids)
         return replaced
+
+    async def _replace_all(self, ledger_id: LedgerId, metadata: LedgerMetadata, entry_ids: Sequence[EntryId]) -> int:
+        """Replace entries of one ledger, and return their number; log the reason for the first of the others."""
+        left: list[tuple[EntryId, Sequence[str]]] = []
+        for entry_id in entry_ids:
+            refusals = await self._replace(ledger_id, metadata, entry_id)
+            if refusals is not None:
+                left.append((entry_id, refusals))
+        if left:
+            entry_id, refusals = left[0]
+            _log.warning(
+                "damaged entries not replaced",
+                extra={
+                    "bookie_id": self._bookie,
+                    "ledger_id": ledger_id,
+                    "entries": len(left),
+                    "first_entry_id": entry_id,
+                    "error": "; ".join(refusals) or _NO_SOURCE,
+                },
+            )
+        return len(entry_ids) - len(left)
 
     async def _metadata(self, ledger_id: LedgerId) -> LedgerMetadata | None:
         try:
@@ -93,9 +117,12 @@ class DamageRepair:
             )
             return None
 
-    async def _replace(self, ledger_id: LedgerId, metadata: LedgerMetadata, entry_id: EntryId) -> bool:
+    async def _replace(self, ledger_id: LedgerId, metadata: LedgerMetadata, entry_id: EntryId) -> Sequence[str] | None:
+        """Replace one entry. Return None if this succeeded, else why each source has no copy, or none may be used."""
+        refusals: list[str] = []
         for source in sources_of(metadata, self._bookie, entry_id):
-            if await self._try_copy(ledger_id, metadata, entry_id, source):
+            refusal = await self._try_copy(ledger_id, metadata, entry_id, source)
+            if refusal is None:
                 _log.warning(
                     "damaged entry replaced",
                     extra={
@@ -105,12 +132,14 @@ class DamageRepair:
                         "source": source,
                     },
                 )
-                return True
-        return False
+                return None
+            refusals.append(f"{source}: {refusal}")
+        return refusals
 
     async def _try_copy(
         self, ledger_id: LedgerId, metadata: LedgerMetadata, entry_id: EntryId, source: BookieId
-    ) -> bool:
+    ) -> str | None:
+        """Copy one entry from a source. Return None if this succeeded, else why it did not."""
         assert metadata.password is not None
         assert metadata.digest_type is not None
         copy = Copy(
@@ -123,4 +152,12 @@ class DamageRepair:
             self._incarnation,
         )
         reply = await self._handler.answer(self._incarnation, copy)
-        return reply.status is Status.OK and reply.covered == 1 and not reply.refusals
+        if reply.status is not Status.OK:
+            return f"this bookie does not store the copy: {_shown(reply.status, reply.detail)}"
+        if reply.refusals:
+            return _shown(reply.refusals[0].status, reply.refusals[0].detail)
+        return None if reply.covered == 1 else _shown(reply.source, reply.source_detail)
+
+
+def _shown(status: Status, detail: str) -> str:
+    return f"{status.name} ({detail})" if detail else status.name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from auditor.service.watch.repairs import (
@@ -12,6 +14,7 @@ from auditor.service.watch.repairs import (
     RateMeter,
     RepairObservation,
     copy_progress,
+    pause_s,
 )
 from bookie.metadata.layout import task_path
 from bookie.metadata.nodes import create_with_parents
@@ -129,19 +132,23 @@ async def test_a_copy_for_another_position_does_not_count_as_running() -> None:
         assert [copy.position for copy in flight.copies] == [2]
 
 
-def repairs_of(*marked: int, size: int = 100, parked: int = 0, is_enabled: bool = True) -> RepairObservation:
+def repairs_of(
+    at_s: float, *marked: int, size: int = 100, parked: int = 0, is_enabled: bool = True
+) -> RepairObservation:
     waiting = len(marked) - parked
     ids = {LedgerId(each): size for each in marked}
-    return RepairObservation(0, is_enabled, {}, ids, (), 0, {"no_live_copy": parked}, waiting, waiting * size, 0, 0)
+    return RepairObservation(
+        0, at_s, is_enabled, {}, ids, (), 0, {"no_live_copy": parked}, waiting, waiting * size, 0, 0
+    )
 
 
 def test_rate_and_remaining_time_need_two_measurements_and_a_completed_ledger() -> None:
     meter = RateMeter()
-    first = meter.add(repairs_of(1, 2, 3, 4), 100.0)
+    first = meter.add(repairs_of(100.0, 1, 2, 3, 4))
     assert (first.ledgers_per_s, first.bytes_per_s, first.eta_s) == (None, None, None)
-    second = meter.add(repairs_of(1, 2, 3, 4), 110.0)
+    second = meter.add(repairs_of(110.0, 1, 2, 3, 4))
     assert (second.ledgers_per_s, second.eta_s) == (0.0, None)
-    third = meter.add(repairs_of(2, 3, 4, 5), 120.0)  # one ledger was completed, and another one was marked
+    third = meter.add(repairs_of(120.0, 2, 3, 4, 5))  # one ledger was completed, and another one was marked
     assert (third.ledgers, third.measured_s) == (1, 20.0)
     assert third.ledgers_per_s == pytest.approx(0.05)
     assert third.bytes_per_s == pytest.approx(5.0)
@@ -150,29 +157,53 @@ def test_rate_and_remaining_time_need_two_measurements_and_a_completed_ledger() 
 
 def test_the_remaining_time_does_not_include_parked_ledgers() -> None:
     meter = RateMeter()
-    meter.add(repairs_of(1, 2, 3), 0.0)
-    assert meter.add(repairs_of(1, 2, parked=2), 10.0).eta_s == 0.0
+    meter.add(repairs_of(0.0, 1, 2, 3))
+    assert meter.add(repairs_of(10.0, 1, 2, parked=2)).eta_s == 0.0
 
 
 def test_there_is_no_estimate_while_recovery_is_disabled() -> None:
     meter = RateMeter()
-    meter.add(repairs_of(1, 2, 3), 0.0)
-    assert meter.add(repairs_of(1, 2, is_enabled=False), 10.0).eta_s is None
+    meter.add(repairs_of(0.0, 1, 2, 3))
+    assert meter.add(repairs_of(10.0, 1, 2, is_enabled=False)).eta_s is None
 
 
 def test_the_remaining_time_depends_on_the_size_of_the_ledgers_left() -> None:
     meter = RateMeter()
-    meter.add(repairs_of(1, 2), 0.0)
-    assert meter.add(repairs_of(2, size=5000), 10.0).eta_s == pytest.approx(500.0)
+    meter.add(repairs_of(0.0, 1, 2))
+    assert meter.add(repairs_of(10.0, 2, size=5000)).eta_s == pytest.approx(500.0)
 
 
 def test_the_rate_covers_the_last_minutes() -> None:
     meter, marked = RateMeter(), list(range(200))
-    meter.add(repairs_of(*marked), 0.0)
-    meter.add(repairs_of(*marked[100:]), 10.0)
+    meter.add(repairs_of(0.0, *marked))
+    meter.add(repairs_of(10.0, *marked[100:]))
     now_s = 10.0
     while now_s < 2 * WINDOW_S:
         now_s += 10.0
-        rate = meter.add(repairs_of(*marked[100:]), now_s)
+        rate = meter.add(repairs_of(now_s, *marked[100:]))
     assert (rate.ledgers, rate.eta_s) == (0, None)
     assert WINDOW_S <= rate.measured_s < WINDOW_S + 20
+
+
+@in_virtual_time
+async def test_a_wait_for_the_store_is_neither_a_time_of_repairs_nor_a_reason_for_a_long_pause() -> None:
+    """Such as an election of ZooKeeper's leader after the marks were read, and before the metadata was."""
+    async with a_world("a b t") as world:
+        for ledger_id in range(1, 11):
+            await marked_ledger(world, ledger_id, "a x", "x")
+        watch, meter = repair_watch(world), RateMeter()
+        assert meter.add(await watch.observe()).measured_s == 0.0
+        await world.clock.sleep(5.0)
+        begun_s = world.clock.monotonic_s()
+        ledgers = world.ledgers.path(LedgerId(1))
+
+        async def wait_for_metadata(operation: str, path: str) -> None:
+            if path == ledgers:
+                await asyncio.sleep(60.0)
+
+        world.store.fault_hook = wait_for_metadata
+        observation = await watch.observe()
+        took_s = world.clock.monotonic_s() - begun_s
+        assert (took_s, meter.add(observation).measured_s) == (60.0, 5.0)
+        assert pause_s(observation, took_s, 1.0) < 5.0
+        assert pause_s(repairs_of(0.0, *range(100_000)), took_s, 1.0) == 300.0

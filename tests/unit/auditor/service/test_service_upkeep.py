@@ -248,6 +248,7 @@ async def test_too_much_long_work_is_refused() -> None:
 
 async def test_the_repair_progress_is_not_read_for_each_request() -> None:
     sessions, clock = Sessions(), ManualClock()
+    sessions.cluster.clock = clock
     await sessions.cluster.fill()
     async with sessions.cluster.connected("") as client:
         progress = CachedRepairProgress(make_repair_watch(client), clock)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import pytest
 
+from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
 from bookie.metadata.nodes import batches
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import Create
@@ -108,6 +110,32 @@ async def test_ledgers_with_many_fragments_are_read_and_judged_in_smaller_parts(
         queue, turns = await refresh_while_counting(world)
         assert queue.queue_state.eligible == count
         assert turns.count >= count * (1 + fragments // 20) / task_queue.TASKS_JUDGED_PER_STEP
+
+
+async def test_fewer_ledgers_are_read_at_a_time_if_their_metadata_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large, fragments = 700, 800, 20
+    monkeypatch.setattr(task_queue, "PART_BYTES", 60_000)
+    async with a_world("a b c") as world:
+        ids = [LedgerId(number) for number in range(small + large)]
+        one = make_metadata((0, "a x"), quorum=(2, 2), last=9)
+        many = make_metadata(*((n, "a x") for n in range(fragments)), quorum=(2, 2), last=fragments - 1)
+        await world.ledgers.create_many([(each, one if each < small else many) for each in ids])
+        await world.tasks.marking.mark_many([(ledger_id, names("x")) for ledger_id in ids])
+        queue, parts = queue_of(world), list[Sequence[LedgerId]]()
+        read = queue._ports.ledgers.read_many_permitted
+
+        async def noting(ledger_ids: Sequence[LedgerId]) -> list[Versioned | Unreadable | None]:
+            parts.append(ledger_ids)
+            return await read(ledger_ids)
+
+        monkeypatch.setattr(queue._ports.ledgers, "read_many_permitted", noting)
+        await queue.refresh()
+    assert queue.queue_state.eligible == small + large
+    assert [ledger_id for part in parts for ledger_id in part] == ids
+    assert [len(part) for part in parts[:3]] == [task_queue.FIRST_LEDGERS, 200, 400]
+    assert max(map(len, parts)) <= 60_000 // task_queue._FRAGMENT_BYTES
+    assert max(map(len, parts[-5:-1])) <= 60_000 // (fragments * task_queue._FRAGMENT_BYTES)
+    assert len(parts[-1]) >= task_queue.FIRST_LEDGERS
 
 
 async def test_the_fragments_of_a_bookie_are_compared_in_steps() -> None:

@@ -21,7 +21,7 @@ from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import a_world
 from tests.worlds.service import ServiceWorld
-from tests.worlds.virtual_time import in_virtual_time, until
+from tests.worlds.virtual_time import in_virtual_time, until, when
 
 HOUR_S = 3600.0
 LINES_MAX = 70
@@ -69,6 +69,31 @@ async def test_a_worker_without_access_to_the_list_of_bookies_waits_and_repairs_
         assert running.worker.problem == ""
         assert await running.stop() is RunEnd.STOPPED
         await world.assert_whole(LEDGER, packets, "t")
+
+
+@in_virtual_time
+async def test_a_stopping_worker_without_access_to_the_list_of_bookies_does_not_retry_all_the_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with a_world("a b c t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=99), 100)
+        await world.lose("c")
+        world.bookies.transport.faults(
+            BookieId("t")
+        ).delay_s = 60.0  # a copy continues until the end of the grace period
+        running = world.worker(once=False, grace_s=20.0)
+
+        async def wait(operation: str, path: str) -> None:
+            await asyncio.sleep(0.01)
+
+        running.store.fault_hook = wait
+        async with world.running(running):
+            await when(lambda: running.worker.load().ledgers_in_flight == 1)
+            await world.register("b", is_read_only=True)
+            world.cell.deny(available_path(world.cluster.root, is_read_only=False))
+            await asyncio.sleep(5.0)
+            running.worker.stop()
+        assert 2 <= lines_with(caplog, "store refused") <= 10
 
 
 @in_virtual_time

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bookie.client.placement.feed import load_placement, make_placement_feed
+from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX
 from bookie.metadata.own_state import own_path
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks import debts as debts_module
@@ -125,6 +126,30 @@ async def test_the_debt_is_recorded_before_the_bookie_is_in_the_metadata() -> No
         assert versions
         assert set(versions) == {before}
         assert world.version(LEDGER) != before
+
+
+@pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.LOSE_ANSWER])
+@in_virtual_time
+async def test_no_bookie_is_named_without_its_debt_after_a_short_outage_of_the_store(fault: Fault) -> None:
+    async with a_world("a b x") as world:
+        await in_one_rack(world)
+        store, record = world.session(), debts(world).path(LEDGER)
+        placement = await load_placement(store, world.cluster)
+        failures = 2 * WRITE_ATTEMPTS_MAX
+
+        async def fails(operation: str, path: str) -> Fault | None:
+            nonlocal failures
+            if path == record and failures:
+                failures -= 1
+                return fault if operation == "create" else Fault.FAIL_BEFORE
+            return None
+
+        store.fault_hook = fails
+        settings = ReplicatorSettings("zk://memory/ledgers", once=True)
+        worker = Worker(replace(world.ports(store), placement=placement), settings, Recorder(), "worker")
+        assert await worker.run() is RunEnd.SETTLED
+        assert (await world.metadata(LEDGER)).members() == set(names("a b"))
+        assert [debt.ledger_id for debt in await debts(world).list()] == [LEDGER]
 
 
 @in_virtual_time
@@ -368,3 +393,16 @@ async def test_a_debt_does_not_end_before_the_repair_that_recorded_it() -> None:
         await world.clock.sleep(ROUND_S)
         await repayment.mark_movable()
         assert await debts(world).list() == []
+
+
+@in_virtual_time
+async def test_a_debt_that_cannot_be_deleted_does_not_keep_others_from_being_paid() -> None:
+    async with a_world("a b x") as world:
+        await in_one_rack(world, OTHER)
+        await heal(world)
+        await debts(world).add(PlacementDebt(LEDGER, 1))  # of a deleted ledger
+        await world.store.create(f"{debts(world).path(LEDGER)}/x")
+        await world.add_bookies("y")
+        async with asyncio.timeout(HOUR_S):
+            assert (await heal(world)).endings() == [Ending.MOVED]
+        assert [debt.ledger_id for debt in await debts(world).list()] == [LEDGER]

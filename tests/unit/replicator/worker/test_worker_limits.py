@@ -9,6 +9,7 @@ import pytest
 from bookie.metadata.nodes import ensure_path, put, remove
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import StoreUnavailableError
+from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.copy_limits import CopyLimits, CopyLimitsStore
 from bookie.model.ids import LedgerId
 from replicator.copying.shared_limits import UNREADABLE
@@ -189,3 +190,28 @@ async def test_joining_has_a_bound_while_its_parent_node_is_deleted_each_time() 
         store.fault_hook = None
         await limits.join("w")
         assert await copying(world) == 1
+
+
+@in_virtual_time
+async def test_a_worker_whose_leave_failed_leaves_later() -> None:
+    """Otherwise its node would reduce the shares of all others until the end of its session."""
+    async with a_world("a b c t u v") as world:
+        await lost_ledgers(world)
+        await limits_of(world).set(CopyLimits(bytes_per_second=16 * MIB))
+        running = world.worker(once=False)
+        failures = 2
+
+        async def refuse_to_leave(operation: str, path: str) -> Fault | None:
+            nonlocal failures
+            if operation == "delete" and path.startswith(own_path("copying", ROOT)) and failures:
+                failures -= 1
+                return Fault.FAIL_BEFORE
+            return None
+
+        running.store.fault_hook = refuse_to_leave
+        async with world.running(running):
+            await has_begun(world, running)
+            await until(world.is_clean)
+            await asyncio.sleep(120)
+            assert not failures
+            assert await copying(world) == 0

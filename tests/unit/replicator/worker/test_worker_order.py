@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.boosts import Boost, Boosts
 from bookie.model.ids import BookieId, LedgerId
@@ -166,6 +167,28 @@ async def test_a_boosted_ledger_comes_first_among_those_with_as_many_copies() ->
         assert [boost.ledger_id for boost in await boosts.active(0)] == [30]
 
 
+@pytest.mark.parametrize("is_denied", [False, True])
+@in_virtual_time
+async def test_an_ended_boost_that_cannot_be_deleted_does_not_stop_repairs(is_denied: bool) -> None:
+    async with a_world("a b c t") as world:
+        await ledgers_on(world, "a b c", range(1, 2))
+        boosts, now_ms = Boosts(world.store, world.cluster.root), world.clock.epoch_ms()
+        await boosts.start(Boost(LedgerId(31), "me", now_ms - 7_200_000, now_ms - 1))
+        if not is_denied:
+            await world.store.create(f"{boosts.path(LedgerId(31))}/x")
+        await world.lose("c")
+        running = world.worker(once=False)
+
+        async def refuse(operation: str, path: str) -> Fault | None:
+            if is_denied and operation == "delete" and path == boosts.path(LedgerId(31)):
+                raise AccessDeniedError(f"delete {path}")
+            return None
+
+        running.store.fault_hook = refuse
+        async with world.running(running):
+            await until(world.is_clean, seconds=60.0)
+
+
 async def most_in_flight(entries: int) -> int:
     """Repair forty ledgers with default settings, and return the largest number in repair at the same time."""
     async with a_world("a b c t") as world:
@@ -192,6 +215,29 @@ async def test_large_ledgers_are_repaired_concurrently_in_smaller_numbers(monkey
     monkeypatch.setattr(ordering, "SMALL_ENTRIES", 4)
     assert await most_in_flight(4) == 40
     assert await most_in_flight(5) == LARGE_IN_FLIGHT_MAX
+
+
+@in_virtual_time
+async def test_small_ledgers_do_not_wait_for_a_place_of_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordering, "SMALL_ENTRIES", 4)
+    many = LARGE_IN_FLIGHT_MAX + 4
+    large, small = range(1, 1 + many), range(100, 110)
+    async with a_world("a b c d e t u") as world:
+        await ledgers_on(world, "a e c", large, count=5)
+        await ledgers_on(world, "b d c", small)
+        await world.kill("c")
+        await world.register("a", is_read_only=True)  # no copies go there
+        for ledger_id in large:  # one copy left, so they are more urgent than the small ones
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("a c"))
+        for ledger_id in small:
+            await world.tasks.marking.mark(LedgerId(ledger_id), names("c"))
+        world.bookies.transport.faults(BookieId("a")).delay_s = 5.0  # it is asked for its entries first
+        running = world.worker(once=False)
+        async with world.running(running):
+            await until(lambda: _true(len(running.recorder.results) == len(small)), seconds=4.0)
+            assert {result.ledger_id for result in running.recorder.results} == set(small)
+            assert running.worker.load().ledgers_in_flight == LARGE_IN_FLIGHT_MAX
+            await until(world.is_clean)
 
 
 @in_virtual_time

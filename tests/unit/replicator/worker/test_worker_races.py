@@ -14,6 +14,7 @@ from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.errors import InvariantError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.model.metadata import Fragment
+from bookie.wire.port import Status
 from replicator.repair.lease import Lease, LeaseLostError
 from replicator.telemetry.events import Ending
 from replicator.worker import RunEnd
@@ -358,6 +359,35 @@ async def test_a_leftover_lock_is_released_even_if_its_ledger_no_longer_has_a_ta
             return refused == 3 and await world.store.stat(lock) is None
 
         running.store.fault_hook = fails
+        async with world.running(running):
+            await until(is_free, seconds=300)
+
+
+@in_virtual_time
+async def test_a_lock_that_could_not_be_released_is_released_while_repair_is_disabled() -> None:
+    """Otherwise the collectors of bookies, which need the lock, wait until repair is enabled."""
+    async with a_world("a b t") as world:
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await world.lose("b")
+        running = world.worker(once=False)
+        lock, refused = lock_path(ROOT, LEDGER), 0
+
+        async def fails(operation: str, path: str) -> Fault | None:
+            nonlocal refused
+            if operation == "sync" and path == lock and refused < 6:
+                refused += 1
+                return Fault.FAIL_BEFORE
+            return None
+
+        async def disable() -> None:
+            await world.tasks.switches.disable()
+            running.store.fault_hook = fails
+
+        async def is_free() -> bool:
+            return refused == 6 and await world.store.stat(lock) is None
+
+        world.bookies["t"].before_add = disable
+        world.bookies["t"].add_replies = [Status.TOO_MANY_REQUESTS]  # the switch is read before the next attempt
         async with world.running(running):
             await until(is_free, seconds=300)
 

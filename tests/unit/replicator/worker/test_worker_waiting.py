@@ -76,6 +76,29 @@ async def test_a_listing_that_waited_for_the_store_does_not_delay_the_next_one()
         await running.stop()
 
 
+@in_virtual_time
+async def test_a_time_in_which_the_store_was_slow_does_not_delay_later_listings() -> None:
+    """A listing of few tasks takes no longer than ten seconds of pauses are worth, however long it took (R149)."""
+    async with a_world("a b t") as world:
+        await a_loss(world)
+        running = await an_idle_worker(world)
+        slow_s = 20.0
+
+        async def wait(operation: str, path: str) -> None:
+            if operation == "sync":
+                await asyncio.sleep(slow_s)
+
+        running.store.fault_hook = wait
+        for _ in range(3):
+            await world.tasks.marking.mark(LEDGER, names("b"))
+            await until(world.is_clean, seconds=2000)
+        slow_s = 0.0
+        await asyncio.sleep(60)  # the requests under way have ended
+        await world.tasks.marking.mark(LEDGER, names("b"))
+        await until(world.is_clean, seconds=11)
+        await running.stop()
+
+
 @pytest.mark.parametrize("is_seen", [True, False], ids=["seen", "too short to be seen"])
 @in_virtual_time
 async def test_tasks_marked_while_repair_was_disabled_are_started_when_it_is_enabled(is_seen: bool) -> None:
