@@ -23,6 +23,7 @@ from bookie.model.ids import LedgerId
 from bookie.model.run import RunKind
 from bookie.runtime.clock import Clock
 from spark_jobs.report.counts import PublishOutcome
+from spark_jobs.runs.reading.one_reading import READINGS_MAX
 from spark_jobs.runs.run import AuditResult
 from tests.simulation.audits.cluster import AuditedCluster, Seen
 from tests.simulation.audits.process import QUIET, AuditProcess, Disturbance, settings_of
@@ -244,6 +245,7 @@ class _History:
         """A run with a limit marks the worst, and the next one continues."""
         before = self._seen()
         process = self._process(rng)
+        process.readings_lost = rng.randrange(READINGS_MAX)
         result = self._run(process, marks_max=1)
         if self._is_held(result):
             return
@@ -291,6 +293,7 @@ class _History:
         """Nothing else changes during this run, so its result is known."""
         before = self._seen()
         process = self._process(rng)
+        process.readings_lost = rng.choice([0, 0, 0, 1])
         result = self._run(process, incremental=incremental)
         if self._is_held(result):
             return

@@ -62,6 +62,7 @@ from spark_jobs.runs.reading.completeness import ScanTotals
 from spark_jobs.runs.reading.ledger_scan import LedgerScan, task_options
 from spark_jobs.runs.run import AuditResult, run_check
 from spark_jobs.runs.slots import Slots
+from spark_jobs.runs.spark_failures import MetadataReadAgainError
 from spark_jobs.settings import AuditSettings
 from spark_jobs.snapshot.index import SnapshotIndex, SnapshotPart
 from tests.simulation.audits.judging import Lacking, judged
@@ -98,6 +99,7 @@ class AuditProcess:
     Attributes:
         found: the ledgers of the last findings, with what they lack.
         waiting: the lost bookies that are not due when the run publishes.
+        readings_lost: how often Spark will lose the metadata after the marks, so that the run reads again.
         changes: what happened during the run, for the log of the history.
     """
 
@@ -113,6 +115,7 @@ class AuditProcess:
         self.clock = clock
         self.found: Mapping[LedgerId, Lacking] = {}
         self.waiting: AbstractSet[BookieId] = frozenset()
+        self.readings_lost = 0
         self.changes: list[str] = []
         self._rng = rng
         self._disturbance = disturbance
@@ -225,7 +228,11 @@ class PlainBookieRun(BookieRun):
 
     @override
     def _report(self, *_: object) -> tuple[Any, ...]:
-        self._process().waiting = self.lost.waiting.keys()
+        process = self._process()
+        process.waiting = self.lost.waiting.keys()
+        if process.readings_lost:
+            process.readings_lost -= 1
+            raise MetadataReadAgainError("an executor was lost after the marks")
         return ()
 
 

@@ -19,7 +19,7 @@ from spark_jobs.runs.kinds.bookie_run import BookieRun
 from spark_jobs.runs.marking.withdrawal import LedgerIdSet
 from spark_jobs.runs.reading import snapshot_reading
 from spark_jobs.runs.reading.incremental_reading import IncrementalReading
-from tests.simulation.audits.history import AUDITS, CHANGES, failure_text, play, steps_of
+from tests.simulation.audits.history import AUDITS, CHANGES, Step, failure_text, play, steps_of
 from tests.simulation.audits.process import without_spark
 
 GATE_SEEDS = (2, 4, 5, 7, 9)
@@ -41,6 +41,10 @@ def in_this_process() -> Iterator[None]:
 @pytest.mark.parametrize("seed", GATE_SEEDS)
 def test_a_history_of_audits_agrees_with_the_reference(seed: int) -> None:
     assert failure_text(seed, GATE_ROUNDS) == ""
+
+
+def test_a_run_that_reads_its_metadata_again_marks_no_more_than_its_limit() -> None:
+    assert play(7, [Step(0, "lose"), Step(1, "limited")]).problem == ""
 
 
 @pytest.mark.long
