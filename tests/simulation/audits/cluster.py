@@ -17,7 +17,7 @@ from auditor.safety.dead_letters import lost_fragments
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.layout import LayoutKind, bookie_path, cookie_path, lost_bookie_delay_path
+from bookie.metadata.layout import LayoutKind, bookie_path, cookie_path, lost_bookie_delay_path, task_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode, encode
 from bookie.metadata.nodes import ensure_path, put
@@ -25,7 +25,7 @@ from bookie.metadata.port import ANY_VERSION, AccessDeniedError, Check
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell, _copy
 from bookie.metadata.tasks.decisions import Decision, DecisionKind, Decisions
-from bookie.metadata.tasks.locks import HeldTask
+from bookie.metadata.tasks.locks import HeldTask, Task
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -120,8 +120,14 @@ class Seen:
     marks: Mapping[LedgerId, AbstractSet[BookieId]]
     accepted: Mapping[LedgerId, Decision]
     locked: AbstractSet[LedgerId]
+    lost: AbstractSet[BookieId]
+    """The bookies that are not registered and have a cookie."""
     audited: AbstractSet[BookieId]
-    """The lost bookies whose loss an audit has covered."""
+    """Those of them whose loss an audit has covered."""
+    unreadable_marks: AbstractSet[LedgerId]
+    """Marked ledgers, as the others, whose task cannot be read."""
+    is_disabled: bool
+    """Whether an operator has disabled auto-recovery."""
 
     @property
     def staying(self) -> AbstractSet[BookieId]:
@@ -163,6 +169,7 @@ class AuditedCluster:
         self._deleted: list[LedgerId] = []
         self._damaged: dict[LedgerId, bytes] = {}
         self._denied: set[LedgerId] = set()
+        self._damaged_mark: tuple[str, bytes] | None = None
         self._delay_s = rng.choice([0, 0, 0, 900])
         self._layout = rng.choice([LayoutKind.HIERARCHICAL, LayoutKind.HIERARCHICAL, LayoutKind.LONG_HIERARCHICAL])
         self._opened()
@@ -189,7 +196,8 @@ class AuditedCluster:
     async def seen(self) -> Seen:
         """Return the current state."""
         draining = await self._draining()
-        marks = {task.ledger_id: frozenset(task.missing) for task in await self._tasks.list()}
+        tasks = await self._tasks.list_all()
+        marks = {task.ledger_id: frozenset(task.missing) for task in tasks if isinstance(task, Task)}
         return Seen(
             {ledger_id: await self._metadata(ledger_id) for ledger_id in await self._ids()},
             frozenset(self._sessions),
@@ -197,7 +205,10 @@ class AuditedCluster:
             marks,
             {decision.ledger_id: decision for decision in await self._decisions.accepted()},
             frozenset(repair.ledger_id for repair in self._repairs),
+            frozenset(self._gone),
             frozenset(bookie for bookie, down in (await self._down.read()).items() if down.audited_ms),
+            frozenset(task.ledger_id for task in tasks if not isinstance(task, Task)),
+            await self._tasks.switches.is_disabled(),
         )
 
     async def change(self, name: str, rng: random.Random) -> None:
@@ -392,6 +403,36 @@ class AuditedCluster:
         await self._tasks.marking.mark(ledger_id, names)
         return f"{ledger_id} {names}"
 
+    async def damage_mark(self, rng: random.Random) -> object:
+        """A mark becomes unreadable: its node is damaged, or may not be read."""
+        ids = await self._tasks.ids()
+        if self._damaged_mark is not None or not ids:
+            return None
+        path = task_path(ROOT, rng.choice(ids))
+        self._damaged_mark = path, (await self._store.get(path)).data
+        if rng.random() < 0.5:
+            self.cell.deny(path)
+        else:
+            await self._store.set(path, b"\xff damage", ANY_VERSION)
+        return path
+
+    async def mend_mark(self, rng: random.Random) -> object:
+        if self._damaged_mark is None:
+            return None
+        (path, data), self._damaged_mark = self._damaged_mark, None
+        self.cell.allow(path)
+        await self._store.set(path, data, ANY_VERSION)
+        return path
+
+    async def disable(self, rng: random.Random) -> object:
+        """An operator disables auto-recovery."""
+        await self._tasks.switches.disable()
+        return "auto-recovery"
+
+    async def enable(self, rng: random.Random) -> object:
+        await self._tasks.switches.enable()
+        return "auto-recovery"
+
     async def begin_repair(self, rng: random.Random) -> object:
         free = [ledger_id for ledger_id in await self._tasks.ids() if not self._is_locked(ledger_id)]
         if not free:
@@ -495,6 +536,15 @@ class AuditedCluster:
         await self._store.multi([await self._decisions.writing(decision)])
         return f"{ledger_id} created {ctime_ms}: {[(each.positions, each.shared) for each in lost]}"
 
+    async def damage_acceptance(self, rng: random.Random) -> object:
+        """The record of an accepted loss may not be read any more, so it accepts nothing."""
+        accepted = sorted(decision.ledger_id for decision in await self._decisions.accepted())
+        if not accepted:
+            return None
+        path = self._decisions.path(rng.choice(accepted))
+        self.cell.deny(path)
+        return path
+
     # ZooKeeper
 
     async def wait(self, rng: random.Random) -> object:
@@ -526,6 +576,9 @@ class AuditedCluster:
         for store, _ in self._sessions.values():
             await store.close()
         self._sessions.clear()
+        if self._damaged_mark is not None:
+            self.cell.allow(self._damaged_mark[0])
+            self._damaged_mark = None
         self.cell.restore(rng.choice([0, 1_000, 1 << 32]))
         self._next_id, self._deleted, self._damaged, self._next_bookie = self._saved
         self._deleted, self._damaged = list(self._deleted), dict(self._damaged)

@@ -51,10 +51,15 @@ CHANGES: Final[Mapping[str, int]] = {
     "drain": 1,
     "end_drain": 1,
     "mark": 2,
+    "damage_mark": 1,
+    "mend_mark": 1,
+    "disable": 1,
+    "enable": 2,
     "begin_repair": 4,
     "install": 4,
     "finish_repair": 4,
     "accept": 2,
+    "damage_acceptance": 1,
     "wait": 2,
     "take_snapshot": 1,
     "back_up": 1,
@@ -212,7 +217,7 @@ class _History:
         before = self._seen()
         process = self._process(rng)
         result = self._run(process, snapshot=self._cluster.snapshot.file)
-        if self._is_held(result):
+        if self._is_held(before, result):
             return
         self._complete(result)
         expected = before.lacking()
@@ -234,7 +239,7 @@ class _History:
         before = self._seen()
         process = self._process(rng)
         result = self._run(process, is_dry_run=True)
-        if self._is_held(result):
+        if self._is_held(before, result):
             return
         self._complete(result)
         self._check_found(before, process)
@@ -247,7 +252,7 @@ class _History:
         process = self._process(rng)
         process.readings_lost = rng.randrange(READINGS_MAX)
         result = self._run(process, marks_max=1)
-        if self._is_held(result):
+        if self._is_held(before, result):
             return
         self._complete(result)
         self._check_found(before, process)
@@ -295,7 +300,7 @@ class _History:
         process = self._process(rng)
         process.readings_lost = rng.choice([0, 0, 0, 1])
         result = self._run(process, incremental=incremental)
-        if self._is_held(result):
+        if self._is_held(before, result):
             return
         summary = self._complete(result).summary
         self._check_found(before, process)
@@ -308,7 +313,11 @@ class _History:
         )
         self._check(is_seen, f"counted {counts.unreadable} unreadable ledgers, of {unreadable}")
         self._check_marks(before, after, process, before.lacking())
+        if before.is_disabled:
+            return
         self._check_withdrawn(after)
+        due = before.lost - process.waiting
+        self._check(due <= after.audited, f"the loss of {due - after.audited} does not count as audited")
         if summary.published.outcome is PublishOutcome.PUBLISHED:
             for ledger_id, decision in before.accepted.items():
                 if not decision.is_valid(before.registered):
@@ -327,7 +336,8 @@ class _History:
         return AuditProcess(self._cluster.cell, clock, rng, disturbance, change or any_change)  # type: ignore[arg-type]
 
     def _run(self, process: AuditProcess, **changed: object) -> AuditResult | None:
-        settings = settings_of(self._directory / "reports", **changed)
+        share_max = process.rng.choice([0.95, 0.95, 0.95, 0.4])
+        settings = settings_of(self._directory / "reports", missing_share_max=share_max, **changed)
         self._log.append(f"   run at {process.clock.epoch_ms()} with {changed}")
         result = process.audit(RunKind.BOOKIES, settings)
         self._log.extend(f"   {change}" for change in process.changes)
@@ -350,8 +360,12 @@ class _History:
     def _seen(self) -> Seen:
         return self._runner.run(self._cluster.seen())
 
-    def _is_held(self, result: AuditResult | None) -> bool:
-        return result is not None and result.summary.held_because is not None
+    def _is_held(self, before: Seen, result: AuditResult | None) -> bool:
+        """Return whether the brake held; then the run changed nothing."""
+        if result is None or result.summary.held_because is None:
+            return False
+        self._check_no_mark_changed(before, self._seen(), result.summary.held_because)
+        return True
 
     def _complete(self, result: AuditResult | None) -> AuditResult:
         self._check(result is not None, "a run that nothing disturbed failed")
@@ -370,8 +384,11 @@ class _History:
     def _check_marks(
         self, before: Seen, after: Seen, process: AuditProcess, expected: Mapping[LedgerId, object]
     ) -> None:
+        if before.is_disabled:
+            self._check_no_mark_changed(before, after, "auto-recovery is disabled")
+            return
         lacking = before.lacking()
-        for ledger_id in expected:
+        for ledger_id in set(expected) - before.unreadable_marks:
             due = lacking[ledger_id].missing - process.waiting
             self._check(
                 due <= after.marks.get(ledger_id, frozenset()),
@@ -403,6 +420,10 @@ class _History:
                 and metadata.members() <= before.staying
             )
             self._check(is_deleted or is_replaced, f"the mark of ledger {ledger_id} was withdrawn without a reason")
+
+    def _check_no_mark_changed(self, before: Seen, after: Seen, why: str) -> None:
+        is_same = (before.marks, before.accepted) == (after.marks, after.accepted)
+        self._check(is_same, f"a run changed marks or accepted losses, although {why}")
 
     def _check_withdrawn(self, after: Seen) -> None:
         left = after.marks.keys() - after.ledgers.keys() - after.locked

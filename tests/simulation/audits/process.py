@@ -97,6 +97,7 @@ class AuditProcess:
     """A process that runs one audit, with sessions of its own in the store.
 
     Attributes:
+        rng: decides what happens to the process.
         found: the ledgers of the last findings, with what they lack.
         waiting: the lost bookies that are not due when the run publishes.
         readings_lost: how often Spark will lose the metadata after the marks, so that the run reads again.
@@ -117,7 +118,7 @@ class AuditProcess:
         self.waiting: AbstractSet[BookieId] = frozenset()
         self.readings_lost = 0
         self.changes: list[str] = []
-        self._rng = rng
+        self.rng = rng
         self._disturbance = disturbance
         self._change = change
         self._is_changing = False
@@ -130,14 +131,12 @@ class AuditProcess:
 
     def audit(self, kind: RunKind, settings: AuditSettings) -> AuditResult | None:
         """Run an audit to its end; None: it failed, was stopped, or was killed."""
-        run_id = new_run_id(self.clock.epoch_ms(), self._rng)
+        run_id = new_run_id(self.clock.epoch_ms(), self.rng)
         try:
             with _in_this_process(self):
                 session = cast(SparkSession, self)
-                spark = (lambda: session) if self._rng.random() < 0.5 else session
-                return run_check(
-                    spark, kind, settings, gate=_Gate(self), run_id=run_id, clock=self.clock, rng=self._rng
-                )
+                spark = (lambda: session) if self.rng.random() < 0.5 else session
+                return run_check(spark, kind, settings, gate=_Gate(self), run_id=run_id, clock=self.clock, rng=self.rng)
         except ProcessKilledError:
             return None
         except (BkhealError, RunStoppedError) as error:
@@ -149,7 +148,7 @@ class AuditProcess:
             raise ProcessKilledError
         if self._is_changing:
             return None
-        rng, disturbance = self._rng, self._disturbance
+        rng, disturbance = self.rng, self._disturbance
         if self._change is not None and rng.random() < disturbance.change:
             self._is_changing = True
             try:
