@@ -1,4 +1,7 @@
-"""The plain reference for a bookie check: what a ledger lacks, by its metadata and the bookies. Pure."""
+"""The plain reference for a bookie check: what a ledger lacks, by its metadata and the bookies. Pure.
+
+``tests/spark/test_judging_reference.py`` compares it with the check in Spark.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from bookie.metadata.tasks.decisions import Decision
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata, LedgerState
 from bookie.model.severity import Severity, health_of
+from spark_jobs.runs.marking.held_back import LedgerWithFindings
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +122,12 @@ def judged(
             found = lacking(metadata_of(row), registered, draining, decisions.get(ledger_id))
             if found is not None:
                 yield ledger_id, found
+
+
+def in_order(found: Mapping[LedgerId, Lacking]) -> list[LedgerWithFindings]:
+    """Return the ledgers in the order of marking, without estimates of bytes."""
+    ordered = sorted(found.items(), key=lambda each: (each[1].severity, each[0]))
+    return [
+        LedgerWithFindings(ledger_id, tuple(sorted(each.missing)), tuple(sorted(each.critical)))
+        for ledger_id, each in ordered
+    ]

@@ -65,7 +65,7 @@ from spark_jobs.runs.slots import Slots
 from spark_jobs.runs.spark_failures import MetadataReadAgainError
 from spark_jobs.settings import AuditSettings
 from spark_jobs.snapshot.index import SnapshotIndex, SnapshotPart
-from tests.simulation.audits.judging import Lacking, judged
+from tests.simulation.audits.judging import Lacking, in_order, judged
 from tests.worlds.cluster import ROOT
 
 _TASKS = Slots(2, 2)
@@ -247,10 +247,7 @@ def _sums(found: Mapping[LedgerId, Lacking]) -> FindingSums:
 
 
 def _to_mark(ledgers: DataFrame) -> Iterator[LedgerWithFindings]:
-    rows = sorted(cast(Rows, ledgers).rows, key=lambda row: (row["lacking"].severity, row["ledger_id"]))
-    for row in rows:
-        each: Lacking = row["lacking"]
-        yield LedgerWithFindings(row["ledger_id"], tuple(sorted(each.missing)), tuple(sorted(each.critical)))
+    return iter(in_order({row["ledger_id"]: row["lacking"] for row in cast(Rows, ledgers).rows}))
 
 
 class _Summary(dict[str, Any]):
