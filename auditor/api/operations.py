@@ -105,7 +105,7 @@ class StoreOperations(Operations):
         ids = [task.ledger_id for task in page.tasks]
         draining = (await self._drains.draining()).bookies
         bookies = (await self._registrations.list()).with_draining(draining)
-        found = await self._ledgers.read_many(ids)
+        found = await self._ledgers.read_many_permitted(ids)
         parked = {park.ledger_id: park for park in await self._parked.read_many(ids, {})}
         cluster_state = _ClusterState(bookies, await self._under_replication.locks.locked_among(ids), parked)
         views = [_view(task, ledger, cluster_state) for task, ledger in zip(page.tasks, found, strict=True)]

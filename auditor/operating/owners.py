@@ -21,7 +21,7 @@ async def with_owners(ledgers: LedgerStore, rows: Sequence[Document]) -> list[Do
     Raises:
         StoreUnavailableError: no answer.
     """
-    found = await ledgers.read_many([LedgerId(row["ledger_id"]) for row in rows]) if rows else []
+    found = await ledgers.read_many_permitted([LedgerId(row["ledger_id"]) for row in rows]) if rows else []
     return [
         {**row, **owner_fields(owner_names(owner_of(one.metadata.custom)) if isinstance(one, Versioned) else NO_OWNER)}
         for row, one in zip(rows, found, strict=True)

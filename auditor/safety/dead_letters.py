@@ -364,7 +364,7 @@ class DeadLetters:
         if len(ids | {ledger_id}) <= ACCEPTED_MAX:
             return
         ordered = sorted(ids)
-        ledgers = await self._ports.ledgers.read_many(ordered)
+        ledgers = await self._ports.ledgers.read_many_permitted(ordered)
         deleted = [each for each, ledger in zip(ordered, ledgers, strict=True) if ledger is None]
         for each in deleted:
             await self._decisions.forget(each)

@@ -413,7 +413,7 @@ class TaskQueue:
         )
 
     async def _read_part(self, ids: Sequence[LedgerId], listing: _Listing) -> _Part:
-        found = await self._ports.tasks.read_many_permitted(ids)
+        found = await self._ports.tasks.read_many(ids)
         tasks = [task for task in found if isinstance(task, Task)]
         parked = await self._ports.parked.read_many([i for i in ids if i in listing.parked], listing.bookie_lists)
         named = frozenset(bookie for task in tasks for bookie in task.missing)

@@ -31,7 +31,8 @@ from typing import Final
 import pyarrow as pa
 
 from bookie.metadata.cluster import Cluster
-from bookie.model.run import RunKind, is_misdated, started_ms
+from bookie.model.run import RunKind, started_ms
+from bookie.model.times import CLOCK_SKEW_MS_MAX
 from spark_jobs.image.folder import ImageFolder, map_concurrently
 from spark_jobs.image.manifest import ImageError, Manifest, Part, manifest_of, parse_part
 from spark_jobs.image.part import PART, ImageFile
@@ -89,16 +90,16 @@ def note_beginning(writing: ImageFolder, manifest: Manifest) -> None:
     writing.start_write(BEGINNING_FILE, _content(manifest)).result()
 
 
-def commit(writing: ImageFolder, manifest: Manifest) -> None:
+def commit(writing: ImageFolder, manifest: Manifest, now_ms: int) -> None:
     """Make a generation whole and current, and remove older ones.
 
     The newest ``GENERATIONS_KEPT`` stay. The unfinished generations of earlier runs of the same kind are removed. So is
-    a generation dated a day or more after this one: it was written with a wrong clock, and would stay the newest.
-
+    a generation dated in the future: it was written with a wrong clock, is not used, and would stay the newest.
 
     Args:
         writing: what ``begin`` returned.
         manifest: the manifest of the generation.
+        now_ms: the current time, epoch milliseconds.
 
     Raises:
         OSError: it cannot be written.
@@ -112,8 +113,7 @@ def commit(writing: ImageFolder, manifest: Manifest) -> None:
             )
     writing.publish(manifest.run_id, {file.name for file in manifest.files}, (MANIFEST, _content(manifest)))
     found = generations(writing.parent)
-    run_ms = started_ms(manifest.run_id)
-    misdated = [each for each in found if run_ms is not None and is_misdated(each.name, run_ms)]
+    misdated = [each for each in found if (started_ms(each.name) or 0) > now_ms + CLOCK_SKEW_MS_MAX]
     _remove(misdated)
     _remove([each for each in found if each not in misdated][:-GENERATIONS_KEPT])
     _remove(unfinished(writing.parent, _kind_of(writing)))
@@ -142,7 +142,6 @@ def begun(writing: ImageFolder) -> Manifest:
     """Return the manifest of an unfinished generation, with the files of its complete parts.
 
     A part with a damaged list, or written by an earlier reading, is left out.
-
 
     Raises:
         ImageError: it is damaged or of a newer release.

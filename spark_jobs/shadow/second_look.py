@@ -133,7 +133,7 @@ class SecondLook:
 
     async def _read_state(self, ledger_ids: Sequence[LedgerId]) -> tuple[list[LedgerAtSecondLook], ClusterAtSecondLook]:
         await self._store.sync(self._root)
-        ledgers = await self._ledgers.read_many(ledger_ids)
+        ledgers = await self._ledgers.read_many_permitted(ledger_ids)
         around = await self._read_cluster_state()
         await self._store.sync(tasks_path(self._root))
         tasks = await self._tasks.read_many(ledger_ids)

@@ -16,6 +16,7 @@ from bookie.metadata.tasks.damage_notes import DamageNote, DamageNotes
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerState
 from spark_jobs.runs.marking.noted_damage import mark_recorded_damage
+from tests.contract.conftest import Backend
 from tests.worlds.ledgers import make_metadata, names
 
 CLOSED = make_metadata((0, "a b c"), quorum=(3, 2), last=9)
@@ -57,6 +58,18 @@ async def test_ledgers_are_marked_after_they_are_closed(notes: DamageNotes, ledg
     assert await mark_recorded_damage(notes, ledgers, marks.mark) == marks.marked
     assert marks.marked == [(L1, names("a b"))], "z is marked, but is not a member"
     assert await notes.all() == []
+
+
+async def test_a_ledger_that_may_not_be_read_does_not_prevent_the_marks_of_others(
+    notes: DamageNotes, ledgers: LedgerStore, backend: Backend
+) -> None:
+    marks = Marks()
+    for ledger_id in (L1, L2):
+        await ledgers.create(ledger_id, CLOSED)
+        await notes.add(ledger_id, names("a"))
+    backend.deny(ledgers.path(L1))
+    assert await mark_recorded_damage(notes, ledgers, marks.mark) == [(L2, names("a"))]
+    assert [note.ledger_id for note in await notes.all()] == [L1]
 
 
 async def test_no_record_is_removed_while_recovery_is_disabled(notes: DamageNotes, ledgers: LedgerStore) -> None:

@@ -372,6 +372,16 @@ async def test_a_damaged_record_accepts_nothing_and_is_replaced(world: World) ->
     assert len(await world.decisions.accepted()) == 1
 
 
+async def test_a_record_that_may_not_be_read_accepts_nothing_and_hides_no_other(world: World, backend: Backend) -> None:
+    for ledger_id in (L7, L8):
+        if ledger_id == L8:
+            await world.ledger(L8, make_metadata((0, "a b"), quorum=(2, 2), last=19))
+        await world.park(ledger_id, "a b")
+        await world.letters.accept(ledger_id, WHY)
+    backend.deny(world.decisions.path(L7))
+    assert [decision.ledger_id for decision in await world.decisions.accepted()] == [L8]
+
+
 def test_only_positions_whose_entries_have_no_copy_are_lost() -> None:
     striped = make_metadata((0, "a b c d"), (8, "a c b d"), quorum=(2, 2), last=15)
     assert lost_fragments(striped, names("a b")) == (

@@ -17,7 +17,7 @@ from pyarrow import fs
 from bookie.metadata.bookies.attendance import Attendance, ChildCounters
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind
-from bookie.model.run import RunKind
+from bookie.model.run import RunKind, started_ms
 from spark_jobs import remote_files
 from spark_jobs.image import files
 from spark_jobs.image import folder as folder_module
@@ -140,7 +140,7 @@ def written(
     bookies = tuple(sorted({bookie for _, _, those in ledgers for bookie in those}))
     manifest = Manifest(run_id, CLUSTER.instance_id, "/ledgers", "hierarchical", NOW_MS, len(ledgers), bookies, listed)
     manifest = replace(manifest, **values)
-    files.commit(writing, manifest)
+    files.commit(writing, manifest, started_ms(run_id) or NOW_MS)
     return files.newest(image, CLUSTER)
 
 
@@ -337,8 +337,9 @@ def test_a_new_generation_replaces_the_current_one_and_two_are_kept(image: Image
     assert sorted(parent.folders()) == sorted([*ids[2:], of_another_kind.name, next_one.name])
 
 
-def test_generations_with_future_timestamps_do_not_stay_the_newest(image: ImageFolder) -> None:
-    for run_id in ("20280115T080000Z-000000", "20280115T080001Z-000000"):
+@pytest.mark.parametrize("day", ["20280115T0800", "20270115T0820"])
+def test_generations_with_future_timestamps_do_not_stay_the_newest(image: ImageFolder, day: str) -> None:
+    for run_id in (f"{day}00Z-000000", f"{day}01Z-000000"):
         written(image, run_id=run_id)
     written(image, run_id="20270115T080000Z-000000")
     assert files.newest(image, CLUSTER)[1].run_id == "20270115T080000Z-000000"
@@ -353,7 +354,7 @@ def test_an_image_with_a_missing_file_does_not_become_current(image: ImageFolder
     _, manifest = written(image)
     writing = files.begin(image, CLUSTER, "20280115T080000Z-000000")
     with pytest.raises(ImageError, match="all Spark executors must share"):
-        files.commit(writing, manifest)
+        files.commit(writing, manifest, NOW_MS)
     files.abandon(writing)
     assert files.newest(image, CLUSTER)[1] == manifest
 
@@ -364,7 +365,9 @@ def test_files_of_a_task_that_spark_repeated_are_removed(image: ImageFolder) -> 
         part = ImagePart(writing)
         part.add(1, 3, 1, 1, 1, ("a:1",))
         made = tuple(ImageFile(**file) for file in part.finish()["files"])
-    files.commit(writing, Manifest("20280115T080000Z-000000", "1b2c", "/ledgers", "hierarchical", 0, 1, ("a:1",), made))
+    run_id = "20280115T080000Z-000000"
+    manifest = Manifest(run_id, "1b2c", "/ledgers", "hierarchical", 0, 1, ("a:1",), made)
+    files.commit(writing, manifest, started_ms(run_id) or 0)
     directory, manifest = files.newest(image, CLUSTER)
     assert manifest.files == made
     there = directory.files()
@@ -425,10 +428,10 @@ def test_two_concurrent_runs_do_not_mix_their_files(image: ImageFolder) -> None:
     manifest = Manifest(ids[0], "1b2c", "/ledgers", "hierarchical", NOW_MS, 1, ("a:1",), ())
     lost = ImageFile("ledgers-1.parquet", 1, 2, 3)
     with pytest.raises((ImageError, OSError)):
-        files.commit(first, replace(manifest, files=(lost,)))
+        files.commit(first, replace(manifest, files=(lost,)), NOW_MS)
     files.abandon(first)
     part_of_a_run(second, NOW_MS)
-    files.commit(second, replace(manifest, run_id=ids[1]))
+    files.commit(second, replace(manifest, run_id=ids[1]), started_ms(ids[1]) or 0)
     assert files.newest(image, CLUSTER)[1].run_id == ids[1]
     files.abandon(first)
     assert sorted(files.cluster_folder(image, CLUSTER).folders()) == [ids[1]]

@@ -241,6 +241,20 @@ async def test_a_task_that_stays_unreadable_is_logged_once(
         assert [record.message for record in caplog.records] == ["task cannot be read"] * count
 
 
+async def test_a_task_that_may_not_be_read_is_unreadable_and_prevents_nothing_for_other_ledgers(
+    backend: Any, cluster: Cluster, tasks: UnderReplication
+) -> None:
+    others = [LedgerId(1), LedgerId(2)]
+    await tasks.marking.mark_many((ledger_id, [A]) for ledger_id in (*others, LEDGER))
+    backend.deny(task_path(cluster.root, LEDGER))
+    assert [task.ledger_id for task in await tasks.list()] == others
+    for found in (await tasks.list_all(), (await tasks.page(None, 10)).tasks, await tasks.read_many([*others, LEDGER])):
+        assert [task.ledger_id for task in found if isinstance(task, UnreadableTask)] == [LEDGER]
+        assert [task.ledger_id for task in found if isinstance(task, Task)] == others
+    assert await tasks.marking.mark_many((ledger_id, [B]) for ledger_id in (*others, LEDGER, LedgerId(3))) == 3
+    assert [task.missing for task in await tasks.list()] == [(A, B), (A, B), (B,)]
+
+
 async def test_task_that_cannot_be_read_is_a_finding_and_stays(
     store: MetadataStore, cluster: Cluster, tasks: UnderReplication
 ) -> None:

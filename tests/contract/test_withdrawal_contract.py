@@ -132,6 +132,16 @@ async def damage(world: World, ledger_id: LedgerId) -> None:
     await world.store.set(task_path(world.cluster.root, ledger_id), b"damage", ANY_VERSION)
 
 
+async def test_a_ledger_that_may_not_be_read_does_not_prevent_the_withdrawal_of_other_marks(
+    world: World, backend: Backend
+) -> None:
+    await world.marked(L7, "x", HEALTHY)
+    await world.marked(L8, "x")
+    backend.deny(world.ledgers.path(L7))
+    assert await world.run() == WithdrawalStep({Ended.LEDGER_DELETED: 1})
+    assert await world.state() == ([L7], [])
+
+
 async def test_a_mark_locked_by_another_process_is_kept(world: World) -> None:
     await world.marked(L7, "x", HEALTHY)
     await world.marked(L8, "x")

@@ -17,7 +17,7 @@ END = b"\x00\x00\x00\x01/"
 DIGEST = struct.pack(">qiq", 77, 2, -5)
 LAST_ZXID = struct.pack(">q", 78)
 CHILDREN_ZXID = 12
-"""The last creation or deletion of a child, of each node."""
+"""The last creation or deletion of a child, unless the test sets another one."""
 SNAPPY_HEADER = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 
 
@@ -29,6 +29,7 @@ class Znode:
     czxid: int = 1
     creates: int = 0
     children: dict[str, Znode] = field(default_factory=dict)
+    children_zxid: int = CHILDREN_ZXID
 
 
 def tree_of(cluster: Cluster, ledgers: Mapping[int, bytes], others: Mapping[str, bytes] | None = None) -> Znode:
@@ -106,7 +107,7 @@ def snappy(data: bytes, block: int = 100) -> bytes:
 
 def _nodes(node: Znode, path: str) -> bytes:
     data = struct.pack(">i", -1) if node.data is None else struct.pack(">i", len(node.data)) + node.data
-    stat = struct.pack(">qqqqiiiqq", node.czxid, 9, 10, 11, 3, node.creates, 0, 0, CHILDREN_ZXID)
+    stat = struct.pack(">qqqqiiiqq", node.czxid, 9, 10, 11, 3, node.creates, 0, 0, node.children_zxid)
     own = _text(path) + data + struct.pack(">q", 1) + stat
     return own + b"".join(_nodes(child, f"{path}/{name}") for name, child in node.children.items())
 

@@ -25,9 +25,18 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeAlias
 
-from bookie.metadata.nodes import child_names, ensure_path, find, ledger_ids, remove
+from bookie.metadata.nodes import child_names, ensure_path, find, ledger_ids, read_each_permitted, remove
 from bookie.metadata.own_state import own_path
-from bookie.metadata.port import NODE_DATA_MAX, BadVersionError, Create, MetadataStore, Node, NoNodeError, SetData
+from bookie.metadata.port import (
+    NODE_DATA_MAX,
+    AccessDeniedError,
+    BadVersionError,
+    Create,
+    MetadataStore,
+    Node,
+    NoNodeError,
+    SetData,
+)
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.availability import EntryRuns, RunGroup, RunsBuilder
 from bookie.model.errors import InvariantError, PermanentError
@@ -342,12 +351,14 @@ class Decisions:
     async def list(self) -> builtins.list[Decision]:
         """Return every decision, by ledger id. Two requests, or a few more for very many decisions.
 
+        A record that is damaged or may not be read is left out.
+
         Raises:
             StoreUnavailableError: no answer.
         """
         await self._store.sync(self._parent)
         ids = ledger_ids(await child_names(self._store, self._parent))
-        found = await self._store.get_many_data([self.path(ledger_id) for ledger_id in ids])
+        found = await read_each_permitted(self._store.get_many_data, [self.path(ledger_id) for ledger_id in ids])
         decisions = [_decode(ledger_id, data) for ledger_id, data in zip(ids, found, strict=True) if data is not None]
         return [decision for decision in decisions if decision is not None]
 
@@ -446,12 +457,14 @@ class Decisions:
         return f"{self._parent}/{ledger_id}"
 
 
-def _decode(ledger_id: LedgerId, data: bytes) -> Decision | None:
+def _decode(ledger_id: LedgerId, data: bytes | AccessDeniedError) -> Decision | None:
     try:
+        if isinstance(data, AccessDeniedError):
+            raise data
         decision = decode_record(data, Decision, ledger_id=ledger_id)
         for fragment in decision.lost:
             _check_entries(fragment)
-    except UnreadableRecordError as error:
+    except (UnreadableRecordError, AccessDeniedError) as error:
         _log.warning("accepted loss cannot be read and is ignored", extra={"ledger_id": ledger_id, "error": str(error)})
         return None
     return decision

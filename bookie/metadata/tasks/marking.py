@@ -25,12 +25,14 @@ from bookie.metadata.nodes import (
     batches,
     create_missing,
     create_with_parents,
+    get_permitted,
     group_batches,
     parent_of,
     reread,
 )
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import (
+    AccessDeniedError,
     BadVersionError,
     Create,
     MetadataStore,
@@ -116,9 +118,11 @@ class TaskMarking:
     async def mark_many(self, findings: Iterable[tuple[LedgerId, Sequence[BookieId]]]) -> int:
         """Mark many ledgers, in the order given; return the number of created or changed tasks.
 
-        An unreadable task is logged and left as it is, because it marks its ledger.
+        An unreadable task is logged and left as it is, because it marks its ledger. So is one that this session may not
+        read.
 
         Raises:
+            AccessDeniedError: this session may not mark, or may read none of several tasks.
             StoreUnavailableError, WriteOutcomeUnknownError, ConflictError: some are marked; mark all again.
         """
         union: dict[LedgerId, tuple[BookieId, ...]] = {}
@@ -191,8 +195,8 @@ class TaskMarking:
 
     async def _decide(self, findings: Findings, sent: Mapping[str, bytes]) -> _MarkDecision:
         paths = [task_path(self._root, ledger_id) for ledger_id in findings]
-        nodes = await self._store.get_many(paths)
-        known = [missing for node, missing in zip(nodes, findings.values(), strict=True) if node is not None]
+        nodes = await get_permitted(self._store, paths)
+        known = [missing for node, missing in zip(nodes, findings.values(), strict=True) if isinstance(node, Node)]
         registered_at = await self._registered_at(itertools.chain.from_iterable(set(known)))
         now_ms = self._clock.epoch_ms()
         operations: list[Operation] = []
@@ -200,6 +204,8 @@ class TaskMarking:
         for path, node, (ledger_id, missing) in zip(paths, nodes, findings.items(), strict=True):
             if node is None:
                 operations.append(Create(path, encode_task(TaskData(missing, now_ms))))
+            elif isinstance(node, AccessDeniedError):
+                _log_unreadable(ledger_id, node)
             else:
                 try:
                     merged = _merged(node, missing, now_ms, registered_at)
@@ -267,5 +273,5 @@ def _merged(
     return merged
 
 
-def _log_unreadable(ledger_id: LedgerId, error: UnreadableTaskError) -> None:
+def _log_unreadable(ledger_id: LedgerId, error: UnreadableTaskError | AccessDeniedError) -> None:
     _log.warning("task cannot be read and stays as it is", extra={"ledger_id": ledger_id, "error": str(error)})

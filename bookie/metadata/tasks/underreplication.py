@@ -74,7 +74,7 @@ class IncompatibleTasksError(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class UnreadableTask:
-    """An unreadable task, which is a finding. Its ledger is marked, but the bookies are unknown."""
+    """A task that is damaged or may not be read, which is a finding. Its ledger is marked, the bookies are unknown."""
 
     ledger_id: LedgerId
     reason: str
@@ -249,17 +249,7 @@ class UnderReplication:
     async def read_many(self, ledger_ids: Sequence[LedgerId]) -> builtins.list[Task | UnreadableTask | None]:
         """Return the tasks of many ledgers, None for each unmarked one. Not one point in time.
 
-        Raises:
-            StoreUnavailableError: no answer.
-        """
-        nodes = await self._store.get_many([task_path(self._root, ledger_id) for ledger_id in ledger_ids])
-        found: builtins.list[Task | UnreadableTask | None] = []
-        async for pairs in in_steps(list(zip(ledger_ids, nodes, strict=True))):
-            found += [self._task(ledger_id, node) for ledger_id, node in pairs]
-        return found
-
-    async def read_many_permitted(self, ledger_ids: Sequence[LedgerId]) -> builtins.list[Task | UnreadableTask | None]:
-        """As ``read_many``, but a task that this session may not read is unreadable as well.
+        A task that this session may not read is unreadable.
 
         Raises:
             AccessDeniedError: this session may read none of several tasks.

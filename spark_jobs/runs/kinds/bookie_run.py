@@ -102,6 +102,7 @@ class BookieRun:
         """The bookies that count as live in the findings."""
         self._lost_before: Mapping[BookieId, Down] = {}
         """The records of lost bookies at the beginning of the last scan."""
+        self._limiter = MarkLimiter(context.settings.run_limits, context.cluster)
         self._image_marks = ImageMarks(context)
         self._driver_marks = DriverMarks(context)
         self._is_marked_early = False
@@ -274,8 +275,7 @@ class BookieRun:
             self._live = bookies.registered | latest.registered
             # A bookie may have joined after the cookies were listed, and have left again. It has a delay as any other.
             self.lost = self._lost_bookies(cookies | self._cluster.bookies_with_cookies(), latest.registered)
-            limiter = MarkLimiter(self._settings.run_limits, self._cluster)
-            found = LedgerIdSet()
+            limiter, found = self._limiter, LedgerIdSet()
             # Before the report, because a full disk of the auditor must not prevent repair.
             published = self._publish(judged, limiter, found)
             held = replace(self.lost.held, limit_from=limiter.first_held)

@@ -34,7 +34,11 @@ class ExistingMarks(Protocol):
 
 
 class MarkLimiter:
-    """The limits of one run, over all of its chunks."""
+    """The limits of one run, over all of its chunks and all of its readings of the same metadata.
+
+    If a reading is repeated (``one_reading``), the ledgers that it admitted count. So the run marks at most as many as
+    it may, and fewer if the reading ended before they were marked.
+    """
 
     def __init__(self, limits: RunLimits, marks: ExistingMarks, batch_size: int = BATCH) -> None:
         self._limits = limits
@@ -55,6 +59,7 @@ class MarkLimiter:
             StoreUnavailableError: the existing marks cannot be read.
         """
         self.first_held = None
+        self._held = 0  # an earlier call may have ended with an error
         if self._limits == RunLimits():
             yield from (marking for marking, _ in due)
             return

@@ -40,7 +40,7 @@ async def mark_recorded_damage(
             ledgers may be marked.
     """
     noted = await notes.all()
-    found = await ledgers.read_many([note.ledger_id for note in noted])
+    found = await ledgers.read_many_permitted([note.ledger_id for note in noted])
     ended: list[DamageNote] = []
     markings: list[Marking] = []
     for note, ledger in zip(noted, found, strict=True):

@@ -133,7 +133,7 @@ class Withdrawal:
             return WithdrawalStep()
         part = await self._tasks.page(after, MARKS_READ_PER_PASS, found)
         tasks = [task for task in part.tasks if isinstance(task, Task)]
-        ledgers = await self._ledgers.read_many([task.ledger_id for task in tasks])
+        ledgers = await self._ledgers.read_many_permitted([task.ledger_id for task in tasks])
         staying = await self._staying()  # after the metadata (R2)
         ended = [
             task.ledger_id

@@ -97,7 +97,7 @@ class ImageUpkeep:
             if not self._is_noted(is_read=True):
                 self.abandon()
                 return
-            files.commit(writing, manifest)
+            files.commit(writing, manifest, self._context.clock.epoch_ms())
         except (ImageError, OSError, pa.ArrowException) as error:
             self._failed(str(error))
             self.abandon()

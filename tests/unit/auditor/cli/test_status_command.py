@@ -178,3 +178,11 @@ def test_a_marked_ledger_is_listed_with_its_topic(cluster: CommandCluster) -> No
     (row,) = [row for row in shown("underreplicated", "list")["items"] if row["ledger_id"] == 10]
     assert (row["topic"], row["component"], row["subscription"]) == ("persistent://t/n/orders", "cursor", "s/1")
     assert "persistent://t/n/orders (cursor)" in call("underreplicated", "list").stdout
+
+
+def test_a_task_that_may_not_be_read_ends_neither_the_status_nor_the_list(cluster: CommandCluster) -> None:
+    ledgers = [row["ledger_id"] for row in shown("underreplicated", "list")["items"]]
+    cluster.cell.deny(task_path(ROOT, ledgers[0]))
+    assert shown("status")["underreplicated"]["ledgers"] == len(ledgers)
+    rows = shown("underreplicated", "list")["items"]
+    assert [row["ledger_id"] for row in rows if "access" in row["detail"] or "ACL" in row["detail"]] == ledgers[:1]

@@ -14,6 +14,7 @@ from auditor.operating.named_by_image import named_by_image
 from auditor.operating.what_if import what_if, what_if_lines
 from bookie.model.exit_codes import ExitCode
 from bookie.model.ids import BookieId
+from bookie.model.run import started_ms
 from spark_jobs.image import files
 from spark_jobs.image.folder import LocalImageFolder
 from spark_jobs.image.manifest import ImageError, Manifest
@@ -40,7 +41,7 @@ def write_image(client: ClusterClient, image_dir: Path, *ledgers: int, read_from
     listed = tuple(ImageFile(**file) for file in part.finish()["files"])
     cluster = client.cluster
     name = (RUN, cluster.instance_id, cluster.root, cluster.kind.value)
-    files.commit(writing, Manifest(*name, read_from_ms, len(ledgers), ("c", "d"), listed))
+    files.commit(writing, Manifest(*name, read_from_ms, len(ledgers), ("c", "d"), listed), started_ms(RUN) or 0)
 
 
 async def test_only_ledgers_in_the_image_are_read_and_their_current_state_is_judged(

@@ -667,7 +667,7 @@ async def test_the_last_read_is_that_of_the_image_or_else_of_the_oldest_unfinish
         return Manifest(run_id, made.cluster.instance_id, made.cluster.root, kind, read_from_ms, 0, (), ())
 
     if has_image:
-        files.commit(files.begin(place, made.cluster, "20270115-0"), manifest("20270115-0", now_ms - DAY_MS))
+        files.commit(files.begin(place, made.cluster, "20270115-0"), manifest("20270115-0", now_ms - DAY_MS), now_ms)
     for minutes in (30, 20, 10):
         run_id = f"20270115-{60 - minutes}"
         writing = files.begin(place, made.cluster, run_id, kept=files.UNFINISHED_GENERATIONS_KEPT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -10,6 +10,7 @@ from bookie.model.ids import BookieId, LedgerId
 from spark_jobs.options.marking import RunLimits
 from spark_jobs.runs.marking.limits import DueLedger, MarkLimiter
 from spark_jobs.runs.marking.publish import Marking
+from spark_jobs.runs.spark_failures import MetadataReadAgainError
 
 GONE = (BookieId("gone"),)
 
@@ -64,6 +65,19 @@ def test_the_limits_apply_across_all_chunks_of_a_run() -> None:
     limiter = MarkLimiter(RunLimits(marks_max=3), Marks())
     assert len(admitted(limiter, due(1, 1))) + len(admitted(limiter, due(1, 1))) == 3
     assert limiter.take_held_back_count() == 1
+
+
+def test_a_reading_that_ends_with_an_error_leaves_no_count_of_ledgers_held_back() -> None:
+    limiter = MarkLimiter(RunLimits(marks_max=1), Marks(), 2)
+
+    def lost() -> Iterator[DueLedger]:
+        yield from due(1, 1)
+        raise MetadataReadAgainError
+
+    with pytest.raises(MetadataReadAgainError):
+        list(limiter.admitted(lost()))
+    admitted(limiter, due(1, 1, 1))
+    assert limiter.take_held_back_count() == 3
 
 
 def test_without_limits_nothing_is_read_or_held_back() -> None:
