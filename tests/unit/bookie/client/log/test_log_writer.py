@@ -27,6 +27,7 @@ from bookie.metadata.store.memory import Fault
 from bookie.model.errors import OutcomeUnknownError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.fault_points import inject_faults
+from tests.worlds.cluster import ROOT
 from tests.worlds.log import NAME, SETTINGS, SMALL, append_all, is_gone, log_world, read_all
 from tests.worlds.stale_store import StaleStore
 from tests.worlds.virtual_time import in_virtual_time
@@ -495,3 +496,32 @@ async def test_an_append_that_is_cancelled_at_any_moment_leaves_the_writer_as_it
         payloads = [entry.payload for entry in await read_all(client)]
         assert (payloads[0], payloads[-1]) == (b"before", b"after")
         assert set(payloads[1:-1]) <= {b"maybe"}
+
+
+@in_virtual_time
+async def test_nothing_of_a_takeover_runs_after_it_was_cancelled() -> None:
+    async with log_world() as world:
+        log = world.client().log(NAME)
+        async with await log.write(SMALL) as writer:
+            positions = await append_all(writer, LINES)
+        may_delete = asyncio.Event()
+
+        async def hold(operation: str, path: str) -> Fault | None:
+            if operation == "delete" and path.startswith(f"{ROOT}/00"):  # the metadata of a ledger
+                await may_delete.wait()
+            return None
+
+        log = world.client(2, hold).log(NAME)
+        truncation = asyncio.create_task(log.truncate(positions[-1]))
+        await asyncio.sleep(1)
+        before = asyncio.all_tasks()
+        everything = WriterOptions(explicit_lac_interval_s=1, add_quorum_timeout_s=5)
+        takeover = asyncio.create_task(log.write(writer_options=everything))
+        await asyncio.sleep(1)  # it is listed, and waits for the deletion of the truncated ledgers
+        assert not takeover.done()
+        takeover.cancel()
+        await asyncio.wait([takeover])
+        assert takeover.cancelled()
+        assert asyncio.all_tasks() == before
+        may_delete.set()
+        await truncation
