@@ -28,7 +28,7 @@ from bookie.model.errors import OutcomeUnknownError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.fault_points import inject_faults
 from tests.worlds.cluster import ROOT
-from tests.worlds.log import NAME, SETTINGS, SMALL, append_all, is_gone, log_world, read_all
+from tests.worlds.log import BOOKIES, NAME, SETTINGS, SMALL, append_all, is_gone, log_world, read_all
 from tests.worlds.stale_store import StaleStore
 from tests.worlds.virtual_time import in_virtual_time
 
@@ -525,3 +525,23 @@ async def test_nothing_of_a_takeover_runs_after_it_was_cancelled() -> None:
         assert asyncio.all_tasks() == before
         may_delete.set()
         await truncation
+
+
+@in_virtual_time
+async def test_nothing_of_a_writer_runs_after_its_context_was_left_by_a_cancellation() -> None:
+    async with log_world() as world:
+        client = world.client()
+        everything = WriterOptions(explicit_lac_interval_s=1, add_quorum_timeout_s=60)
+
+        async def write() -> None:
+            async with await client.log(NAME).write(writer_options=everything) as writer:
+                for bookie in BOOKIES:
+                    client.transport.faults(bookie).is_request_lost = True
+                await writer.submit(b"x")  # the close waits for its copies
+
+        before = asyncio.all_tasks()
+        writing = asyncio.create_task(write())
+        await asyncio.sleep(1)
+        writing.cancel()
+        await asyncio.wait([writing])
+        assert asyncio.all_tasks() == before
