@@ -17,7 +17,7 @@ from bookie.client.log.values import (
     LogTruncatedError,
 )
 from bookie.client.log.writer import LogWriter
-from bookie.client.options import InvalidQuorumError, LedgerOptions, WriterOptions
+from bookie.client.options import InvalidQuorumError, InvalidWriterOptionsError, LedgerOptions, WriterOptions
 from bookie.client.writer import writer as ledger_writer
 from bookie.metadata.logs import log_store as log_lists
 from bookie.metadata.logs.log_list import LogConflictError
@@ -134,6 +134,8 @@ async def test_options_are_stored_with_the_log_and_refused_if_invalid() -> None:
                 await log.write(wrong)
         with pytest.raises(InvalidLogOptionsError):
             await log.write(writer_options=WriterOptions(has_own_entry_ids=True))
+        with pytest.raises(InvalidWriterOptionsError):  # its writer would send without a pause
+            await log.write(writer_options=WriterOptions(explicit_lac_interval_s=0))
         with pytest.raises(NoSuchLogError):
             await log.info()
         await log.create(SMALL)
