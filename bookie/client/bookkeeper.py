@@ -77,7 +77,7 @@ class BookKeeper:
             writer_options: see ``WriterOptions``; None for the defaults.
 
         Raises:
-            InvalidQuorumError: impossible options; nothing was created.
+            InvalidQuorumError, InvalidWriterOptionsError: impossible options; nothing was created.
             NotEnoughBookiesError: too few writable bookies; the text contains the number missing. Nothing was created.
             LedgerExistsError: a thousand ids in a row are taken; create it again to try the ids after them.
             StoreUnavailableError: no answer from the metadata store.
@@ -85,9 +85,11 @@ class BookKeeper:
         """
 
         async def create() -> LedgerWriter:
+            of_writer = writer_options or WriterOptions()
+            of_writer.check()
             plan = await plan_ledger(self.ports, options or LedgerOptions(), password, custom or {})
             plan, ledger = await create_planned(self.ports, plan)
-            return start_writer(self.ports, plan, ledger, password, writer_options or WriterOptions())
+            return start_writer(self.ports, plan, ledger, password, of_writer)
 
         return LedgerCreation(create)
 

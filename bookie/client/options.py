@@ -9,6 +9,10 @@ from bookie.model.errors import PermanentError
 from bookie.model.metadata import DigestType
 
 
+class InvalidWriterOptionsError(PermanentError):
+    """Impossible options of a writer."""
+
+
 @dataclass(frozen=True, slots=True)
 class WriterOptions:
     """Options of one ``LedgerWriter``."""
@@ -31,6 +35,22 @@ class WriterOptions:
 
     None: no limit.
     """
+
+    def check(self) -> None:
+        """Refuse impossible options.
+
+        Raises:
+            InvalidWriterOptionsError: a time that is not greater than 0, or a negative number of changes.
+        """
+        times = {
+            "add_quorum_timeout_s": self.add_quorum_timeout_s,
+            "explicit_lac_interval_s": self.explicit_lac_interval_s,
+        }
+        for name, seconds in times.items():
+            if seconds is not None and not seconds > 0:  # or if it is not a number
+                raise InvalidWriterOptionsError(f"{name} must be greater than 0 s, not {seconds:g} s")
+        if self.ensemble_changes_max is not None and self.ensemble_changes_max < 0:
+            raise InvalidWriterOptionsError(f"a writer cannot make {self.ensemble_changes_max} ensemble changes")
 
 
 NO_OPTIONS: Final = WriterOptions()

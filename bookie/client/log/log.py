@@ -95,7 +95,7 @@ class Log:
 
         Raises:
             NoSuchLogError: there is no such log, and ``is_created`` is false.
-            InvalidQuorumError, InvalidLogOptionsError: impossible options.
+            InvalidQuorumError, InvalidLogOptionsError, InvalidWriterOptionsError: impossible options.
             NotEnoughBookiesError: too few writable bookies for a new ledger; nothing was changed.
             RecoveryNotPossibleError: the last ledger cannot be closed now; try again when its bookies are back.
             LogFullError: the log's list of ledgers is full; truncate it.
@@ -104,8 +104,10 @@ class Log:
         """
         if options is not None:
             options.check()
-        if writer_options is not None and writer_options.has_own_entry_ids:
-            raise InvalidLogOptionsError("a log numbers its entries itself: write without has_own_entry_ids")
+        if writer_options is not None:
+            writer_options.check()
+            if writer_options.has_own_entry_ids:
+                raise InvalidLogOptionsError("a log numbers its entries itself: write without has_own_entry_ids")
         author, listed, writer = await take_over(
             self._ports,
             self._lists,

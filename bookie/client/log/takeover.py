@@ -139,7 +139,12 @@ async def take_over(
         except LogConflictError:  # another writer listed a ledger, or another client has taken the id of this one
             continue
         _log.info("log taken over", extra={"log": name, "ledger_id": writer.ledger_id})
-        return author, await finish_trimming(ports, lists, listed), writer
+        try:
+            listed = await finish_trimming(ports, lists, listed)
+        except BaseException:  # a cancellation: the caller does not get the writer, so nothing else would stop it
+            await writer.abandon()
+            raise
+        return author, listed, writer
     raise LogConflictError(f"other writers keep taking over log {name!r}; see who writes it, and try again")
 
 

@@ -162,6 +162,9 @@ class LogWriter:
                 raise
             extra = {"log": self.name, "reason": str(close_error)}  # the error of the body is raised
             _log.warning("the last ledger of a log is left open", extra=extra)
+        except BaseException:  # a cancellation: nothing runs in the background after the block
+            await self._writer.stop()
+            raise
 
     def _start(self, writer: LedgerWriter) -> None:
         self._writer = writer

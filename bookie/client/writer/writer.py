@@ -211,19 +211,28 @@ class LedgerWriter:
         self._pipeline.fail(AddOutcomeUnknownError("it was abandoned"))
         await self._stop()
 
+    async def stop(self) -> None:
+        """Stop writing, and everything in the background. The ledger stays open, and ``close`` may be called."""
+        self._is_closed = True
+        self._pipeline.fail(AddOutcomeUnknownError("it was stopped"))
+        await self._stop()
+
     async def __aenter__(self) -> LedgerWriter:
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            await self.close()
-            return
         try:
             await self.close()
-        except BkhealError as close_error:  # the error of the body is raised
-            _log.warning("ledger left open", extra={"ledger_id": self.ledger_id, "reason": str(close_error)})
+        except BkhealError as close_error:
+            if error is None:
+                raise
+            extra = {"ledger_id": self.ledger_id, "reason": str(close_error)}  # the error of the body is raised
+            _log.warning("ledger left open", extra=extra)
+        except BaseException:  # a cancellation: nothing runs in the background after the block
+            await self.stop()
+            raise
 
     async def _wait_turn(self) -> None:
         """Wait for room, after the earlier waiters."""

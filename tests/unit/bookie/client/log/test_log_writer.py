@@ -17,7 +17,7 @@ from bookie.client.log.values import (
     LogTruncatedError,
 )
 from bookie.client.log.writer import LogWriter
-from bookie.client.options import InvalidQuorumError, LedgerOptions, WriterOptions
+from bookie.client.options import InvalidQuorumError, InvalidWriterOptionsError, LedgerOptions, WriterOptions
 from bookie.client.writer import writer as ledger_writer
 from bookie.metadata.logs import log_store as log_lists
 from bookie.metadata.logs.log_list import LogConflictError
@@ -27,7 +27,8 @@ from bookie.metadata.store.memory import Fault
 from bookie.model.errors import OutcomeUnknownError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.fault_points import inject_faults
-from tests.worlds.log import NAME, SETTINGS, SMALL, append_all, is_gone, log_world, read_all
+from tests.worlds.cluster import ROOT
+from tests.worlds.log import BOOKIES, NAME, SETTINGS, SMALL, append_all, is_gone, log_world, read_all
 from tests.worlds.stale_store import StaleStore
 from tests.worlds.virtual_time import in_virtual_time
 
@@ -133,6 +134,8 @@ async def test_options_are_stored_with_the_log_and_refused_if_invalid() -> None:
                 await log.write(wrong)
         with pytest.raises(InvalidLogOptionsError):
             await log.write(writer_options=WriterOptions(has_own_entry_ids=True))
+        with pytest.raises(InvalidWriterOptionsError):  # its writer would send without a pause
+            await log.write(writer_options=WriterOptions(explicit_lac_interval_s=0))
         with pytest.raises(NoSuchLogError):
             await log.info()
         await log.create(SMALL)
@@ -495,3 +498,52 @@ async def test_an_append_that_is_cancelled_at_any_moment_leaves_the_writer_as_it
         payloads = [entry.payload for entry in await read_all(client)]
         assert (payloads[0], payloads[-1]) == (b"before", b"after")
         assert set(payloads[1:-1]) <= {b"maybe"}
+
+
+@in_virtual_time
+async def test_nothing_of_a_takeover_runs_after_it_was_cancelled() -> None:
+    async with log_world() as world:
+        log = world.client().log(NAME)
+        async with await log.write(SMALL) as writer:
+            positions = await append_all(writer, LINES)
+        may_delete = asyncio.Event()
+
+        async def hold(operation: str, path: str) -> Fault | None:
+            if operation == "delete" and path.startswith(f"{ROOT}/00"):  # the metadata of a ledger
+                await may_delete.wait()
+            return None
+
+        log = world.client(2, hold).log(NAME)
+        truncation = asyncio.create_task(log.truncate(positions[-1]))
+        await asyncio.sleep(1)
+        before = asyncio.all_tasks()
+        everything = WriterOptions(explicit_lac_interval_s=1, add_quorum_timeout_s=5)
+        takeover = asyncio.create_task(log.write(writer_options=everything))
+        await asyncio.sleep(1)  # it is listed, and waits for the deletion of the truncated ledgers
+        assert not takeover.done()
+        takeover.cancel()
+        await asyncio.wait([takeover])
+        assert takeover.cancelled()
+        assert asyncio.all_tasks() == before
+        may_delete.set()
+        await truncation
+
+
+@in_virtual_time
+async def test_nothing_of_a_writer_runs_after_its_context_was_left_by_a_cancellation() -> None:
+    async with log_world() as world:
+        client = world.client()
+        everything = WriterOptions(explicit_lac_interval_s=1, add_quorum_timeout_s=60)
+
+        async def write() -> None:
+            async with await client.log(NAME).write(writer_options=everything) as writer:
+                for bookie in BOOKIES:
+                    client.transport.faults(bookie).is_request_lost = True
+                await writer.submit(b"x")  # the close waits for its copies
+
+        before = asyncio.all_tasks()
+        writing = asyncio.create_task(write())
+        await asyncio.sleep(1)
+        writing.cancel()
+        await asyncio.wait([writing])
+        assert asyncio.all_tasks() == before

@@ -192,6 +192,20 @@ async def test_no_task_of_a_writer_runs_after_it_was_closed(world: WriterWorld) 
         assert asyncio.all_tasks() == before
 
 
+@in_world(3)
+async def test_no_task_of_a_writer_runs_after_its_context_was_left_by_a_cancellation(world: WriterWorld) -> None:
+    writer = await world.writer(options=WriterOptions(explicit_lac_interval_s=1, add_quorum_timeout_s=60))
+    world.member(writer, 2).is_silent = True
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(5), writer:
+            await world.fill(writer, 3)  # two bookies are enough, and the close waits for the third one
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    metadata = await writer.close()
+    assert metadata == world.stored(writer)
+    assert metadata.last_entry_id == 2
+    assert await world.marked(writer) == (writer.metadata.last_fragment.members[2],)
+
+
 @in_world(5)
 async def test_a_mark_that_ends_during_the_close_starts_no_other_one(world: WriterWorld) -> None:
     writer = await world.writer(5, 5, 2, WriterOptions(add_quorum_timeout_s=100))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie.client.errors import AddQuorumTimeoutError
-from bookie.client.options import WriterOptions
+from bookie.client.options import InvalidWriterOptionsError, WriterOptions
 from bookie.client.writer.pipeline import QuorumTimeout
 from bookie.client.writer.writer import LedgerWriter
 from bookie.model.digest import digest_for
@@ -135,3 +135,22 @@ async def test_a_refused_explicit_lac_is_sent_again_and_never_fails_the_writer(w
     assert lacs(world, writer) == [1, 1, 1]
     await world.fill(writer, 2)
     await writer.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        WriterOptions(explicit_lac_interval_s=0),
+        WriterOptions(explicit_lac_interval_s=float("nan")),
+        WriterOptions(add_quorum_timeout_s=-1),
+        WriterOptions(ensemble_changes_max=-1),
+    ],
+)
+def test_impossible_options_create_no_ledger(options: WriterOptions) -> None:
+    @in_world(3)
+    async def run(world: WriterWorld) -> None:
+        with pytest.raises(InvalidWriterOptionsError):
+            await world.writer(options=options)
+        assert [ledger_id async for ledger_id in world.client.ledgers()] == []
+
+    run()
