@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -17,33 +19,80 @@ from bookie.wire import bookie_pb2 as pb
 from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.grpc.transport import GrpcTransport
 from bookie.wire.handler import BookieHandler
-from bookie.wire.port import READ_BYTES_MAX, AddBatch, AddReply, EntryResult, ReadReply, Request, Status
-from bookie.wire.requests import Read
+from bookie.wire.port import (
+    READ_BYTES_MAX,
+    AddBatch,
+    AddReply,
+    EntryResult,
+    FenceReply,
+    LacReply,
+    ReadReply,
+    Request,
+    Status,
+)
+from bookie.wire.requests import Fence, Read, ReadLast
 from bookie.wire.resolver import BookieAddress
 from tests.deadlines import STATE_S
 
 BOOKIE, LEDGER = BookieId("b:1"), LedgerId(7)
+SERVICE = pb.DESCRIPTOR.services_by_name["Bookie"].full_name
 PACKET = bytes(1 << 20)
 LIMITS = UnsentLimits(taken_within_s=STATE_S)
 """The limits of a bookie, but no call is ended during a test."""
 
 
+H2_DATA, H2_HEADERS, H2_SETTINGS = 0, 1, 4
+H2_END_STREAM, H2_END_HEADERS = 1, 4
+NO_WINDOW = struct.pack(">HI", 4, 0)
+
+
+def h2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """Return a frame of HTTP/2 (RFC 9113)."""
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def h2_headers(method: str) -> bytes:
+    """Return the headers of a call, as literals without an index (RFC 7541)."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": f"/{SERVICE}/{method}",
+        ":authority": "bookie",
+        "content-type": "application/grpc",
+        "te": "trailers",  # codespell:ignore te
+    }
+    return b"".join(b"\0" + b"".join(bytes((len(word),)) + word.encode() for word in field) for field in fields.items())
+
+
 class LargeEntries(BookieHandler):
     """Returns 1 MiB for each requested entry."""
+
+    def __init__(self) -> None:
+        self.read_count = 0
 
     async def add(self, incarnation: str, batch: AddBatch) -> AddReply:
         raise AssertionError("these tests send only reads")
 
     async def answer(self, incarnation: str, request: Request[Any]) -> Any:
-        assert isinstance(request, Read)
-        return ReadReply(Status.OK, [EntryResult(entry_id, Status.OK, PACKET) for entry_id in request.entry_ids])
+        entry = EntryResult(EntryId(0), Status.OK, PACKET)
+        match request:
+            case Read():
+                self.read_count += 1
+                return ReadReply(Status.OK, [replace(entry, entry_id=entry_id) for entry_id in request.entry_ids])
+            case ReadLast():
+                return ReadReply(Status.OK, [entry])
+            case Fence():
+                return FenceReply(Status.OK, entry)
+            case _:
+                return LacReply(Status.OK, last_entry=entry, entry=entry)
 
 
 class Server:
     """A server and its clients."""
 
     def __init__(self, stack: AsyncExitStack, limits: UnsentLimits) -> None:
-        self.servicer = BookieServicer(LargeEntries(), unsent=limits)
+        self.handler = LargeEntries()
+        self.servicer = BookieServicer(self.handler, unsent=limits)
         self.most_bytes = 0
         self._stack = stack
         self._server = grpc.aio.server()
@@ -75,6 +124,16 @@ class Server:
         calls = [stub.ReadLedgers(several) if ledgers else stub.Read(request) for _ in range(count)]
         mine.callback(calls.clear)  # a call without a reference is cancelled
         return mine
+
+    async def stuck_calls(self, method: str, request: Any, count: int) -> asyncio.StreamWriter:
+        """Start calls on a connection whose client has no window, so it receives no byte of an answer."""
+        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + h2_frame(H2_SETTINGS, 0, 0, NO_WINDOW))
+        message: bytes = request.SerializeToString()
+        for stream in range(1, 2 * count, 2):
+            writer.write(h2_frame(H2_HEADERS, H2_END_HEADERS, stream, h2_headers(method)))
+            writer.write(h2_frame(H2_DATA, H2_END_STREAM, stream, b"\0" + len(message).to_bytes(4, "big") + message))
+        return writer
 
     async def until(self, is_reached: Callable[[int], bool]) -> None:
         """Wait until the condition holds for the unsent bytes, and record their maximum."""
@@ -147,3 +206,38 @@ async def test_an_unread_answer_is_dropped_after_its_deadline(stack: AsyncExitSt
     await server.until(lambda unsent: unsent > 0)
     await server.until(lambda unsent: unsent == 0)
     assert await server.read() is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("method", "request_message", "packets"),
+    [
+        ("ReadLast", pb.ReadLastRequest(ledger_id=LEDGER), 1),
+        ("Fence", pb.FenceRequest(ledger_id=LEDGER), 1),
+        ("ReadLac", pb.ReadLacRequest(ledger_id=LEDGER), 2),
+        ("WaitLac", pb.WaitLacRequest(ledger_id=LEDGER), 2),
+    ],
+)
+async def test_unread_answers_about_last_entries_are_bounded_until_their_client_disconnects(
+    stack: AsyncExitStack, method: str, request_message: Any, packets: int
+) -> None:
+    server = Server(stack, UnsentLimits(connection_bytes_max=4 << 20, reads_max=2))
+    await server.start()
+    client = await server.stuck_calls(method, request_message, 20)
+    await server.until(lambda unsent: unsent >= 4 << 20)
+    for _ in range(20):
+        assert await server.read() is Status.OK
+    assert server.most_bytes <= (4 + 2 * packets) << 20
+    client.close()
+    await server.until(lambda unsent: unsent == 0)
+
+
+async def test_a_client_that_leaves_an_answer_unread_gets_no_others(stack: AsyncExitStack) -> None:
+    """gRPC still holds a message of the dropped answer."""
+    server = Server(stack, UnsentLimits(connection_bytes_max=1, taken_within_s=0.1, reads_max=1))
+    await server.start()
+    client = await server.stuck_calls("Read", pb.ReadRequest(ledger_id=LEDGER, entry_ids=[0]), 3)
+    await server.until(lambda unsent: unsent > 0)
+    await server.until(lambda unsent: unsent == 0)
+    assert await server.read() is Status.OK
+    assert server.handler.read_count == 2
+    client.close()

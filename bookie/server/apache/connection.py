@@ -77,7 +77,7 @@ class ApacheConnection(asyncio.Protocol):
         self._decoding: Iterator[Fresh | StartTls] | None = None
         """The piece that is decoded in part."""
         self._is_decoding = False
-        self._out = OutgoingAnswers(room.answers, limits, self._disconnect)
+        self._out = OutgoingAnswers(room, limits, self._disconnect)
         self._pending = PendingRequests(answering, limits, room, self._out, self._advance, self._disconnect)
         self._large_frames = LargeFrames(
             room.frames, limits, self._read_on, self._pending.has_held_back_requests, self._disconnect
@@ -153,12 +153,12 @@ class ApacheConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _decode(self) -> None:
-        """Decode what has arrived, until too many requests wait."""
+        """Decode what has arrived, until too many requests or answers wait."""
         if self._is_decoding:
             return
         self._is_decoding = True
         try:
-            while not self._pending.are_too_many_waiting and (asked := self._next_decoded()) is not None:
+            while not self._is_held_up and (asked := self._next_decoded()) is not None:
                 if isinstance(asked, StartTls):
                     assert self._transport is not None
                     self._upgrade.start(asked, self._transport, self)
@@ -170,6 +170,11 @@ class ApacheConnection(asyncio.Protocol):
             self._disconnect(str(error))
         finally:
             self._is_decoding = False
+
+    @property
+    def _is_held_up(self) -> bool:
+        """Whether no more may be decoded, because too many requests or answers wait."""
+        return self._pending.are_too_many_waiting or self._out.is_full
 
     def _next_decoded(self) -> Fresh | StartTls | None:
         while self._decoding is not None or self._arrived:

@@ -37,6 +37,8 @@ from bookie.wire.apache.framing import LENGTH_SIZE, MalformedFrameError, framed
 from bookie.wire.apache.statuses import code_of_status
 from bookie.wire.port import Status
 
+_REPEATED_BYTES_MAX: Final = 64
+"""The largest answer that repeats a header. The fields of one have at most 30 bytes."""
 AUTH_DISABLED: Final = "AuthDisabledPlugin"
 """The name that a bookie without a login sends; clients treat it as a success."""
 _TOTAL_DISK_CAPACITY: Final = 1
@@ -247,11 +249,18 @@ def _unknown_operation(request: pb.Request) -> Request:
 
 
 def _header_only_refusal(request: pb.Request, code: pb.StatusCode) -> bytes:
-    """Return a refusal only at the top level, with the request's header, even if the operation is unknown."""
+    """Return a refusal only at the top level, with the request's header, even if the operation is unknown.
+
+    Raises:
+        MalformedFrameError: the header has other fields, and is so long that the answer would be large.
+    """
     response = pb.Response(header=request.header, status=code)
     response.header.version = pb.VERSION_THREE
     response.header.ClearField("priority")
-    return response.SerializePartialToString()
+    encoded = response.SerializePartialToString()
+    if len(encoded) > _REPEATED_BYTES_MAX:
+        raise MalformedFrameError("a message of version 3 with a header that is too long")
+    return encoded
 
 
 def _refused(request: pb.Request, code: pb.StatusCode) -> bytes:

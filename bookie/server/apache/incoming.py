@@ -18,7 +18,7 @@ from bookie.server.apache.requests import Add, ImmediateAnswer, Other, Request, 
 from bookie.wire.apache.framing import LENGTH_SIZE, MalformedFrameError, framed
 
 _REQUESTS_MAX: Final = 256
-"""The most requests other than adds that are decoded at once. A piece of the stream may have ten thousand."""
+"""The most requests other than adds that are decoded at once. A piece of the stream may have thirty thousand."""
 
 
 class Fresh:
@@ -91,7 +91,7 @@ class IncomingRequests:
                     yield request
                 else:
                     fresh.put(request)
-                    if len(fresh.others) >= _REQUESTS_MAX:
+                    if len(fresh.others) + len(fresh.answers) >= _REQUESTS_MAX:
                         yield fresh
                         fresh = Fresh()
                 start = self._take_adds(block, end, fresh.adds)

@@ -52,6 +52,10 @@ class ListenerLimits:
     at once, like a read. Each may end with two entries in memory."""
     unsent_bytes_max: int = 1 << 20
     """Bytes of answers that a client has not received, beyond which no more requests begin for it."""
+    all_unsent_bytes_max: int = 64 << 20
+    """Bytes of unsent answers without room, such as those to adds, of all connections. Above it, the next bound
+    replaces ``unsent_bytes_max``, so clients that receive nothing do not fill the memory, and others are served."""
+    crowded_unsent_bytes_max: int = 64 << 10
     unfetched_s: float = 30.0
     """Time within which a client must receive that much while other connections wait for the room of its answers."""
     small_frame_bytes: int = 64 << 10

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from bookie.server.apache.limits import ListenerLimits
-from bookie.server.apache.room import Room
+from bookie.server.apache.room import SharedRoom
 
+_QUEUED_BYTES_MAX: Final = 64 << 10
+"""Bytes of answers without room that wait for the end of the turn of the event loop. More are written at once."""
 _PORTION_BYTES: Final = 256 << 10
 """Size of one write. A transport copies the bytes that the socket does not accept at once, so many answers are written
 in portions."""
@@ -21,14 +23,19 @@ in portions."""
 class OutgoingAnswers:
     """The answers of one connection, which forwards asyncio's callbacks."""
 
-    def __init__(self, room: Room, limits: ListenerLimits, disconnect: Callable[[str], None]) -> None:
-        self._room = room
+    def __init__(self, room: SharedRoom, limits: ListenerLimits, disconnect: Callable[[str], None]) -> None:
+        self._room = room.answers
+        self._all_unsent = room.unsent
         self._limits = limits
         self._disconnect = disconnect
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._frames: list[bytes] = []
         self._taken = 0
+        self._queued = 0
+        """Bytes of answers without room in ``_frames``."""
+        self._roomless = 0
+        """Bytes of unsent answers without room, which ``_all_unsent`` includes."""
         self._written = 0
         self._too_slow: asyncio.TimerHandle | None = None
 
@@ -51,9 +58,10 @@ class OutgoingAnswers:
     @property
     def is_full(self) -> bool:
         """Whether the client must receive answers before more requests begin for it."""
-        return (
-            self._transport is not None and self._too_slow is not None and self._unsent > self._limits.unsent_bytes_max
-        )
+        if self._transport is None or self._too_slow is None:
+            return False
+        limits = self._limits
+        return self._unsent > (limits.crowded_unsent_bytes_max if self._all_unsent.is_full else limits.unsent_bytes_max)
 
     @property
     def _unsent(self) -> int:
@@ -65,22 +73,27 @@ class OutgoingAnswers:
         Args:
             frames: the answers.
             taken: the room that was taken for them, by estimate. It is corrected to their size, which is released after
-                they were sent.
+                they were sent. 0: they are small, and take no room.
         """
         if self._transport is None:
             self._room.release(taken)
             return
+        size = sum(map(len, frames))
         if taken:
-            size = sum(map(len, frames))
             self._taken += size
             self._room.release(taken - size)
         if frames and not self._frames:
             self._loop.call_soon(self.flush)
         self._frames += frames
+        if not taken and size:
+            self._count_roomless(min(self._roomless, self._queued + self._unsent) + size)
+            self._queued += size
+            if self._queued > _QUEUED_BYTES_MAX:
+                self.flush()
 
     def flush(self) -> None:
         """Pass everything to the transport."""
-        frames, self._frames = self._frames, []
+        frames, self._frames, self._queued = self._frames, [], 0
         for data in _joined_frames(frames):
             if self._transport is not None and not self._transport.is_closing():
                 self._written += len(data)
@@ -103,6 +116,7 @@ class OutgoingAnswers:
         """Discard the answers, because the client has disconnected."""
         self._transport = None
         self._frames.clear()
+        self._queued = 0
         self._unwatch()
         self._release_room()
 
@@ -124,7 +138,12 @@ class OutgoingAnswers:
             self._too_slow.cancel()
             self._too_slow = None
 
+    def _count_roomless(self, size: int) -> None:
+        self._all_unsent.held += size - self._roomless
+        self._roomless = size
+
     def _release_room(self) -> None:
+        self._count_roomless(0)
         taken, self._taken = self._taken, 0
         if taken:
             self._room.release(taken)

@@ -71,8 +71,8 @@ class Room:
             self._is_serving = False
 
 
-class WaitingRoom:
-    """The memory of the waiting requests of all connections. Nothing waits for it: each connection checks it."""
+class WatchedRoom:
+    """Memory of all connections for one purpose. Nothing waits for it: each connection checks it."""
 
     def __init__(self, bytes_max: int) -> None:
         self.held = 0
@@ -81,7 +81,7 @@ class WaitingRoom:
 
     @property
     def is_full(self) -> bool:
-        """Whether the connections that have waiting requests must not be read."""
+        """Whether more is held than should be."""
         return self.held > self._bytes_max
 
 
@@ -95,8 +95,10 @@ class SharedRoom:
     """For entries that were read but not sent, and the largest results of running reads."""
     frames: Room
     """For large frames that are incomplete or have requests that have not begun."""
-    waiting: WaitingRoom
+    waiting: WatchedRoom
     """Requests other than adds that have not begun."""
+    unsent: WatchedRoom
+    """Unsent answers that take no room of ``answers``."""
 
     @classmethod
     def within(cls, limits: ListenerLimits) -> SharedRoom:
@@ -105,5 +107,6 @@ class SharedRoom:
             Room(limits.all_add_bytes_max),
             Room(limits.all_answer_bytes_max),
             Room(limits.all_frame_bytes_max),
-            WaitingRoom(limits.all_waiting_bytes_max),
+            WatchedRoom(limits.all_waiting_bytes_max),
+            WatchedRoom(limits.all_unsent_bytes_max),
         )

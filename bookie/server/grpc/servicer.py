@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
@@ -17,7 +18,7 @@ import grpc.aio
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.tasks import cancel, guarded
-from bookie.server.grpc.unsent import UnsentAnswers, UnsentLimits
+from bookie.server.grpc.unsent import SMALL_ANSWER_BYTES, UnsentAnswers, UnsentCount, UnsentLimits, entry_bytes
 from bookie.wire import bookie_pb2 as pb
 from bookie.wire import bookie_pb2_grpc as rpc
 from bookie.wire.grpc.codec import (
@@ -36,7 +37,7 @@ from bookie.wire.grpc.codec import (
     write_lac_to_wire,
 )
 from bookie.wire.handler import BookieHandler
-from bookie.wire.port import AddBatch, ListReply
+from bookie.wire.port import AddBatch, ListReply, ReadReply, ReplyT, Request
 from bookie.wire.request_shape import ledgers_problem
 from bookie.wire.requests import Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 
@@ -87,74 +88,120 @@ class BookieServicer(rpc.BookieServicer):
         fence_key = request.fence_key if request.HasField("fence_key") else None
         entry_ids = cast(list[EntryId], list(request.entry_ids))
         read = Read(LedgerId(request.ledger_id), entry_ids, fence_key)
-        answer = partial(self._handler.answer, request.incarnation, read)
-        async with self.unsent.answering(context.peer(), answer, is_urgent=read.is_urgent) as reply:
-            is_taken = await self._send_in_time(context, read_to_wire(reply))
-        if not is_taken:  # gRPC still holds one message, until the client receives it or disconnects
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the client did not read the answer in time")
+        late = await self._send_read(context, request.incarnation, read, is_urgent=read.is_urgent)
+        if late is not None:
+            await _end_late(context, late)
+
+    async def _send_read(
+        self, context: ReadContext, incarnation: str, read: Request[ReadReply], *, is_urgent: bool
+    ) -> asyncio.Future[None] | None:
+        """Send the answer to a read as ``_send_in_time`` does."""
+        reply, count = await self._counted(context, incarnation, read, is_urgent=is_urgent)
+        late = await self._send_in_time(context, read_to_wire(reply))
+        count.end() if late is None else count.drop()
+        return late
 
     async def ReadLedgers(self, request: pb.ReadLedgersRequest, context: ReadLedgersContext) -> None:  # noqa: N802
         """Read ledgers concurrently, and send each answer as soon as it is complete."""
         reads = [Read(LedgerId(each.ledger_id), cast(list[EntryId], list(each.entry_ids))) for each in request.reads]
         if (problem := ledgers_problem([read.ledger_id for read in reads])) is not None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
-        is_taken, peer = True, context.peer()
+        by_ledger = {read.ledger_id: read for read in reads}
+        late = await self._send_reads(context, request.incarnation, by_ledger)
+        if late is not None:
+            await _end_late(context, late)
+
+    async def _send_reads(
+        self, context: ReadLedgersContext, incarnation: str, reads: Mapping[LedgerId, Request[ReadReply]]
+    ) -> asyncio.Future[None] | None:
+        """Send the answers to several reads, each as ``_send_in_time`` does."""
+        late: asyncio.Future[None] | None = None
         running = {
-            guarded(
-                "read of a ledger", self.unsent.answer(peer, partial(self._handler.answer, request.incarnation, each))
-            ): each.ledger_id
-            for each in reads
+            guarded("read of a ledger", self._counted(context, incarnation, read)): ledger_id
+            for ledger_id, read in reads.items()
         }
         try:
-            while running and is_taken:
+            while running and late is None:
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                answers = []
-                try:
-                    for task in done:
-                        answers.append((running.pop(task), task.result()))
-                    messages = reads_to_wire((ledger_id, answer.reply) for ledger_id, answer in answers)
-                    is_taken = await self._send_in_time(context, messages)
-                finally:
-                    for _, answer in answers:
-                        answer.end()
+                answers = [(running.pop(task), *task.result()) for task in done]
+                messages = reads_to_wire((ledger_id, reply) for ledger_id, reply, _ in answers)
+                late = await self._send_in_time(context, messages)
+                for _, _, count in answers:
+                    count.end() if late is None else count.drop()
         finally:
             for task in running:
                 if not task.cancel() and task.exception() is None:  # it has an answer, which was not sent
-                    task.result().end()
-        if not is_taken:  # as in ``Read``
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the client did not read the answer in time")
+                    task.result()[1].end()
+        return late
+
+    async def _counted(
+        self,
+        context: grpc.aio.ServicerContext[Any, Any],
+        incarnation: str,
+        request: Request[ReplyT],
+        *,
+        is_urgent: bool = False,
+    ) -> tuple[ReplyT, UnsentCount]:
+        """Return the answer to a request, which counts as unsent until the end of the call at the latest."""
+        ask = partial(self._handler.answer, incarnation, request)
+        reply, count = await self.unsent.answer(context.peer(), request, ask, is_urgent=is_urgent)
+        context.add_done_callback(lambda _: count.end())  # type: ignore[arg-type]  # the stubs use the clients' type
+        return reply, count
+
+    async def _counted_after_wait(
+        self, context: Context, incarnation: str, request: Request[ReplyT], again: Request[ReplyT]
+    ) -> ReplyT:
+        """Return the answer to a request that may wait for a disk or for an event, and so must not hold a place.
+
+        If the answer has a large entry, it is discarded, and ``again`` is answered within the bounds.
+        """
+        reply = await self._handler.answer(incarnation, request)
+        if entry_bytes(reply) <= SMALL_ANSWER_BYTES:
+            return reply
+        del reply
+        return (await self._counted(context, incarnation, again, is_urgent=isinstance(again, Fence)))[0]
 
     async def _send_in_time(
         self, context: grpc.aio.ServicerContext[Any, MessageT], messages: Iterable[MessageT]
-    ) -> bool:
-        """Send an answer. Return False if the client does not receive it in time."""
+    ) -> asyncio.Future[None] | None:
+        """Send an answer. If the client does not receive it in time, return the sending of the current message.
+
+        The caller must wait for its end: gRPC accepts nothing else in the call until then.
+        """
+        sending: asyncio.Future[None] | None = None
         try:
             async with asyncio.timeout(self.unsent.limits.taken_within_s):
                 for message in messages:
-                    await context.write(message)
+                    sending = asyncio.ensure_future(context.write(message))
+                    await asyncio.shield(sending)
         except TimeoutError:
-            return False
-        return True
+            return sending
+        except asyncio.CancelledError:
+            if sending is not None:
+                sending.cancel()
+            raise
+        return None
 
     async def ReadLast(self, request: pb.ReadLastRequest, context: Context) -> pb.EntryBatch:  # noqa: N802
         """Answer with one message, because there is only one entry."""
         last = ReadLast(LedgerId(request.ledger_id))
-        return read_last_to_wire(await self._handler.answer(request.incarnation, last))
+        return read_last_to_wire((await self._counted(context, request.incarnation, last))[0])
 
     async def Fence(self, request: pb.FenceRequest, context: Context) -> pb.FenceResponse:  # noqa: N802
         """Fence a ledger."""
         fence = Fence(LedgerId(request.ledger_id), request.master_key)
-        return fence_to_wire(await self._handler.answer(request.incarnation, fence))
+        return fence_to_wire(await self._counted_after_wait(context, request.incarnation, fence, fence))
 
     async def ReadLac(self, request: pb.ReadLacRequest, context: Context) -> pb.LacResponse:  # noqa: N802
         """Answer with the known last add confirmed."""
         lac = ReadLac(LedgerId(request.ledger_id))
-        return lac_to_wire(await self._handler.answer(request.incarnation, lac))
+        return lac_to_wire((await self._counted(context, request.incarnation, lac))[0])
 
     async def WaitLac(self, request: pb.WaitLacRequest, context: Context) -> pb.LacResponse:  # noqa: N802
         """Answer after a greater last add confirmed is known; cancelled when the client disconnects."""
         poll = WaitLac(LedgerId(request.ledger_id), EntryId(request.beyond), request.wait_ms / 1000)
-        return lac_to_wire(await self._handler.answer(request.incarnation, poll))
+        again = replace(poll, wait_s=0.0)
+        return lac_to_wire(await self._counted_after_wait(context, request.incarnation, poll, again))
 
     async def WriteLac(self, request: pb.WriteLacRequest, context: Context) -> pb.WriteLacResponse:  # noqa: N802
         """Store an explicit last add confirmed, which is a hint."""
@@ -203,6 +250,12 @@ class BookieServicer(rpc.BookieServicer):
         """Read no further adds, send the remaining acknowledgements, and end every add stream."""
         if self._exchanges:
             await asyncio.wait([exchange.finish() for exchange in self._exchanges], timeout=deadline_s)
+
+
+async def _end_late(context: grpc.aio.ServicerContext[Any, Any], late: asyncio.Future[None]) -> None:
+    """End a call after its client has received the message ``late``. gRPC holds it until then."""
+    await late
+    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the client did not read the answer in time")
 
 
 class _AddExchange:

@@ -6,19 +6,26 @@ same room.
 
 A slow client delays only itself: its next reads start after it has received the earlier answers. If many clients
 together reach the total, reads are refused until some answers are sent (TOO_MANY_REQUESTS: another bookie can answer,
-or this one later). If an answer is not received within ``taken_within_s``, its rest is dropped, so the refusals end.
-gRPC still holds one message of such an answer, about 1 MiB, until the client receives it or disconnects.
+or this one later). If an answer to a read is not received within ``taken_within_s``, its rest is dropped, so the
+refusals end. gRPC still holds one message of such an answer, of 1 MiB or one entry, until the client receives it or
+disconnects. Until then, the answer counts for its connection.
+
+The answers about a last entry are single messages, which gRPC sends after the end of our code. They count until the end
+of the call. A client that receives messages at all receives them within the deadline of its call.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from bookie.server.read_places import ReadPlaces
-from bookie.wire.port import ReadReply, Status
+from bookie.wire.port import EntryResult, FenceReply, LacReply, ReadReply, Reply, ReplyT, Request, Status
+
+SMALL_ANSWER_BYTES: Final = 64 << 10
+"""The most bytes of entries in an answer that need not be counted, because the number of calls is bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +49,28 @@ class _UnsentOfConnection:
     has_sent: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-@dataclass(frozen=True, slots=True)
-class UnsentAnswer:
-    """An answer whose size is counted."""
+class UnsentCount:
+    """The count of one answer for all connections and for its own one, until ``end``."""
 
-    reply: ReadReply
-    end: Callable[[], None]
-    """To be called once, after it was sent or dropped."""
+    __slots__ = ("_answers", "_is_over", "_peer", "_size", "_total_size")
+
+    def __init__(self, answers: UnsentAnswers, peer: str, size: int) -> None:
+        self._answers = answers
+        self._peer = peer
+        self._size = self._total_size = size
+        self._is_over = False
+
+    def drop(self) -> None:
+        """Count the answer only for its own connection from now on, because its client does not receive it in time."""
+        self._answers.bytes -= self._total_size
+        self._total_size = 0
+
+    def end(self) -> None:
+        """Stop counting, because the answer was sent or its call has ended. Idempotent."""
+        if not self._is_over:
+            self._is_over = True
+            self.drop()
+            self._answers.leave(self._peer, self._size)
 
 
 class UnsentAnswers:
@@ -61,54 +83,68 @@ class UnsentAnswers:
         """The bytes of the entries in unsent answers."""
         self._places = ReadPlaces(self.limits.reads_max)
         self._connections: dict[str, _UnsentOfConnection] = {}
-        """The connections with a running read."""
-
-    @asynccontextmanager
-    async def answering(
-        self, peer: str, read: Callable[[], Awaitable[ReadReply]], *, is_urgent: bool = False
-    ) -> AsyncIterator[ReadReply]:
-        """Call ``read`` if there is room, and count its answer until the context ends, which must be after its sending.
-
-        ``is_urgent``: whether it comes before other waiting reads.
-        """
-        answer = await self.answer(peer, read, is_urgent=is_urgent)
-        try:
-            yield answer.reply
-        finally:
-            answer.end()
+        """The connections with a running call."""
 
     async def answer(
-        self, peer: str, read: Callable[[], Awaitable[ReadReply]], *, is_urgent: bool = False
-    ) -> UnsentAnswer:
-        """Call ``read`` if there is room, and count its answer until the caller releases it."""
+        self,
+        peer: str,
+        request: Request[ReplyT],
+        ask: Callable[[], Awaitable[ReplyT]],
+        *,
+        is_urgent: bool = False,
+    ) -> tuple[ReplyT, UnsentCount]:
+        """Call ``ask`` if there is room, and count its answer until the caller ends the count.
+
+        Args:
+            peer: the connection.
+            request: the request, for a refusal.
+            ask: returns the answer to the request.
+            is_urgent: whether it comes before other waiting reads.
+        """
         connection = self._connections.setdefault(peer, _UnsentOfConnection())
         connection.calls += 1
-        size = 0
-
-        def end() -> None:
-            self.bytes -= size
-            connection.bytes -= size
-            connection.calls -= 1
-            connection.has_sent.set()
-            if not connection.calls:
-                del self._connections[peer]
-
         try:
             while True:
                 async with self._places.place(is_urgent=is_urgent):
                     if self.bytes >= self.limits.total_bytes_max:
-                        reply = ReadReply(
+                        refusal = request.failed(
                             Status.TOO_MANY_REQUESTS, detail="too many answers wait for clients to read them"
                         )
-                        return UnsentAnswer(reply, end)
+                        return refusal, UnsentCount(self, peer, 0)
                     if connection.bytes < self.limits.connection_bytes_max:
-                        reply = await read()
-                        size = sum(len(result.packet) for result in reply.results)
+                        reply = await ask()
+                        size = entry_bytes(reply)
                         self.bytes += size
                         connection.bytes += size
-                        return UnsentAnswer(reply, end)
+                        return reply, UnsentCount(self, peer, size)
                 connection.has_sent.clear()
                 await connection.has_sent.wait()
         except BaseException:
-            end()
+            self.leave(peer, 0)
             raise
+
+    def leave(self, peer: str, size: int) -> None:
+        """Count a call of a connection as ended, and its answer of ``size`` bytes as sent."""
+        connection = self._connections[peer]
+        connection.bytes -= size
+        connection.calls -= 1
+        connection.has_sent.set()
+        if not connection.calls:
+            del self._connections[peer]
+
+
+def entry_bytes(reply: Reply) -> int:
+    """Return the bytes of the entries in an answer."""
+    match reply:
+        case ReadReply():
+            return sum(len(result.packet) for result in reply.results)
+        case FenceReply():
+            return _packet_bytes(reply.last_entry)
+        case LacReply():
+            return _packet_bytes(reply.last_entry) + _packet_bytes(reply.entry)
+        case _:
+            return 0
+
+
+def _packet_bytes(result: EntryResult | None) -> int:
+    return 0 if result is None else len(result.packet)

@@ -16,6 +16,7 @@ from bookie.server.apache.grouping import AddGroup
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.requests import Read
 from bookie.server.apache.room import SharedRoom
+from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache import v2
 from bookie.wire.apache.framing import framed
 from tests.worlds.apache_listener import KEY, LEDGER, entry
@@ -256,3 +257,53 @@ async def test_of_clients_that_hold_the_room_of_answers_only_those_that_read_non
     await asyncio.sleep(31)
     assert (stuck.is_closing(), slow.is_closing(), waiting.is_closing()) == (True, False, False)
     assert (world.room.answers.held, world.room.answers.is_wanted) == (0, False)
+
+
+class Deaf(Socket):
+    """A client that fetches nothing until ``fetch``."""
+
+    def write(self, data: Any) -> None:
+        self.unfetched += len(data)
+        self.protocol.pause_writing()
+
+    def fetch(self) -> int:
+        fetched, self.unfetched = self.unfetched, 0
+        self.protocol.resume_writing()
+        return fetched
+
+
+def force() -> bytes:
+    """Encode a request that is answered without the storage."""
+    header = pb.BKPacketHeader(version=pb.VERSION_THREE, operation=pb.FORCE_LEDGER, txnId=1)
+    return framed(pb.Request(header=header, forceLedgerRequest=pb.ForceLedgerRequest(ledgerId=1)).SerializeToString())
+
+
+@in_virtual_time
+async def test_unsent_answers_without_entries_have_a_bound_for_all_clients_and_are_all_sent_in_the_end() -> None:
+    limits = ListenerLimits(all_unsent_bytes_max=64 << 10, crowded_unsent_bytes_max=4 << 10)
+    world = SlowStorage(limits)
+    count = 8000
+    clients = [Deaf(world, force() * count) for _ in range(4)]
+    for _ in range(3):
+        await world.arrive()
+    assert all(client.unfetched for client in clients)
+    assert sum(client.unfetched for client in clients) < (64 << 10) + len(clients) * (80 << 10)
+    fetched = dict.fromkeys(clients, 0)
+    while any(client.unsent or client.unfetched for client in clients):
+        for client in clients:
+            fetched[client] += client.fetch()
+        await world.arrive()
+    assert len(set(fetched.values())) == 1
+    assert fetched[clients[0]] > count * len(force())
+    assert world.room.unsent.held == 0
+
+
+@in_virtual_time
+async def test_answers_of_a_disconnected_client_no_longer_count_as_unsent() -> None:
+    world = SlowStorage()
+    client = Deaf(world, force())
+    await world.arrive()
+    assert world.room.unsent.held == client.unfetched > 0
+    client.abort()
+    await asyncio.sleep(1)
+    assert world.room.unsent.held == 0

@@ -21,7 +21,7 @@ async def test_a_long_poll_that_ends_in_the_moment_of_its_arrival_no_longer_coun
     bookie = await open_bookie()
     limits = ListenerLimits()
     room = SharedRoom.within(limits)
-    out = OutgoingAnswers(room.answers, limits, lambda reason: None)
+    out = OutgoingAnswers(room, limits, lambda reason: None)
     answering = RequestAnswerer(bookie.service, ManualClock())
     pending = PendingRequests(answering, limits, room, out, lambda: None, lambda reason: None)
     fresh = Fresh()

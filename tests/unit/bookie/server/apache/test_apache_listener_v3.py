@@ -327,6 +327,14 @@ async def test_an_operation_without_its_message_is_a_bad_request(world: Protocol
         assert (answer.status, len(answer.ListFields())) == (pb.EBADREQ, 2)
 
 
+def test_a_header_that_would_make_a_long_answer_is_malformed(world: ProtocolWorld) -> None:
+    unknown_field = b"\xa2\x06\x40" + bytes(64)
+    header = pb.BKPacketHeader(version=pb.VERSION_THREE, operation=pb.READ_ENTRY, txnId=1)
+    body = pb.Request(header=pb.BKPacketHeader.FromString(header.SerializeToString() + unknown_field))
+    with pytest.raises(MalformedFrameError):
+        DialectV3().decode(body.SerializeToString())
+
+
 @pytest.mark.parametrize("body", ["", "0201000085", "0a020803", "ff", "0a06080310021807aa06020807"])
 def test_bytes_that_are_not_a_request_are_malformed(body: str, world: ProtocolWorld) -> None:
     with pytest.raises(MalformedFrameError):
