@@ -1064,6 +1064,19 @@ def test_notes_do_not_warn_of_lost_reports_if_a_store_keeps_them() -> None:
     assert "reports are deleted" not in made.notes
 
 
+@pytest.mark.parametrize(
+    ("values", "is_there"),
+    [
+        ({"auditor": {"auth": {"anonymousRead": None}}}, True),
+        ({"auditor": {"auth": {"anonymousRead": False}}}, False),
+        ({"auditor": {"auth": {"anonymousRead": False}}, "config": {"auditor": {"allow_anonymous_read": True}}}, True),
+        ({"config": {"auditor": {"allow_anonymous_read": False}}}, False),
+    ],
+)
+def test_notes_warn_of_an_api_that_needs_no_token(values: dict[str, Any], is_there: bool) -> None:
+    assert ("can be read without a token" in render({"bookkeeper": URI, **values}).notes) is is_there
+
+
 def test_notes_do_not_warn_of_buttons_that_only_a_port_forward_reaches() -> None:
     options = {"ui_host": "127.0.0.1", "ui_allow_anonymous": True}
     made = render({"bookkeeper": URI, "auditor": {"ui": {"triggerEnabled": True}}, "config": {"auditor": options}})
