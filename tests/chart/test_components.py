@@ -1077,6 +1077,15 @@ def test_notes_warn_of_an_api_that_needs_no_token(values: dict[str, Any], is_the
     assert ("can be read without a token" in render({"bookkeeper": URI, **values}).notes) is is_there
 
 
+@pytest.mark.parametrize("mode", ["service", "cron", "none"])
+@pytest.mark.parametrize("has_replicators", [True, False])
+def test_notes_show_the_status_in_a_pod_of_the_release(mode: str, has_replicators: bool) -> None:
+    made = render({"bookkeeper": URI, "mode": mode, "replicator": {"enabled": has_replicators}})
+    named = re.findall(r"exec deploy/(\S+) -- bkheal status", made.notes)
+    assert len(named) == (has_replicators or mode != "none")
+    assert {*named} <= {item["metadata"]["name"] for item in made.of("Deployment")}
+
+
 def test_notes_do_not_warn_of_buttons_that_only_a_port_forward_reaches() -> None:
     options = {"ui_host": "127.0.0.1", "ui_allow_anonymous": True}
     made = render({"bookkeeper": URI, "auditor": {"ui": {"triggerEnabled": True}}, "config": {"auditor": options}})
