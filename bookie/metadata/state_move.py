@@ -75,15 +75,11 @@ async def move_state(
         StoreUnavailableError, WriteOutcomeUnknownError: no answer. Call again to continue.
     """
     path = record_path(cluster.root)
-    await store.sync(path)
-    [data] = await store.get_many_data([path])
-    moving = encode_record(StateRecord(target, source))
-    is_new = not _is_under_way(cluster, data, source, target)
+    is_new, data = await check_move(store, cluster, source, target)
     if is_new:
-        await _check_target(store, cluster, source, target)
-        await _check_idle(store, cluster, source)
         if begin is not None:
             await begin()
+        moving = encode_record(StateRecord(target, source))
         await change(store, path, lambda present: _begun(present, data, moving))
     try:
         await store.create(f"{path}/{_MOVER}", is_ephemeral=True)
@@ -94,6 +90,25 @@ async def move_state(
     finally:
         with contextlib.suppress(BkhealError):  # otherwise the node ends with the session
             await remove(store, f"{path}/{_MOVER}")
+
+
+async def check_move(store: MetadataStore, cluster: Cluster, source: str, target: str) -> tuple[bool, bytes | None]:
+    """Check that the move can begin or continue; return whether it would begin, and the record of the state root.
+
+    Nothing is changed. ``move_state`` checks the same again.
+
+    Raises:
+        StateRootError, ConfigurationError: ``move_state`` would refuse.
+        StoreUnavailableError: no answer.
+    """
+    path = record_path(cluster.root)
+    await store.sync(path)
+    [data] = await store.get_many_data([path])
+    is_new = not _is_under_way(cluster, data, source, target)
+    if is_new:
+        await _check_target(store, cluster, source, target)
+        await _check_idle(store, cluster, source)
+    return is_new, data
 
 
 def _begun(present: bytes | None, seen: bytes | None, moving: bytes) -> bytes:

@@ -21,7 +21,7 @@ from spark_jobs.report.counts import (
 from spark_jobs.report.held import held_ledgers, why_waiting, withdrawn_marks
 from spark_jobs.report.impact import Impact
 from spark_jobs.report.summary import RunSummary
-from spark_jobs.report.text import plain, some
+from spark_jobs.report.text import plain, scope_text, some
 
 _PUBLISHED: Final = {
     PublishOutcome.PUBLISHED: "{ledgers} {are} marked for repair; this run made or changed {marks}",
@@ -82,6 +82,8 @@ def _run(summary: RunSummary) -> Iterator[str]:
     yield f"cluster     {summary.cluster.metadata_uri} ({summary.cluster.instance_id})"
     yield f"run         {summary.run_id}, finished {rfc3339(summary.finished_ms)} after {seconds:.1f} s"
     yield f"ledgers     {counts.ledgers} ({counts.open} open, {counts.in_recovery} in recovery, {counts.closed} closed)"
+    if scope := scope_text(summary.replicas):
+        yield f"checked     {counted(summary.ledgers_checked, 'ledger')}: {scope}"
 
 
 def _sources(summary: RunSummary) -> Iterator[str]:

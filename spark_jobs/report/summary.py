@@ -128,6 +128,11 @@ class RunSummary:
         return self.replicas is None or self.replicas.is_every_ledger
 
     @property
+    def ledgers_checked(self) -> int:
+        """Number of ledgers that were checked: fewer than were read if a replicas check had a range or a sample."""
+        return self.counts.ledgers if self.replicas is None or self.is_every_ledger else self.replicas.ledgers
+
+    @property
     def is_read(self) -> bool:
         """Whether every existing ledger was read, or is reported as unreadable."""
         return not self.problems

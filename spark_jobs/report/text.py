@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from bookie.model.ids import LEDGER_ID_MAX
 from bookie.runtime.human import counted
+from spark_jobs.report.counts import ReplicaCounts
 
 NAMED_MAX: Final = 8
 """Largest number of names in one line."""
@@ -44,6 +46,17 @@ def percent(part: int, whole: int) -> str:
     if share < 0.01:
         return "< 0.01 %"
     return "> 99.9 %" if share > 99.9 else f"{share:.2f} %" if share < 1 else f"{share:.1f} %"
+
+
+def scope_text(counts: ReplicaCounts | None) -> str:
+    """Return the sample and the range of ledgers to which a check was limited; empty if it had neither."""
+    if counts is None or counts.is_every_ledger:
+        return ""
+    limits = [f"a sample of {100 * counts.sample:g}%"] if counts.sample < 1 else []
+    if (counts.ledger_min, counts.ledger_max) != (0, LEDGER_ID_MAX):
+        end = "" if counts.ledger_max == LEDGER_ID_MAX else f" to {counts.ledger_max}"
+        limits.append(f"ids from {counts.ledger_min}{end}")
+    return ", ".join(limits)
 
 
 def shortened(name: str) -> str:

@@ -1047,8 +1047,8 @@ def test_chart_tests_request_only_what_an_auditor_shows_them(
         ("service-pulsar", "nothing in this namespace repairs", False),
         ("service-minimal", "bookie-grpc", False),
         ("service-apache-login", "in the clear", False),
-        ("service-minimal", "reports are lost with their pod", True),
-        ("service-k8s-client", "reports are lost with their pod", False),
+        ("service-minimal", "reports are deleted with their pod", True),
+        ("service-k8s-client", "reports are deleted with their pod", False),
         ("own-cluster", "without encryption", True),
         ("everything", "without encryption", False),
         ("service-minimal", "auditor-token NAME", True),
@@ -1057,6 +1057,33 @@ def test_chart_tests_request_only_what_an_auditor_shows_them(
 )
 def test_notes_contain_the_expected_warnings(name: str, warning: str, is_there: bool) -> None:
     assert (warning in release(name).notes) is is_there
+
+
+def test_notes_do_not_warn_of_lost_reports_if_a_store_keeps_them() -> None:
+    made = render({"bookkeeper": URI, "reports": {"store": "s3://bucket/reports"}})
+    assert "reports are deleted" not in made.notes
+
+
+@pytest.mark.parametrize(
+    ("values", "is_there"),
+    [
+        ({"auditor": {"auth": {"anonymousRead": None}}}, True),
+        ({"auditor": {"auth": {"anonymousRead": False}}}, False),
+        ({"auditor": {"auth": {"anonymousRead": False}}, "config": {"auditor": {"allow_anonymous_read": True}}}, True),
+        ({"config": {"auditor": {"allow_anonymous_read": False}}}, False),
+    ],
+)
+def test_notes_warn_of_an_api_that_needs_no_token(values: dict[str, Any], is_there: bool) -> None:
+    assert ("can be read without a token" in render({"bookkeeper": URI, **values}).notes) is is_there
+
+
+@pytest.mark.parametrize("mode", ["service", "cron", "none"])
+@pytest.mark.parametrize("has_replicators", [True, False])
+def test_notes_show_the_status_in_a_pod_of_the_release(mode: str, has_replicators: bool) -> None:
+    made = render({"bookkeeper": URI, "mode": mode, "replicator": {"enabled": has_replicators}})
+    named = re.findall(r"exec deploy/(\S+) -- bkheal status", made.notes)
+    assert len(named) == (has_replicators or mode != "none")
+    assert {*named} <= {item["metadata"]["name"] for item in made.of("Deployment")}
 
 
 def test_notes_do_not_warn_of_buttons_that_only_a_port_forward_reaches() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from bookie.metadata.access import parse_acl
+from bookie.metadata.access import ZooKeeperAccess, parse_acl
+from bookie.metadata.own_state import overlaps
 from tests.chart.rendering import render
 
 URI = {"metadataServiceUri": "zk://zookeeper:2181/ledgers"}
@@ -97,6 +98,12 @@ def nested(path: str, value: Any) -> dict[str, Any]:
         ("bookkeeper.zookeeper.acl", "owner"),
         ("bookkeeper.zookeeper.acl", "sasl:bkheal"),
         ("bookkeeper.zookeeper.acl", "sasl:bkheal:cdrwa,sasl:ops:read"),
+        ("bookkeeper.zookeeper.stateRoot", "bkheal"),
+        ("bookkeeper.zookeeper.stateRoot", "/bkheal/"),
+        ("bookkeeper.zookeeper.stateRoot", "/a/../bkheal"),
+        ("bookkeeper.zookeeper.stateRoot", "/bkheal/."),
+        ("bookkeeper.zookeeper.stateRoot", "/zookeeper"),
+        ("bookkeeper.zookeeper.stateRoot", "/zookeeper/bkheal"),
         ("config.audit", {"inventory_token_file": "/extra/token"}),
         ("config.auditor", {"bookie_sasl_password_file": "/extra/password"}),
         ("config.audit", {"sasl_username": "bkheal"}),
@@ -340,6 +347,36 @@ def test_templates_refuse_conflicting_values(values: dict[str, Any], text: str) 
 
     with pytest.raises(HelmError, match=text):
         render(values)
+
+
+@pytest.mark.parametrize(
+    ("bookkeeper", "ledgers_root"),
+    [
+        ({"metadataServiceUri": "zk://zookeeper:2181/ledgers"}, "/ledgers"),
+        ({"metadataServiceUri": "zk+hierarchical://zk-0:2181;zk-1:2181/a/ledgers/"}, "/a/ledgers"),
+        ({"metadataServiceUri": "metadata-store:zk:zk-0:2181,zk-1:2181/a"}, "/a/ledgers"),
+        ({"metadataServiceUri": "metadata-store:zk:zookeeper:2181"}, "/ledgers"),
+        ({"pulsar": {"release": "prod", "metadataPrefix": "/a/"}}, "/a/ledgers"),
+    ],
+)
+def test_a_state_root_that_the_processes_would_refuse_is_refused(bookkeeper: dict[str, Any], ledgers_root: str) -> None:
+    """The chart and the processes agree, so no pod ends with exit code 78 because of the state root."""
+    from helm_python import HelmError
+
+    for root in (ledgers_root, f"{ledgers_root}/bkheal", "/a", "/bkheal", f"{ledgers_root}-2", "/zookeepers", "/a..b"):
+        values = {"bookkeeper": {**bookkeeper, "zookeeper": {"stateRoot": root}}}
+        if overlaps(root, ledgers_root):
+            with pytest.raises(HelmError, match=f"stateRoot={root} and the ledgers root {ledgers_root} must not"):
+                render(values)
+        else:
+            assert ZooKeeperAccess(state_root=root)
+            render(values)
+
+
+def test_a_state_root_is_accepted_if_the_ledgers_root_is_in_a_config_map() -> None:
+    assert render(
+        {"bookkeeper": {"existingConfigMap": {"name": "c", "key": "k"}, "zookeeper": {"stateRoot": "/a"}}}
+    ).objects
 
 
 def test_values_without_a_number_or_a_choice_are_not_in_conflict() -> None:

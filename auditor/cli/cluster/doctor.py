@@ -112,7 +112,10 @@ def _advice(error: PermanentError) -> str:
         case NoClusterError():
             return "correct the path in the URI, or create a cluster: `bkheal cluster init`"
         case ClusterClosedError():
-            return "allow this identity to read the cluster (setAcl), or use the identity that may"
+            return (
+                "use an identity that may read the cluster (zk_login, zk_tls_cert, zk_digest_file); or, if an ACL "
+                "denies it to this one, change the ACL (setAcl)"
+            )
         case _:
             return "remove the problem that its detail describes, and run this again for the other checks"
 

@@ -62,16 +62,16 @@ def move_state(
 
     source, cluster = current_access().state_root, metadata_uri(uri, config)
     check_paths(parse_uri(cluster).ledgers_root, source, target)
-    confirm(f"Is every process of bkheal stopped? Its state moves from {source} to {target}.", is_sure=is_sure)
-    nodes = run(_move_state(cluster, source, target))
+    nodes = run(_move_state(cluster, source, target, is_sure=is_sure))
     print_line(
         f"moved {counted(nodes, 'node')} from {source} to {target}; start the processes with --state-root {target}"
     )
 
 
-async def _move_state(uri: str, source: str, target: str) -> int:
+async def _move_state(uri: str, source: str, target: str, *, is_sure: bool) -> int:
+    """Move the state after the question, which is asked only about a move that can begin or continue."""
     from bookie.metadata.cluster import read_cluster
-    from bookie.metadata.state_move import move_state
+    from bookie.metadata.state_move import check_move, move_state
     from bookie.metadata.store.zookeeper import ZooKeeperStore
     from bookie.metadata.tasks.changes import ChangeRecords
     from bookie.metadata.uri import parse_uri
@@ -80,6 +80,9 @@ async def _move_state(uri: str, source: str, target: str) -> int:
     store = await ZooKeeperStore.connect(parsed.hosts)
     try:
         cluster, _ = await read_cluster(store, parsed)
+        if not is_sure:
+            await check_move(store, cluster, source, target)
+            confirm(f"Is every process of bkheal stopped? Its state moves from {source} to {target}.", is_sure=False)
 
         async def begin() -> None:
             changes = ChangeRecords(store, cluster.root, SystemClock())

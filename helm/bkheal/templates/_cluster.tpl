@@ -20,6 +20,16 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The path of the ledgers root, which Pulsar's driver appends to the path of its URI; empty if a ConfigMap has the URI. */}}
+{{- define "bkheal.ledgersRoot" -}}
+{{- $uri := include "bkheal.metadataUri" . | trimSuffix "/" -}}
+{{- if hasPrefix "metadata-store:" $uri -}}
+{{- regexReplaceAll "^metadata-store:zk:[^/]*" $uri "" }}/ledgers
+{{- else -}}
+{{- regexReplaceAll "^[^/]*//[^/]*" $uri "" -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Whether anything in this release calls bookies. */}}
 {{- define "bkheal.callsBookies" -}}
 {{- $kinds := .Values.cron.kinds -}}
@@ -74,6 +84,11 @@
 {{- end -}}
 {{- if and (eq $b.zookeeper.acl "creator") (not $b.zookeeper.login.existingSecret) (not $b.zookeeper.tls.existingSecret) -}}
 {{- fail "bookkeeper.zookeeper.acl=creator needs an identity: bookkeeper.zookeeper.login or bookkeeper.zookeeper.tls" -}}
+{{- end -}}
+{{- $ledgers := include "bkheal.ledgersRoot" . -}}
+{{- $state := $b.zookeeper.stateRoot -}}
+{{- if and $ledgers (or (hasPrefix (print $ledgers "/") (print $state "/")) (hasPrefix (print $state "/") (print $ledgers "/"))) -}}
+{{- fail (printf "bookkeeper.zookeeper.stateRoot=%s and the ledgers root %s must not contain each other" $state $ledgers) -}}
 {{- end -}}
 {{- if ne (ne $b.clientSasl.username "") (ne $b.clientSasl.existingSecret "") -}}
 {{- fail "bookkeeper.clientSasl.username and bookkeeper.clientSasl.existingSecret go together: the Secret holds that user's password" -}}

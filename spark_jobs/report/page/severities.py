@@ -78,7 +78,7 @@ def severity_rows(run: RunSummary) -> Iterator[SeverityRow]:
 def segments(run: RunSummary) -> Iterator[Segment]:
     """Yield the parts of a bar of all ledgers, the worst at the left."""
     found, unreadable = ledgers_found(run), run.counts.unreadable
-    healthy = max(run.counts.ledgers - found - unreadable, 0)
+    healthy = max(run.ledgers_checked - found - unreadable, 0)
     shares = [(f"s{count.severity.value}", SEVERITY_NAMES[count.severity], count.ledgers) for count in run.severities]
     shares += [("idle", "Unreadable metadata", unreadable), ("ok", "No finding", healthy)]
     total = sum(count for _, _, count in shares)
@@ -93,10 +93,11 @@ def share_text(run: RunSummary) -> str:
         return "No ledger was read."
     found = ledgers_found(run) + run.counts.unreadable
     if not found:
-        return f"All of {ledgers(run.counts.ledgers)} without a finding."
-    healthy = max(run.counts.ledgers - found, 0)
+        checked = ledgers(run.ledgers_checked)
+        return f"All of {checked} without a finding." if run.is_every_ledger else f"{checked} checked, no finding."
+    healthy = max(run.ledgers_checked - found, 0)
     have = agreeing(healthy, "has", "have")
     return (
-        f"{number(healthy)} of {ledgers(run.counts.ledgers)} {have} no finding "
-        f"({percent(healthy, run.counts.ledgers)}); in the bar, the worst are at the left."
+        f"{number(healthy)} of {ledgers(run.ledgers_checked)} {have} no finding "
+        f"({percent(healthy, run.ledgers_checked)}); in the bar, the worst are at the left."
     )

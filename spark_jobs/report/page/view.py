@@ -42,7 +42,7 @@ from spark_jobs.report.page.severities import Segment, SeverityRow, ledgers_foun
 from spark_jobs.report.page.words import KIND_MEANINGS, KIND_NAMES, Headline, headline, ledgers
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.tables.run_tables import TrendPoint
-from spark_jobs.report.text import number, numbered, percent, some
+from spark_jobs.report.text import number, numbered, percent, scope_text, some
 
 _FACTS_LINES: Final = 16
 """Approximate number of lines that the facts of a run take in a column."""
@@ -182,8 +182,12 @@ def _tiles(run: RunSummary, rows: Sequence[BookieRow]) -> Iterator[Tile]:
     if not has_checked(run):
         yield Tile("Ledgers read", number(counts.ledgers), states if counts.ledgers else "none, as the brake held")
     else:
-        yield Tile("Ledgers checked", number(counts.ledgers), states)
-        yield Tile("With findings", number(found), f"{percent(found, counts.ledgers)} of all ledgers")
+        scope, checked = scope_text(run.replicas), run.ledgers_checked
+        limited = f"of {number(counts.ledgers)}; {scope}"
+        yield Tile("Ledgers checked", number(checked), limited if scope else states)
+        yield Tile(
+            "With findings", number(found), f"{percent(found, checked)} of {'these' if scope else 'all'} ledgers"
+        )
     if has_checked(run) and run.kind is not RunKind.PLACEMENT:
         to_copy = sum(count.bytes_estimate for count in run.severities)
         yield Tile("To copy", size(to_copy), "estimated, of closed ledgers")
@@ -238,7 +242,8 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, str]]:
     yield "Cluster", f"{run.cluster.metadata_uri} (instance {run.cluster.instance_id})"
     yield "Started", utc_text(run.started_ms)
     yield "Finished", f"{utc_text(run.finished_ms)}, after {duration(max(run.finished_ms - run.started_ms, 0))}"
-    yield "Saw every ledger", "yes" if run.is_complete else "no"
+    scope = scope_text(run.replicas)
+    yield "Saw every ledger", f"no, only {scope}" if scope else "yes" if run.is_complete else "no"
     yield "Dry run", "yes: nothing was marked" if run.is_dry_run else "no"
     yield "Published", published_text(run.published)
     if run.published.repaired_early:
@@ -442,7 +447,7 @@ def _replicas(counts: ReplicaCounts) -> Detail:
     rows = [
         (
             "Ledgers requested",
-            f"{number(counts.ledgers)}{'' if counts.sample >= 1 else f', a sample of {counts.sample:.0%}'}",
+            ", ".join(filter(None, (number(counts.ledgers), scope_text(counts)))),
         ),
         (
             "Questions",

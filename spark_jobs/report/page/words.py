@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bookie.model.run import RunKind
@@ -12,7 +12,7 @@ from bookie.model.severity import Severity
 from bookie.runtime.human import agreeing, size
 from spark_jobs.report.counts import LintCounts, ReferenceCounts
 from spark_jobs.report.summary import RunSummary, Verdict
-from spark_jobs.report.text import numbered
+from spark_jobs.report.text import number, numbered, scope_text
 
 MEANINGS: Final[Mapping[Severity, str]] = {
     Severity.LOST: "Every holder answered that it has no such entry, or an operator accepted the loss.",
@@ -73,6 +73,14 @@ class Headline:
 
 def headline(summary: RunSummary) -> Headline:
     """Describe the findings of a run, and what they mean for the data."""
+    found = _headline(summary)
+    if not (scope := scope_text(summary.replicas)):
+        return found
+    share = f"{number(summary.ledgers_checked)} of {ledgers(summary.counts.ledgers)}"
+    return replace(found, meaning=f"{found.meaning} Bookies were asked about {share} ({scope}); the rest is unknown.")
+
+
+def _headline(summary: RunSummary) -> Headline:
     match summary.verdict:
         case Verdict.HELD:
             return Headline(
@@ -107,6 +115,9 @@ def headline(summary: RunSummary) -> Headline:
         case Verdict.CLEAN:
             if summary.accepted.ledgers:
                 return _only_accepted(summary)
+            if not summary.is_every_ledger:
+                checked = ledgers(summary.ledgers_checked)
+                return Headline(Tone.INFO, f"{checked} checked, none with a finding.", "No copy of them is missing.")
             return Headline(
                 Tone.GOOD, _NO_FINDING_TEXTS[summary.kind], f"{_counted(summary)} checked, none with a finding."
             )

@@ -406,7 +406,8 @@ def test_if_the_store_stops_answering_the_finished_checks_are_shown(
     ("error", "advice"),
     [
         (NoClusterError("nothing there"), "`bkheal cluster init`"),
-        (ClusterClosedError("denied"), "setAcl"),
+        (ClusterClosedError("an ACL denies it"), "setAcl"),
+        (ClusterClosedError("the server demands a login"), "zk_login"),
         (MigratedError("migrated"), "remove the problem"),
         (NotAClusterError("an unknown layout"), "remove the problem"),
         (ZooKeeperAccessError("login refused"), "remove the problem"),

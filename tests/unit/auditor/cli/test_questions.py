@@ -18,9 +18,16 @@ from auditor.cli.changing import confirm, confirm_ledgers
 from auditor.cli.ledgers import ledger, log
 from auditor.cli.main import app
 from auditor.cli.running import run
-from bookie.metadata.own_state import StateRootError
+from bookie.metadata.access import DEFAULT_STATE_ROOT
+from bookie.metadata.nodes import put
+from bookie.metadata.own_state import StateRecord, StateRootError, decode_state_record, record_path
+from bookie.metadata.runs.election import election_path
+from bookie.metadata.store.memory import MemoryStore
+from bookie.metadata.store.memory_cell import MemoryCell
+from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.model.exit_codes import ExitCode
 from bookie.runtime.configuration.settings import ConfigurationError
+from tests.worlds.cluster import formatted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -154,3 +161,32 @@ def test_there_is_no_question_about_a_move_to_an_impossible_state_root(root: str
     asked = CliRunner().invoke(app, ["cluster", "move-state", root, "--metadata-uri", "zk://h:1/ledgers"], input="y\n")
     assert isinstance(asked.exception, ConfigurationError | StateRootError)
     assert "[y/N]" not in asked.output
+
+
+def state_root_of(cell: MemoryCell) -> StateRecord:
+    """Return the record of the state root of the cluster at /ledgers."""
+    [data] = asyncio.run(MemoryStore(cell).get_many_data([record_path("/ledgers")]))
+    return decode_state_record("/ledgers", data)
+
+
+@pytest.mark.parametrize("state", ["no cluster", "an auditor runs", "idle"])
+def test_only_a_move_that_can_begin_is_asked_about(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    cell = MemoryCell()
+
+    async def connect(*_: Any, **__: Any) -> MemoryStore:
+        return MemoryStore(cell)
+
+    async def make_cluster() -> None:
+        store = MemoryStore(cell)
+        await formatted(store, "/ledgers")
+        if state == "an auditor runs":
+            await put(store, f"{election_path('/ledgers')}/V_0000000001", b'bookieId: "auditor-1"\n')
+
+    monkeypatch.setattr(ZooKeeperStore, "connect", connect)
+    if state != "no cluster":
+        asyncio.run(make_cluster())
+    words = ["cluster", "move-state", "/moved", "--metadata-uri", "zk://h:1/ledgers"]
+    asked = CliRunner().invoke(app, words, input="y\n")
+    assert ("[y/N]" in asked.output) == (state == "idle")
+    assert (asked.exit_code == ExitCode.OK) == (state == "idle")
+    assert state_root_of(cell).state_root == ("/moved" if state == "idle" else DEFAULT_STATE_ROOT)

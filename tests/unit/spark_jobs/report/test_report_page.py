@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +20,7 @@ from bookie.metadata.bookies.registration import BookieState
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from spark_jobs.report import writing as report
+from spark_jobs.report.console import table
 from spark_jobs.report.counts import (
     BookieCount,
     DriverMarksCounts,
@@ -338,3 +340,31 @@ def test_every_run_gets_a_page_whatever_its_content(run: RunSummary, previous: R
     """The numbers may even contradict each other: if the page failed, the run would have no report."""
     read(render_report(run, changed(previous, kind=run.kind), [trend_point(previous), trend_point(run)], None))
     read(render_index([run, previous]))
+
+
+@pytest.mark.parametrize(
+    ("limits", "scope"),
+    [
+        ({"sample": 0.05}, "a sample of 5%"),
+        ({"sample": 0.001, "ledger_min": 7}, "a sample of 0.1%, ids from 7"),
+        ({"ledger_min": 5, "ledger_max": 99}, "ids from 5 to 99"),
+    ],
+)
+def test_a_replicas_check_of_some_ledgers_claims_nothing_about_the_others(limits: dict[str, Any], scope: str) -> None:
+    asked = changed(world.ASKED, ledgers=18, unknown=(), **limits)
+    run = changed(world.REPLICAS, replicas=asked, severities=(), worst_ledgers=())
+    page = page_of(run)
+    assert "18 ledgers checked, none with a finding." in page.text
+    assert f"Bookies were asked about 18 of 1,284 ledgers ({scope}); the rest is unknown." in page.text
+    assert f"Saw every ledger no, only {scope}" in page.text
+    assert "18 ledgers checked, no finding." in page.text
+    assert "Every bookie holds" not in page.text
+    assert f"checked     18 ledgers: {scope}" in table(run)
+
+
+def test_a_replicas_check_of_some_ledgers_compares_its_findings_with_the_ledgers_that_it_checked() -> None:
+    run = changed(world.REPLICAS, replicas=changed(world.ASKED, ledgers=18, sample=0.05))
+    page = page_of(run)
+    assert "With findings 6 33.3 % of these ledgers" in page.text
+    assert "12 of 18 ledgers have no finding (66.7 %)" in page.text
+    assert "Bookies were asked about 18 of 1,284 ledgers (a sample of 5%); the rest is unknown." in page.text
