@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from pyspark.sql import SparkSession
 
-from auditor.safety.dead_letters import lost_fragments
+from auditor.safety.lost_entries import lost_fragments
 from bookie.metadata.tasks.decisions import Decision, DecisionKind
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
