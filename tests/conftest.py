@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 prepare_grpc()
 
 # Every run uses the same examples, so that a failure is the effect of a change. An example has no deadline, because a
-# loaded machine is not a defect. ``--search`` tries ten times as many, new examples to find new defects.
-settings.register_profile("gate", deadline=None, derandomize=True)
+# loaded machine is not a defect. ``--search`` tries twenty times as many, new examples to find new defects.
+settings.register_profile("gate", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("search", deadline=None, max_examples=10 * settings.get_profile("default").max_examples)
 
 
