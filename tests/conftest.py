@@ -40,6 +40,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 GARBAGE_OBJECTS = 25_000
 """The number of new objects after which Python collects garbage; its default is 700."""
+COLLECTION_OBJECTS = 1_000_000
+"""The same while tests are collected, when almost every object stays."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.set_threshold(COLLECTION_OBJECTS)
     use_release()
     settings.load_profile("search" if config.getoption("search") else "gate")
 
