@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 prepare_grpc()
 
 # Every run uses the same examples, so that a failure is the effect of a change. An example has no deadline, because a
-# loaded machine is not a defect. ``--search`` tries ten times as many, new examples to find new defects.
-settings.register_profile("gate", deadline=None, derandomize=True)
+# loaded machine is not a defect. ``--search`` tries twenty times as many, new examples to find new defects.
+settings.register_profile("gate", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("search", deadline=None, max_examples=10 * settings.get_profile("default").max_examples)
 
 
@@ -40,6 +40,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 GARBAGE_OBJECTS = 25_000
 """The number of new objects after which Python collects garbage; its default is 700."""
+COLLECTION_OBJECTS = 1_000_000
+"""The same while tests are collected, when almost every object stays."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.set_threshold(COLLECTION_OBJECTS)
     use_release()
     settings.load_profile("search" if config.getoption("search") else "gate")
 

@@ -64,6 +64,7 @@ async def test_an_api_with_tokens_matches_its_schema(tmp_path: Path) -> None:
     await explore(tmp_path, 2, "--generation-deterministic", is_open=False)
 
 
+@pytest.mark.long
 async def test_an_api_without_tokens_matches_its_schema(tmp_path: Path) -> None:
     await explore(tmp_path, 2, "--generation-deterministic", "--phases", "fuzzing,stateful", is_open=True)
 

@@ -51,7 +51,7 @@ async def test_a_repair_goes_on_from_another_source_if_one_is_killed(world: Repa
     await world.assert_repaired(repair, gone=[repair.lost, source])
 
 
-@pytest.mark.parametrize("step", steps(Step.COPYING, Step.LISTED, long=[Step.RESERVED, Step.COPIED]))
+@pytest.mark.parametrize("step", steps(Step.LISTED, long=[Step.RESERVED, Step.COPYING, Step.COPIED]))
 async def test_a_repair_takes_another_target_if_one_is_killed(world: RepairWorld, step: Step) -> None:
     repair = await world.repair_at(step)
     [target] = await world.targets(repair)
@@ -97,7 +97,7 @@ async def test_a_target_killed_after_the_metadata_change_is_replaced_like_any_lo
     await world.assert_repaired(repair, gone=[repair.lost, target])
 
 
-@pytest.mark.parametrize("step", steps(Step.COPYING, Step.LISTED, long=[Step.RESERVED, Step.NAMED]))
+@pytest.mark.parametrize("step", steps(Step.COPYING, long=[Step.RESERVED, Step.LISTED, Step.NAMED]))
 async def test_a_repair_survives_a_kill_and_a_restart_of_zookeeper(world: RepairWorld, step: Step) -> None:
     repair = await world.repair_at(step)
     world.cluster.zookeeper.kill()

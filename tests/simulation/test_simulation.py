@@ -90,7 +90,7 @@ def test_a_seed_gives_the_same_history_in_another_process_and_after_others(
     histories: subprocess.CompletedProcess[str],
 ) -> None:
     digests = json.loads(histories.stdout)["digests"]
-    seeds = [str(seed) for seed in range(2 * len(PROFILES), len(PROFILES), -1)]
+    seeds = [str(seed) for seed in range(2 * len(PROFILES), len(PROFILES), -2)]
     again = simulate("replay", *(part for seed in seeds for part in ("--seed", seed)))
     assert [line.rpartition(" ")[2] for line in again.stdout.splitlines()] == [digests[seed] for seed in seeds]
 

@@ -58,7 +58,7 @@ def test_rows_that_would_need_a_second_read_are_an_error(spark: SparkSession, pl
         scan.release()
 
 
-@pytest.mark.parametrize("listing", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("listing", [2, 3])
 def test_a_bookie_that_joined_before_a_repeated_read_of_the_metadata_is_not_lost(
     spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, listing: int
 ) -> None:
