@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import PreconditionFailedError, Versioned
 from bookie.metadata.port import Check, MultiFailedError, SetData
-from bookie.metadata.tasks.decisions import AcceptedCopy, RecordedDecision
+from bookie.metadata.tasks.decisions import AcceptedCopy, LostFragment, RecordedDecision
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.availability import EntryRuns
 from bookie.model.errors import InvariantError
@@ -40,6 +40,10 @@ RECORD_CHANGES_MAX: Final = 10
 more are found, the acceptance of the fragment ends, and an operator accepts the rest again."""
 _ENDED_BY_ACCEPTANCE: Final = (ParkReason.NO_LIVE_COPY, ParkReason.UNREADABLE_ENTRIES)
 """Reasons of blocked positions that an accepted loss may end."""
+
+
+MarkLacking = Callable[[Set[BookieId]], Awaitable[None]]
+"""Adds members that lack entries to the task of the ledger."""
 
 
 class RecordChange(NamedTuple):
@@ -153,11 +157,17 @@ class AcceptedLoss:
         self._current = record
 
     async def remove(
-        self, ledger: Versioned, first_entry_id: EntryId, served_by: Mapping[EntryId, BookieId]
-    ) -> frozenset[BookieId]:
-        """Remove entries of a fragment that sources served. Return the other members that the record named for them.
+        self,
+        ledger: Versioned,
+        first_entry_id: EntryId,
+        served_by: Mapping[EntryId, BookieId],
+        mark_lacking: MarkLacking,
+    ) -> None:
+        """Remove entries of a fragment that sources served.
 
-        Otherwise the record would permit to leave them out if they are lost again, and audits would accept this.
+        Otherwise the record would permit to leave them out if they are lost again, and audits would accept this. The
+        other members that the record names for these entries lack them, so ``mark_lacking`` is called with these before
+        the record changes: after a crash, nothing else would show it.
 
         Raises:
             PreconditionFailedError: the record has changed.
@@ -168,7 +178,9 @@ class AcceptedLoss:
             record = self._current
             loss = None if record is None else record.decision.loss_of(first_entry_id)
             if record is None or loss is None:
-                return frozenset()
+                return
+            if lacking := _members_without(ledger.metadata, loss, served_by):
+                await mark_lacking(lacking)
             self._changes[first_entry_id] += 1
             if self._changes[first_entry_id] > RECORD_CHANGES_MAX:
                 decision = record.decision.without_fragment(first_entry_id)
@@ -188,14 +200,19 @@ class AcceptedLoss:
             "entries whose loss was accepted have a copy",
             extra={"ledger_id": self._ledger_id, "first_entry_id": min(served_by), "entries": len(served_by)},
         )
-        stripe = ledger.metadata.stripe
-        denying = {
-            denial.bookie
-            for denial in loss.denials
-            for entry_id, source in served_by.items()
-            if stripe.stores(denial.position, entry_id) and denial.bookie != source
-        }
-        return ledger.metadata.members() & denying
+
+
+def _members_without(
+    metadata: LedgerMetadata, loss: LostFragment, served_by: Mapping[EntryId, BookieId]
+) -> frozenset[BookieId]:
+    """Return the members that denied one of the entries according to the record, except those that served them."""
+    denying = {
+        denial.bookie
+        for denial in loss.denials
+        for entry_id, source in served_by.items()
+        if metadata.stripe.stores(denial.position, entry_id) and denial.bookie != source
+    }
+    return metadata.members() & denying
 
 
 def _if_accepted(known: RecordedDecision | None) -> RecordedDecision | None:

@@ -337,14 +337,18 @@ class Execution:
     ) -> None:
         """Remove entries that sources served from the record of the accepted loss (R148).
 
-        The other members that the record names for these entries lack them, so they are marked.
+        The other members that the record names for these entries lack them, so they are marked before.
 
         Raises:
             PreconditionFailedError, LeaseLostError, TransientError, OutcomeUnknownError: see ``AcceptedLoss.remove``.
         """
-        denying = await self._accepted.remove(copying.ledger, filled[0].first, served_by)
-        if lacking := denying - {step.target for step in filled}:
-            await self._mark_lacking(copying, lacking)
+        targets = {step.target for step in filled}
+
+        async def mark_lacking(members: Set[BookieId]) -> None:
+            if lacking := members - targets:
+                await self._mark_lacking(copying, lacking)
+
+        await self._accepted.remove(copying.ledger, filled[0].first, served_by, mark_lacking)
 
     async def _install(
         self,
@@ -356,9 +360,8 @@ class Execution:
         """Install ``ready`` in ``ledger``, the metadata as last written, and record what was installed or refused."""
         reserved = self._reservation.current
         targets = copying.targets.registrations
-        installed = await self._installer.install(ledger, ready, reserved, targets, completing)
-        if installed.lacking:
-            await self._mark_lacking(copying, installed.lacking)
+        mark_lacking = partial(self._mark_lacking, copying)
+        installed = await self._installer.install(ledger, ready, reserved, targets, mark_lacking, completing)
         for bookie in installed.again:  # the next round asks it again for the same entries
             self._recent.note_another_registration(bookie)
         if installed.is_completed:

@@ -60,7 +60,7 @@ from replicator.knowledge.holdings import HoldingsReader
 from replicator.plan.installable import CopiedStep, dropping_worse_moves, installable, with_few_targets, with_steps
 from replicator.plan.steps import SwapMember
 from replicator.ports import RepairPorts
-from replicator.repair.accepted_loss import AcceptedLoss, RecordChange
+from replicator.repair.accepted_loss import AcceptedLoss, MarkLacking, RecordChange
 from replicator.repair.conditions import Conditions
 from replicator.repair.debt_notes import note_debts
 from replicator.repair.lease import Lease
@@ -83,8 +83,6 @@ class InstallResult:
     """The answers of targets that are incomplete, or not registered as writable."""
     is_completed: bool = False
     """Whether the task, its lock and the reservation were deleted as well."""
-    lacking: frozenset[BookieId] = frozenset()
-    """Members that may lack entries with an accepted loss that a target has nevertheless."""
     again: frozenset[BookieId] = frozenset()
     """Targets whose registration has changed, so their list may come from other disks."""
 
@@ -120,6 +118,7 @@ class Installer:
         copied: Sequence[CopiedStep],
         reserved: LedgerReservations | None,
         targets: Mapping[BookieId, Registration],
+        mark_lacking: MarkLacking,
         completing: Conditions | None = None,
     ) -> InstallResult:
         """Install ``copied`` by one write of the metadata, on condition that ``reserved`` still exists (S16).
@@ -130,6 +129,8 @@ class Installer:
             reserved: the reservation of the steps; may be None if everything was filled in place, and for an empty
                 ledger (R118).
             targets: the registration of each target, read before the copies.
+            mark_lacking: is called with members that may lack entries with an accepted loss that a target has, before
+                the record of the loss is changed.
             completing: the conditions for deleting the task with these steps, if nothing is missing after them.
 
         Raises:
@@ -142,7 +143,7 @@ class Installer:
             OutcomeUnknownError: the write was sent and its outcome is unknown.
         """
         async with self._accepted.lock:  # the write may change the record of the accepted loss
-            return await self._install(ledger, copied, reserved, targets, completing)
+            return await self._install(ledger, copied, reserved, targets, mark_lacking, completing)
 
     async def _install(
         self,
@@ -150,6 +151,7 @@ class Installer:
         copied: Sequence[CopiedStep],
         reserved: LedgerReservations | None,
         targets: Mapping[BookieId, Registration],
+        mark_lacking: MarkLacking,
         completing: Conditions | None,
     ) -> InstallResult:
         complete: list[CopiedStep] = []
@@ -163,6 +165,7 @@ class Installer:
         complete, lacking = await self._without_found(ledger, complete)
         if lacking:
             completing = None
+            await mark_lacking(lacking)
         registrations = self._ports.registrations
         names = sorted({name for copy in complete for name in copy.bookies})
         judged = () if completing is None else completing.registrations
@@ -189,7 +192,6 @@ class Installer:
             refusals=tuple(refusals),
             is_completed=is_completed,
             again=judgement.again,
-            lacking=lacking,
         )
 
     async def _prepare_write(

@@ -161,6 +161,7 @@ class LedgerRepair:
         """Inspect the ledger, plan, and take one action; return None if another round must follow."""
         if not await self._lease.wait_connected():
             return self._stopped()
+        self._completion.paid = None
         try:
             await self._unfinished.recall_refusals()
             view = await self._inspect()
@@ -235,6 +236,7 @@ class LedgerRepair:
             return self._ended(Ending.LEFT, detail=f"a placement mark, which is left to Apache's workers: {why}")
         if self._turn.rank != MISPLACED:
             return self._ended(Ending.MARKED_AGAIN, detail="copies are moved after all ledgers that lack some")
+        self._completion.paid = await self._ports.debts.read(self._task.ledger_id)
         begun = await self._reservation.begun()
         planning = planning_moves(
             view.ledger, view.bookies, self._ports.placement, knowledge, begun, steps_max=execution.STEPS_MAX
@@ -271,7 +273,7 @@ class LedgerRepair:
             return self._stopped()
         if self._execution.is_completed:
             ending = Ending.MOVED if is_move else Ending.REPAIRED
-            await self._completion.forget_ledger(ending)
+            await self._completion.forget_ledger()
             return self._ended(ending)
         if not self._found.unreadable_for_now:
             return None

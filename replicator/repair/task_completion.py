@@ -16,9 +16,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable
 
+from bookie.metadata.tasks.debts import PlacementDebt
 from bookie.metadata.tasks.locks import SeenNode
 from bookie.model.errors import ConflictError, OutcomeUnknownError, TransientError
-from replicator.queue.ordering import MISPLACED
 from replicator.queue.task_queue import Turn
 from replicator.repair.accepted_loss import AcceptedLoss
 from replicator.repair.conditions import Conditions
@@ -52,6 +52,9 @@ class TaskCompletion:
         self._reservation = reservation
         self._unclosed = unclosed
         self._accepted = accepted
+        self.paid: PlacementDebt | None = None
+        """The debt that ends with the task, because the ledger then adheres to the policy. A debt that was recorded
+        after it was read stays: a repair may have put a copy in a bad place since."""
 
     async def complete(self, ending: Ending, view: View | None) -> Ending:
         """Delete the task unless the verdict that is based on ``view`` is outdated (None: the ledger was deleted).
@@ -74,10 +77,10 @@ class TaskCompletion:
         operations = (*conditions.checks, *relied, *([] if doubts is None else [doubts]))
         if not await self._lease.complete(operations, seen=[unreserved, *conditions.registrations]):
             return Ending.MARKED_AGAIN
-        await self.forget_ledger(ending)
+        await self.forget_ledger()
         return ending
 
-    async def forget_ledger(self, ending: Ending) -> None:
+    async def forget_ledger(self) -> None:
         """Forget a ledger whose task was deleted, and delete its other records. Best effort."""
         self._context.damage.forget(self._ledger_id)
         self._context.use.forget(self._ledger_id)
@@ -88,8 +91,9 @@ class TaskCompletion:
                 self._ports.parked.unpark(self._ledger_id), "record of a parked task could not be removed yet"
             )
         await self.forget_failures()
-        if self._turn.rank == MISPLACED and ending is not Ending.LEDGER_DELETED:
-            await self._best_effort(self._ports.debts.end(self._ledger_id), "placement debt could not be removed yet")
+        if self.paid is not None:
+            end = self._ports.debts.end_if_unchanged(self.paid)
+            await self._best_effort(end, "placement debt could not be removed yet")
 
     async def forget_failures(self) -> None:
         """Delete the record of earlier failures, if any. Best effort, because a listing deletes it later."""

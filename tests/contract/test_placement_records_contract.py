@@ -39,8 +39,11 @@ async def test_debts_of_a_ledger_are_merged_and_end_together(debts: PlacementDeb
     assert await debts.add(debt(3, 1500))
     assert await debts.list() == [debt(3, 1500), debt(7, 1000, 0, 5, detail="one zone", last_ms=2000)]
     assert await debts.count() == 2
-    await debts.end(LEDGER)
-    await debts.end(LEDGER)
+    found = await debts.read(LEDGER)
+    assert found == debt(7, 1000, 0, 5, detail="one zone", last_ms=2000)
+    await debts.end_if_unchanged(found)
+    await debts.end_if_unchanged(found)
+    assert await debts.read(LEDGER) is None
     assert await debts.list() == [debt(3, 1500)]
 
 

@@ -19,7 +19,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bookie.metadata.nodes import READS_PER_BATCH, change, child_names, find, in_steps, remove, sorted_ids
+from bookie.metadata.nodes import READS_PER_BATCH, change, child_names, find, in_steps, sorted_ids
 from bookie.metadata.own_state import own_path
 from bookie.metadata.port import BadVersionError, MetadataStore, NoNodeError, NotEmptyError
 from bookie.model.ids import EntryId, LedgerId
@@ -101,16 +101,19 @@ class PlacementDebts:
                     found.append(_listed(ledger_id, data))
         return found
 
-    async def end(self, ledger_id: LedgerId) -> None:
-        """Delete the debt of a ledger. Idempotent.
+    async def read(self, ledger_id: LedgerId) -> PlacementDebt | None:
+        """Return the debt of a ledger, as in ``list``; None if it has none.
 
         Raises:
-            StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending it again is safe.
+            StoreUnavailableError: no answer.
         """
-        await remove(self._store, self.path(ledger_id))
+        node = await find(self._store, self.path(ledger_id))
+        return None if node is None else _listed(ledger_id, node.data)
 
     async def end_if_unchanged(self, debt: PlacementDebt) -> None:
-        """Delete a debt returned by ``list``, unless a copy was placed since. A node with children remains. Idempotent.
+        """Delete a debt returned by ``list`` or ``read``, unless a copy was placed since. Idempotent.
+
+        A node with children remains.
 
         Raises:
             StoreUnavailableError, WriteOutcomeUnknownError: no answer; ending it again is safe.

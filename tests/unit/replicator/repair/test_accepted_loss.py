@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 
 import pytest
@@ -28,6 +28,14 @@ METADATA = make_metadata((0, "a b c"), quorum=(2, 2), last=29)
 FIRST = EntryId(0)
 A = BookieId("a")
 LOST = EntryRuns.of([1, 4])
+
+
+async def never(members: Set[BookieId]) -> None:
+    raise AssertionError(f"marked {members}")
+
+
+async def unnoted(members: Set[BookieId]) -> None:
+    return
 
 
 def blocked_for(reason: ParkReason) -> Blocked:
@@ -68,7 +76,7 @@ async def test_without_an_accepted_loss_nothing_is_permitted_or_checked(verdict:
         assert accepted.acceptance(METADATA, bookies) == NOTHING_ACCEPTED
         assert not accepted.checks()
         assert not accepted.entries(FIRST)
-        assert not await accepted.remove(await world.ledgers.read(LEDGER), FIRST, {EntryId(1): A})
+        await accepted.remove(await world.ledgers.read(LEDGER), FIRST, {EntryId(1): A}, never)
 
 
 @in_virtual_time
@@ -88,8 +96,14 @@ async def test_the_record_is_used_once_a_plan_is_blocked_for_a_reason_that_it_ma
 async def test_an_entry_that_a_source_served_is_removed_from_the_record() -> None:
     async with a_decided_turn() as (world, accepted):
         accepted.use(NO_LIVE_COPY)
-        others = await accepted.remove(await world.ledgers.read(LEDGER), FIRST, {EntryId(4): A})
-        assert others == frozenset(names("c")), "the record names it as a bookie that denied the entry"
+        marked: list[BookieId] = []
+
+        async def mark(members: Set[BookieId]) -> None:
+            assert accepted.entries(FIRST) == LOST, "they are marked before the record changes"
+            marked.extend(members)
+
+        await accepted.remove(await world.ledgers.read(LEDGER), FIRST, {EntryId(4): A}, mark)
+        assert marked == [*names("c")], "the record names it as a bookie that denied the entry"
         assert accepted.entries(FIRST) == EntryRuns.of([1])
         written = await world.ports(world.store).decisions.read(LEDGER)
         assert written == accepted.current
@@ -100,7 +114,7 @@ async def test_an_entry_that_a_source_served_is_removed_from_the_record() -> Non
 async def test_the_acceptance_of_a_fragment_ends_after_too_many_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accepted_loss, "RECORD_CHANGES_MAX", 0)
     async with a_decided_turn() as (world, accepted):
-        await accepted.remove(await world.ledgers.read(LEDGER), FIRST, {EntryId(4): A})
+        await accepted.remove(await world.ledgers.read(LEDGER), FIRST, {EntryId(4): A}, unnoted)
         assert not accepted.entries(FIRST)
         assert accepted.current is not None
         assert not accepted.current.decision.lost
@@ -114,7 +128,7 @@ async def test_a_record_that_another_process_changed_is_not_replaced() -> None:
         accepted.note_left_out(key, LOST)
         await decide(world, DecisionKind.DROPPED)
         with pytest.raises(PreconditionFailedError) as refused:
-            await accepted.remove(await world.ledgers.read(LEDGER), FIRST, {EntryId(4): A})
+            await accepted.remove(await world.ledgers.read(LEDGER), FIRST, {EntryId(4): A}, unnoted)
         assert refused.value.path == accepted.path
         await accepted.read_again()
         assert accepted.current is None
@@ -127,5 +141,5 @@ async def test_the_record_is_not_changed_without_the_lock() -> None:
     async with a_decided_turn() as (world, accepted):
         await world.store.delete(lock_path(world.cluster.root, LEDGER))
         with pytest.raises(LeaseLostError):
-            await accepted.remove(await world.ledgers.read(LEDGER), FIRST, {EntryId(4): A})
+            await accepted.remove(await world.ledgers.read(LEDGER), FIRST, {EntryId(4): A}, unnoted)
         assert accepted.entries(FIRST) == LOST

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from auditor.safety.dead_letters import DeadLetterOutcome, DeadLetterResult, DeadLetters
+from bookie.metadata.layout import lock_path
+from bookie.metadata.store.memory import Fault
 from bookie.metadata.tasks.decisions import Decision, Decisions
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.availability import EntryRuns
@@ -407,6 +409,34 @@ async def test_members_that_lack_an_accepted_entry_get_it_if_it_is_found_during_
 
 
 @in_virtual_time
+async def test_they_get_it_even_if_the_answer_to_the_change_of_the_record_is_lost() -> None:
+    """The record then names them no more, so they must be in the task before."""
+    async with a_world("a b c t u") as world:
+        await b_is_lost_and_c_lacks_an_entry(world)
+        await accept(world)
+        await world.heal()
+        await world.bookies.put("c", LEDGER, [PACKETS[EntryId(1)]])
+        await drain(world, BookieId("c"), LEDGER)
+        running, lost = world.worker(), list[str]()
+
+        async def lose_answer(operation: str, path: str) -> Fault | None:
+            lock = lock_path(world.cluster.root, LEDGER)
+            if operation == "multi" and path == lock and not lost and await world.store.stat(lock) is not None:
+                lost.append(path)
+                return Fault.LOSE_ANSWER
+            return None
+
+        running.store.fault_hook = lose_answer
+        world.bookies["t"].read_status = Status.TIMEOUT  # it does not show that it lacks the entry
+        await running.worker.run()
+        world.bookies["t"].read_status = None
+        await world.heal()
+        assert lost
+        await assert_only(world, set())
+        assert await world.is_clean()
+
+
+@in_virtual_time
 async def test_a_lost_bookie_that_returns_before_the_copy_gives_its_copy() -> None:
     async with a_world("a b c t") as world:
         await b_is_lost_and_c_lacks_an_entry(world)
@@ -596,6 +626,30 @@ async def test_an_entry_found_on_a_later_target_is_copied_to_the_members_without
         await assert_only(world, set(range(0, COUNT, 3)) - {3})
         assert await world.is_clean()
         assert not await is_reported(world)
+
+
+@in_virtual_time
+async def test_members_without_a_found_entry_are_marked_before_the_record_names_it_no_more() -> None:
+    """Otherwise nothing would show that they lack it if the worker died then."""
+    async with a_world("a b c t u") as world:
+        await stored(world, {})
+        await world.lose("a", "b")
+        await world.heal()
+        await world.bookies.put("u", LEDGER, [PACKETS[EntryId(3)]])
+        await accept(world)
+        await world.unregister("u")
+        await world.heal()
+        await world.register("u")
+        running, named = world.worker(), list[tuple[BookieId, ...]]()
+
+        async def note(operation: str, path: str) -> None:
+            if operation == "multi" and path == world.ledgers.path(LEDGER):
+                task = await world.task(LEDGER)
+                named.append(() if task is None else task.missing)
+
+        running.store.fault_hook = note
+        await running.worker.run()
+        assert "t" in named[0]
 
 
 @in_virtual_time

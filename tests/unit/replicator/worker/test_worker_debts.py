@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bookie.client.placement.feed import load_placement, make_placement_feed
+from bookie.metadata.layout import lock_path
 from bookie.metadata.nodes import WRITE_ATTEMPTS_MAX
 from bookie.metadata.own_state import own_path
 from bookie.metadata.store.memory import Fault
@@ -149,6 +150,33 @@ async def test_no_bookie_is_named_without_its_debt_after_a_short_outage_of_the_s
         worker = Worker(replace(world.ports(store), placement=placement), settings, Recorder(), "worker")
         assert await worker.run() is RunEnd.SETTLED
         assert (await world.metadata(LEDGER)).members() == set(names("a b"))
+        assert [debt.ledger_id for debt in await debts(world).list()] == [LEDGER]
+
+
+@in_virtual_time
+async def test_a_debt_that_a_turn_for_better_placement_makes_stays() -> None:
+    """The ledger loses a bookie after it was listed as misplaced, and the only place left is a bad one."""
+    async with a_world("a b c x") as world:
+        await write_topology(world)
+        await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await debts(world).add(PlacementDebt(LEDGER, 1))
+        await world.tasks.marking.mark(LEDGER, ())
+        store, lock = world.session(), lock_path(world.cluster.root, LEDGER)
+        placement = await load_placement(store, world.cluster)
+        is_lost = False
+
+        async def lose_bookies(operation: str, path: str) -> None:
+            nonlocal is_lost
+            if path == lock and not is_lost:
+                is_lost = True
+                await world.kill("b", "x")
+                await world.tasks.marking.mark(LEDGER, names("b"))
+
+        store.fault_hook = lose_bookies
+        settings = ReplicatorSettings("zk://memory/ledgers", once=True)
+        worker = Worker(replace(world.ports(store), placement=placement), settings, Recorder(), "worker")
+        await worker.run()
+        assert (await world.metadata(LEDGER)).members() == set(names("a c"))
         assert [debt.ledger_id for debt in await debts(world).list()] == [LEDGER]
 
 
