@@ -564,7 +564,7 @@ class AuditedCluster:
 
     async def back_up(self, rng: random.Random) -> object:
         self.cell.save()
-        self._saved = self._next_id, list(self._deleted), dict(self._damaged), self._next_bookie
+        self._saved = self._next_id, list(self._deleted), dict(self._damaged)
         return "made"
 
     async def restore(self, rng: random.Random) -> object:
@@ -581,7 +581,7 @@ class AuditedCluster:
             self.cell.allow(self._damaged_mark[0])
             self._damaged_mark = None
         self.cell.restore(rng.choice([0, 1_000, 1 << 32]))
-        self._next_id, self._deleted, self._damaged, self._next_bookie = self._saved
+        self._next_id, self._deleted, self._damaged = self._saved
         self._deleted, self._damaged = list(self._deleted), dict(self._damaged)
         self._opened()
         self._ledgers = LedgerStore(self._store, self.cluster, random.Random(1))
