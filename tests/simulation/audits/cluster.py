@@ -16,6 +16,7 @@ from typing import Final
 from auditor.safety.lost_entries import lost_fragments
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
+from bookie.metadata.bookies.registration import Registrations
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind, bookie_path, cookie_path, lost_bookie_delay_path, task_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
@@ -205,7 +206,7 @@ class AuditedCluster:
             marks,
             {decision.ledger_id: decision for decision in await self._decisions.accepted()},
             frozenset(repair.ledger_id for repair in self._repairs),
-            frozenset(self._gone),
+            frozenset(self._gone) & await Registrations(self._store, self.cluster).known(),
             frozenset(bookie for bookie, down in (await self._down.read()).items() if down.audited_ms),
             frozenset(task.ledger_id for task in tasks if not isinstance(task, Task)),
             await self._tasks.switches.is_disabled(),
@@ -563,7 +564,7 @@ class AuditedCluster:
 
     async def back_up(self, rng: random.Random) -> object:
         self.cell.save()
-        self._saved = self._next_id, list(self._deleted), dict(self._damaged), self._next_bookie
+        self._saved = self._next_id, list(self._deleted), dict(self._damaged)
         return "made"
 
     async def restore(self, rng: random.Random) -> object:
@@ -580,7 +581,7 @@ class AuditedCluster:
             self.cell.allow(self._damaged_mark[0])
             self._damaged_mark = None
         self.cell.restore(rng.choice([0, 1_000, 1 << 32]))
-        self._next_id, self._deleted, self._damaged, self._next_bookie = self._saved
+        self._next_id, self._deleted, self._damaged = self._saved
         self._deleted, self._damaged = list(self._deleted), dict(self._damaged)
         self._opened()
         self._ledgers = LedgerStore(self._store, self.cluster, random.Random(1))

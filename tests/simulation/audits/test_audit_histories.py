@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from bookie.metadata.tasks.decisions import Decision
 from spark_jobs.image.leaves import LeafRecord
 from spark_jobs.runs.cluster_view import ClusterView
 from spark_jobs.runs.kinds.bookie_run import BookieRun
@@ -26,7 +25,7 @@ GATE_SEEDS = (2, 4, 5, 7, 9)
 GATE_ROUNDS = 6
 SEEDS = 20
 """Number of histories in one of the long tests: about 20 s."""
-SEEDS_PER_PLANTED_DEFECT = 60
+SEEDS_PER_PLANTED_DEFECT = 120
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +72,6 @@ PLANTED: dict[str, tuple[object, str, Callable[..., Any]]] = {
         "_make_incremental_reading",
         lambda self: IncrementalReading(self._context, self._image, {}),
     ),
-    "an accepted loss holds for another ledger": (Decision, "may_be_created_at", lambda self, ctime_ms: True),
     "marks of ledgers with findings are withdrawn": (
         LedgerIdSet,
         "__contains__",
