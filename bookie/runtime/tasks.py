@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -27,6 +27,23 @@ async def cancel(task: asyncio.Task[Any] | None) -> None:
     if not task.done():
         task.cancel()
         await asyncio.wait([task])
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel each task and wait for its end, one after another.
+
+    If the caller is cancelled during the wait, the rest is cancelled without a wait: a task that waits for its own
+    children may be cancelled a second time, and no child may continue.
+    """
+    left = list(tasks)
+    try:
+        for task in left:
+            await cancel(task)
+    except asyncio.CancelledError:
+        for task in left:
+            if not task.cancelling():  # a second cancellation would interrupt its end
+                task.cancel()
+        raise
 
 
 async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:

@@ -21,7 +21,7 @@ from bookie.model.digest import Digest
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.packet import DamagedEntry, Entry, unpack, unpack_lac
 from bookie.runtime.fault_points import fault_point
-from bookie.runtime.tasks import cancel, guarded
+from bookie.runtime.tasks import cancel_all, guarded
 from bookie.wire.port import EntryResult, LacReply, Request, Status
 from bookie.wire.requests import ReadLac, WaitLac
 
@@ -56,8 +56,9 @@ class PendingPolls:
 
     async def stop(self) -> None:
         """Cancel the polls. Idempotent."""
-        while self.open:
-            await cancel(self.open.popitem()[1])
+        polls = list(reversed(self.open.values()))
+        self.open.clear()
+        await cancel_all(polls)
 
 
 class ConfirmedReads:
@@ -135,11 +136,10 @@ class ConfirmedReads:
         except TimeoutError:
             is_over = True
         finally:
-            for task, position in asking.items():
-                if is_over and polls is not None:
-                    polls.open[position, members[position]] = task
-                else:
-                    await cancel(task)
+            if is_over and polls is not None:
+                polls.open.update({(position, members[position]): task for task, position in asking.items()})
+            else:
+                await cancel_all(asking)
         return tally.result()
 
     def _asked(self, bookie: BookieId, request: Request[LacReply], timeout_s: float) -> asyncio.Task[LacReply]:

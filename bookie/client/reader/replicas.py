@@ -18,7 +18,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import DamagedEntry, Entry, unpack
 from bookie.runtime.fault_points import fault_point
-from bookie.runtime.tasks import cancel, guarded
+from bookie.runtime.tasks import cancel_all, guarded
 from bookie.wire.port import Status
 from bookie.wire.requests import Read
 
@@ -138,8 +138,7 @@ class _ReplicaRead:
             while not all(wanted.is_settled for wanted in self._wanted.values()):
                 await self._wait()
         finally:
-            for task in self._asking:
-                await cancel(task)
+            await cancel_all(self._asking)
         entries: list[Entry] = []
         for wanted in self._wanted.values():
             if wanted.entry is None:

@@ -19,7 +19,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerState
 from bookie.model.packet import DamagedEntry, Entry, unpack
 from bookie.runtime.fault_points import fault_point
-from bookie.runtime.tasks import cancel, guarded
+from bookie.runtime.tasks import cancel_all, guarded
 from bookie.wire.port import EntryResult, FenceReply, Status
 from bookie.wire.requests import Fence, ReadLast
 
@@ -94,8 +94,7 @@ async def fence_last_ensemble(ports: ClientPorts, ledger: Versioned, access: Led
                 else:
                     last_entries[position] = answer
     finally:
-        for task in asking:
-            await cancel(task)
+        await cancel_all(asking)
     if not _is_fence_covered(last_entries, ledger):
         raise RecoveryNotPossibleError(ledger.ledger_id, "too few bookies of its last ensemble answered", evidence)
     return _fenced(fragment.first_entry_id, [entry for entry in last_entries.values() if entry is not None])

@@ -21,7 +21,7 @@ from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment
 from bookie.model.packet import DamagedEntry, unpack
 from bookie.runtime.fault_points import fault_point
-from bookie.runtime.tasks import cancel, guarded
+from bookie.runtime.tasks import cancel_all, guarded
 from bookie.wire.port import ReadReply, Status
 from bookie.wire.requests import Read
 
@@ -152,8 +152,7 @@ class _Round:
                     return ConsecutiveEntries(self._found, verdict is EntryVerdict.ABSENT)
                 await self._wait()
         finally:
-            for task in self._asking:
-                await cancel(task)
+            await cancel_all(self._asking)
 
     def _advance(self) -> EntryVerdict:
         """Collect the found entries in order; return FOUND after all requested ones are found."""

@@ -23,7 +23,7 @@ from bookie.client.recovery.votes import FoundEntry
 from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.human import counted
-from bookie.runtime.tasks import cancel, guarded
+from bookie.runtime.tasks import cancel_all, guarded
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, AddBatch, AddReply, Status
 
 _log: Final = logging.getLogger(__name__)
@@ -102,8 +102,7 @@ class RecoveryWriter:
                     _log.info("recovery stops using a bookie", extra=extra)
                     self._failed[bookie] = status
         finally:
-            for task in sending:
-                await cancel(task)
+            await cancel_all(sending)
 
     async def _offer(self, bookie: BookieId, part: _Part) -> Status:
         while not part.is_stored:

@@ -27,7 +27,7 @@ from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.model.errors import BkhealError, PermanentError
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
-from bookie.runtime.tasks import cancel, guarded
+from bookie.runtime.tasks import cancel_all, guarded
 from bookie.wire.port import BATCH_ENTRIES_MAX, AddBatch, AddReply, Status
 
 _EARLY_TIMEOUT_S: Final = 0.001
@@ -150,8 +150,7 @@ class Pipeline:
         """Cancel every task. Only for a pipeline that is drained or has failed."""
         self._is_stopping = True
         while tasks := [task for task in self._tasks if not task.done()]:  # one that ends now may start another one
-            for task in tasks:
-                await cancel(task)
+            await cancel_all(tasks)
 
     def resume(self) -> None:
         """Acknowledge and send everything possible after a change of the ensemble."""

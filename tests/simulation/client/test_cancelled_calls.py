@@ -216,6 +216,8 @@ class History:
             assert [entry.entry_id for entry in entries] == list(range(end + 1))
             found |= {LogPosition(ledger_id, entry.entry_id): entry.payload for entry in entries}
         assert self.acknowledged.items() <= found.items()
+        async with await client.log(NAME).write(OPTIONS):
+            pass  # the ledger of the last writer is closed now, so it is read to its end
         listed = self.world.listed_now()
         assert listed is not None
         logged = {entry.position: entry.payload for entry in await read_all(client)}

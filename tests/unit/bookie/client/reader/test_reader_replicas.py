@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import replace
 from typing import Any
@@ -335,3 +336,22 @@ async def test_an_open_ledger_that_is_in_recovery_can_be_read() -> None:
     async with a_world("a b c") as world:
         await world.create((0, "a b c"), quorum=(3, 2), state=LedgerState.IN_RECOVERY, filled_to=4)
         assert await payloads(await reader_of(world, world.ports)) == expected(world, 4)
+
+
+@in_virtual_time
+async def test_a_read_that_is_cancelled_twice_leaves_no_request_running() -> None:
+    async with a_world("a b c") as world:
+        await closed(world, "a b c", (3, 2), 1)
+        ports = world.client(read_mode=ReadMode.PARALLEL)
+        for name in names("a b c"):
+            transport_of(ports).faults(name).is_request_lost = True
+        reader = await reader_of(world, ports)
+        before = asyncio.all_tasks()
+        reading = asyncio.create_task(reader.read(EntryId(0)))
+        await asyncio.sleep(1)
+        for _ in range(2):  # the second time, it waits for the end of its first request
+            reading.cancel()
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.1)
+        assert reading.cancelled()
+        assert asyncio.all_tasks() == before
