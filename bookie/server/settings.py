@@ -82,8 +82,9 @@ class BookieSettings:
     apache_connections_max: Annotated[
         int,
         Option(
-            "Connections to that port at once; one more is closed. Apache's clients open up to 16 each under Pulsar, "
-            "and each may take half a megabyte here in addition to what all of them share.",
+            "Connections to that port at once; one more replaces the oldest one without a request, or is closed. "
+            "Apache's clients open up to 16 each under Pulsar, and each may take half a megabyte here in addition to "
+            "what all of them share.",
             minimum=1,
         ),
     ] = 1024

@@ -120,9 +120,24 @@ async def test_a_client_that_needs_no_handshake_may_stay_idle_longer() -> None:
         assert (await early.ask(read(0))).status == pb.ENOLEDGER
 
 
+async def test_a_further_connection_replaces_the_oldest_one_without_a_request() -> None:
+    async with listening(ListenerLimits(connections_max=3)) as world:
+        busy = await world.connect()
+        assert (await busy.ask(read(0))).status == pb.ENOLEDGER
+        silent, later = await world.connect(), await world.connect()
+        for number in range(2):
+            newer = await world.connect()
+            assert (await newer.ask(read(0))).status == pb.ENOLEDGER
+            assert await (silent, later)[number].is_closed()
+        assert (await busy.ask(read(0))).status == pb.ENOLEDGER
+        assert await (await world.connect()).is_closed()
+
+
 async def test_connections_are_bounded_and_a_closed_one_makes_room() -> None:
     async with listening(ListenerLimits(connections_max=2)) as world:
-        one, _ = await world.connect(), await world.connect()
+        one, other = await world.connect(), await world.connect()
+        for client in (one, other):
+            assert (await client.ask(read(0))).status == pb.ENOLEDGER
         assert await (await world.connect()).is_closed()
         one.close()
         async with asyncio.timeout(DEADLINE_S):

@@ -191,6 +191,18 @@ async def test_a_client_that_starts_no_tls_handshake_is_closed(certificates: dic
         assert await stopping.is_closed()
 
 
+async def test_clients_that_finish_no_tls_handshake_keep_no_others_out(certificates: dict[str, TlsSettings]) -> None:
+    async with listening(ListenerLimits(connections_max=3), certificates["bookie"]) as world:
+        served = await encrypted(world, context(certificates["client"]))
+        assert (await served.ask(read(0))).status == pb.ENOLEDGER
+        for _ in range(4):
+            halfway = await world.connect()
+            assert (await halfway.ask(request(pb.START_TLS))).status == pb.EOK
+        other = await encrypted(world, context(certificates["client"]))
+        assert (await other.ask(read(0))).status == pb.ENOLEDGER
+        assert (await served.ask(read(0))).status == pb.ENOLEDGER
+
+
 async def test_a_renewed_certificate_is_used_for_new_connections_without_a_restart(
     certificates: dict[str, TlsSettings], rotated: RotatedFiles
 ) -> None:

@@ -86,6 +86,11 @@ class ApacheConnection(asyncio.Protocol):
             tls, limits, self._incoming, self._out, self._continue_encrypted, self._fail_handshake
         )
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the client has sent no request that may be served, so it needs its connection less than others."""
+        return self._too_late is not None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A callback of ``asyncio.Protocol``, like the following methods."""
         assert isinstance(transport, asyncio.Transport)

@@ -52,12 +52,12 @@ _ACCEPTED_V2: Final = bytes.fromhex("00000018 02010000 00000000")
 
 
 def take_adds_v3(block: bytes, start: int, frame_bytes_max: int, dialect: Dialect, groups: AddGroups) -> int:
-    """Put the complete frames from ``start`` on into ``groups`` as long as they are adds in the usual form.
+    """Put the complete frames from ``start`` on into ``groups`` as long as it is not full and they are usual adds.
 
     Returns:
         The start of the first remaining frame.
     """
-    while (add := _ADD_V3.match(block, start)) is not None:
+    while not groups.is_full and (add := _ADD_V3.match(block, start)) is not None:
         header_size, txn, _, add_size, ledger_id, entry_id, key, body_size, stored_in = add.groups()
         end = start + LENGTH_SIZE + int.from_bytes(block[start : start + LENGTH_SIZE], "big")
         body = add.end() - _LEDGER_ID_SIZE
@@ -118,7 +118,7 @@ def _accepted_v3(txns: Sequence[bytes], ledger_id: bytes, entry_ids: Sequence[by
 
 def take_adds_v2(block: bytes, start: int, frame_bytes_max: int, dialect: Dialect, groups: AddGroups) -> int:
     """Do the same as ``take_adds_v3`` for version 2."""
-    while (add := _ADD_V2.match(block, start)) is not None:
+    while not groups.is_full and (add := _ADD_V2.match(block, start)) is not None:
         size = LENGTH_SIZE + int.from_bytes(block[start : start + LENGTH_SIZE], "big")
         if start + size > len(block) or size > frame_bytes_max or start + size < add.end():
             break

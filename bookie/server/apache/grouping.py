@@ -16,6 +16,9 @@ from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
 
 READS_MAX: Final = 256
 """The most reads in one group. Their answer also has a bound in bytes."""
+WAITING_GROUPS_MAX: Final = 512
+"""The most groups of adds of one connection that are decoded at once. While as many wait, no more are decoded. A piece
+of the stream may have adds to more than three thousand ledgers, whose groups would take 1.8 MB."""
 GROUP_OVERHEAD_BYTES: Final = 8 << 10
 """Memory of a group in the storage in addition to its entries: for its task, its requests and its answers.
 
@@ -61,6 +64,11 @@ class AddGroups:
     def __init__(self) -> None:
         self.groups: list[AddGroup] = []
         self._open: dict[AddKind, AddGroup] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more may be decoded at once."""
+        return len(self.groups) >= WAITING_GROUPS_MAX
 
     def add(self, kind: AddKind, packets: Sequence[bytes], accepted: Sequence[bytes]) -> None:
         """Add adds of one kind whose entries have the same size."""

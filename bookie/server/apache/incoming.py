@@ -38,6 +38,11 @@ class Fresh:
         self.others: list[Other] = []
 
     @property
+    def is_full(self) -> bool:
+        """Whether no more may be decoded at once."""
+        return self.adds.is_full or len(self.others) + len(self.answers) >= _REQUESTS_MAX
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is no request."""
         return not (self.adds.groups or self.answers or self.others)
@@ -82,7 +87,14 @@ class IncomingRequests:
         fresh = Fresh()
         for block, start in self.frames.feed(data):
             start = self._take_adds(block, start, fresh.adds)
-            while (end := self.frames.frame_end(block, start)) is not None:
+            while True:
+                if fresh.is_full:
+                    yield fresh
+                    fresh = Fresh()
+                    start = self._take_adds(block, start, fresh.adds)
+                    continue
+                if (end := self.frames.frame_end(block, start)) is None:
+                    break
                 self._refuse_clear_text()
                 request = self._decode(block[start + LENGTH_SIZE : end])
                 if isinstance(request, StartTls):
@@ -91,9 +103,6 @@ class IncomingRequests:
                     yield request
                 else:
                     fresh.put(request)
-                    if len(fresh.others) + len(fresh.answers) >= _REQUESTS_MAX:
-                        yield fresh
-                        fresh = Fresh()
                 start = self._take_adds(block, end, fresh.adds)
             self.frames.keep(block, start)
         if self.frames.rest_bytes:

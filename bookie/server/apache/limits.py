@@ -12,7 +12,7 @@ class ListenerLimits:
     """The bounds of a listener. A connection over one of its own bounds is not read, so its client slows down."""
 
     connections_max: int = 1024
-    """The most connections. Further ones are closed at once."""
+    """The most connections. A further one replaces the oldest one without a request; if there is none, it is closed."""
     frame_bytes_max: int = FRAME_BYTES_MAX
     """Maximum size of a whole frame; a longer one closes the connection."""
     add_bytes_max: int = 16 << 20

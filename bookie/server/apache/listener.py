@@ -39,7 +39,8 @@ class ApacheListener:
         self._socket: socket.socket | None = None
         self._tls: ServerContext | None = None
         self._server: asyncio.Server | None = None
-        self._connections: set[ApacheConnection] = set()
+        self._connections: dict[ApacheConnection, None] = {}
+        """The oldest one comes first."""
         self._is_full = False
 
     def bind(self, host: str, port: int, tls: TlsSettings | None) -> int:
@@ -71,7 +72,7 @@ class ApacheListener:
 
         def connection() -> ApacheConnection:
             tls = None if self._tls is None else self._tls.current()
-            return ApacheConnection(answering, self._limits, room, tls, self._joined, self._connections.discard)
+            return ApacheConnection(answering, self._limits, room, tls, self._joined, self._left)
 
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(connection, sock=self._socket, backlog=1)
@@ -93,14 +94,22 @@ class ApacheListener:
             await asyncio.wait([connection.finish() for connection in late], timeout=_ABORT_DEADLINE_S)
 
     def _joined(self, connection: ApacheConnection) -> bool:
-        if len(self._connections) >= self._limits.connections_max:
+        if len(self._connections) < self._limits.connections_max:
+            self._is_full = False
+        else:
             if not self._is_full:
                 _log.warning("too many connections of Apache's protocol", extra={"max": self._limits.connections_max})
             self._is_full = True
-            return False
-        self._is_full = False
-        self._connections.add(connection)
+            silent = next((each for each in self._connections if each.is_silent), None)
+            if silent is None:
+                return False
+            del self._connections[silent]
+            silent.abort()
+        self._connections[connection] = None
         return True
+
+    def _left(self, connection: ApacheConnection) -> None:
+        self._connections.pop(connection, None)
 
     def _close_socket(self) -> None:
         if self._socket is not None:

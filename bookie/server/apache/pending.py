@@ -57,8 +57,8 @@ class PendingRequests:
 
     @property
     def are_too_many_waiting(self) -> bool:
-        """Whether the waiting requests other than adds take so much memory that no more may be decoded."""
-        return self._others.are_too_many_waiting
+        """Whether the waiting requests take so much memory that no more may be decoded."""
+        return self._adds.are_many_due or self._others.are_too_many_waiting
 
     @property
     def is_full(self) -> bool:

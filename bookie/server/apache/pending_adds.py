@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from bookie.server.apache.answering import RequestAnswerer
-from bookie.server.apache.grouping import AddGroup
+from bookie.server.apache.grouping import WAITING_GROUPS_MAX, AddGroup
 from bookie.server.apache.limits import ListenerLimits
 from bookie.server.apache.outgoing import OutgoingAnswers
 from bookie.server.apache.room import Room
@@ -62,6 +62,11 @@ class PendingAdds:
     def are_due(self) -> bool:
         """Whether any add should begin now."""
         return bool(self._waiting) and self._gathering is None
+
+    @property
+    def are_many_due(self) -> bool:
+        """Whether so many groups should begin now that no more may be decoded."""
+        return self.are_due and len(self._waiting) >= WAITING_GROUPS_MAX
 
     def put(self, groups: Iterable[AddGroup], *, is_more_coming: bool) -> None:
         """Add arrived adds. They begin at the next ``begin``, or after a short delay.

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
+from bookie.server.apache import grouping
 from bookie.server.apache.answering import RequestAnswerer
 from bookie.server.apache.connection import ApacheConnection
-from bookie.server.apache.grouping import AddGroup
+from bookie.server.apache.grouping import WAITING_GROUPS_MAX, AddGroup
 from bookie.server.apache.limits import ListenerLimits
-from bookie.server.apache.requests import Read
+from bookie.server.apache.requests import AddKind, Read
 from bookie.server.apache.room import SharedRoom
 from bookie.wire.apache import protocol_pb2 as pb
 from bookie.wire.apache import v2
@@ -307,3 +311,37 @@ async def test_answers_of_a_disconnected_client_no_longer_count_as_unsent() -> N
     client.abort()
     await asyncio.sleep(1)
     assert world.room.unsent.held == 0
+
+
+@in_virtual_time
+async def test_adds_to_many_ledgers_in_one_piece_are_decoded_as_far_as_they_may_wait_and_all_stored() -> None:
+    world = SlowStorage(ListenerLimits(all_add_bytes_max=1))
+    count = 3 * WAITING_GROUPS_MAX
+    adds = b"".join(frame(0, size=5, ledger=ledger) for ledger in range(count))
+    assert len(adds) < PIECE
+    client = Socket(world, adds)
+    with most_groups() as decoded:
+        await world.arrive()
+        assert decoded() <= 2 * WAITING_GROUPS_MAX
+        while world.waiting:
+            world.waiting.popleft()[1].set_result(None)
+            await asyncio.sleep(0.01)
+        assert decoded() == count
+    assert len(world.stored) == count
+    assert not client.is_paused
+
+
+@contextmanager
+def most_groups() -> Iterator[Callable[[], int]]:
+    """Yield a function that returns the number of groups that were made so far."""
+    made = 0
+
+    class Counted(AddGroup):
+        def __init__(self, kind: AddKind) -> None:
+            nonlocal made
+            made += 1
+            super().__init__(kind)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouping, "AddGroup", Counted)
+        yield lambda: made
