@@ -92,12 +92,15 @@ def share_text(run: RunSummary) -> str:
     if not run.counts.ledgers:
         return "No ledger was read."
     found = ledgers_found(run) + run.counts.unreadable
+    unknown = " Copies on bookies that did not answer are unknown." if run.replicas and run.replicas.unknown else ""
     if not found:
         checked = ledgers(run.ledgers_checked)
-        return f"All of {checked} without a finding." if run.is_every_ledger else f"{checked} checked, no finding."
+        if unknown or not run.is_every_ledger:
+            return f"{checked} checked, no finding.{unknown}"
+        return f"All of {checked} without a finding."
     healthy = max(run.ledgers_checked - found, 0)
     have = agreeing(healthy, "has", "have")
     return (
         f"{number(healthy)} of {ledgers(run.ledgers_checked)} {have} no finding "
-        f"({percent(healthy, run.ledgers_checked)}); in the bar, the worst are at the left."
+        f"({percent(healthy, run.ledgers_checked)}); in the bar, the worst are at the left.{unknown}"
     )

@@ -368,3 +368,13 @@ def test_a_replicas_check_of_some_ledgers_compares_its_findings_with_the_ledgers
     assert "With findings 6 33.3 % of these ledgers" in page.text
     assert "12 of 18 ledgers have no finding (66.7 %)" in page.text
     assert "Bookies were asked about 18 of 1,284 ledgers (a sample of 5%); the rest is unknown." in page.text
+
+
+def test_copies_without_an_answer_are_not_among_those_without_a_finding() -> None:
+    unknown = "Copies on bookies that did not answer are unknown."
+    clean = changed(world.REPLICAS, severities=(), worst_ledgers=())
+    assert f"1,284 ledgers checked, no finding. {unknown}" in page_of(clean).text
+    assert f"the worst are at the left. {unknown}" in page_of(world.REPLICAS).text
+    answered = page_of(changed(clean, replicas=changed(world.ASKED, unknown=()))).text
+    assert "All of 1,284 ledgers without a finding." in answered
+    assert unknown not in answered

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +19,9 @@ from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from spark_jobs.one_shot.run import exit_code_of
 from spark_jobs.runs.gate import RunGate, Stop
-from spark_jobs.runs.life_cycle import REPORT_INTERVAL_S, RunLifeCycle, RunOutcome, outcome_of_error
+from spark_jobs.runs.life_cycle import REPORT_INTERVAL_S, RunLifeCycle, RunOutcome, outcome_of, outcome_of_error
 from spark_jobs.runs.port import Phase, ProgressEvent
+from tests.worlds import report as world
 from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import ROOT, formatted
 
@@ -185,3 +187,10 @@ async def _followed(part: str) -> _Followed:
     denied = f"{own_path('runs', ROOT)}/{part}/{RECORD.run_id}"
     store.cell.deny(denied)
     return _Followed(store, runs, life, clock, denied, asyncio.create_task(life.follow()))
+
+
+def test_the_record_of_a_replicas_check_counts_only_the_ledgers_that_it_checked() -> None:
+    sampled = replace(world.REPLICAS, replicas=replace(world.ASKED, ledgers=18, sample=0.05))
+    whole, some = (outcome_of(summary, Path("summary.json")) for summary in (world.REPLICAS, sampled))
+    assert (whole.ledgers, whole.is_every_ledger) == (1284, True)
+    assert (some.ledgers, some.is_every_ledger) == (18, False)
