@@ -68,8 +68,11 @@ def _after_brake(summary: RunSummary) -> Iterator[Step]:
             f"Bring the missing bookies back: {_some(lost)}. Then run the audit again.", (audit_command(summary),)
         )
         yield Step(
-            "Only if they are lost permanently: let the audit mark their ledgers.",
-            (audit_command(summary, "--missing-share-max", "1.0"),),
+            "Only if they are lost permanently: preview what the audit would mark without the brake, then mark it.",
+            (
+                audit_command(summary, "--missing-share-max", "1.0", "--dry-run"),
+                audit_command(summary, "--missing-share-max", "1.0"),
+            ),
         )
     else:
         yield Step("Check that the metadata root is the right one. Then run again.", (audit_command(summary),))

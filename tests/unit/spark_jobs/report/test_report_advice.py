@@ -38,7 +38,12 @@ def reported(summary: RunSummary) -> str:
         (world.NO_LIVE_COPY, [world.bookie_name(2), "old disks", "bkheal ledger show 42"]),
         (
             world.HELD,
-            ["bkheal bookies", "Bring the missing bookies back: bookie-00", "and 2 more", "--missing-share-max"],
+            [
+                "bkheal bookies",
+                "Bring the missing bookies back: bookie-00",
+                "and 2 more",
+                "--missing-share-max 1.0 --dry-run",
+            ],
         ),
         (world.INCOMPLETE, ["ZooKeeper stopped answering"]),
         (world.WAITING, ["not marked yet: bookie-00"]),
