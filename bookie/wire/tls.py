@@ -77,15 +77,18 @@ def reloading_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc
 
     check()
     seen = [read()]
+    problems = _Problems()
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
         try:
             now = read()
-            if now == seen[0]:
-                return None
-            check()
+            if now != seen[0]:
+                check()
         except TlsFilesError as error:
-            _log.warning("the old certificate stays in use", extra={"error": str(error)})
+            problems.note(error)
+            return None
+        problems.end()
+        if now == seen[0]:
             return None
         seen[0] = now
         _log.info("certificate read again", extra={"path": str(cert)})
@@ -98,6 +101,23 @@ def reloading_credentials(cert: Path, key: Path, client_ca: Path | None) -> grpc
     )
 
 
+class _Problems:
+    """The log of unusable files. They are read again for each connection, and a problem is logged once."""
+
+    def __init__(self) -> None:
+        self._logged = ""
+
+    def note(self, error: TlsFilesError) -> None:
+        """Log a problem unless it was the last one."""
+        if str(error) != self._logged:
+            self._logged = str(error)
+            _log.warning("the old certificate stays in use", extra={"error": str(error)})
+
+    def end(self) -> None:
+        """Record that the files are usable, so the next problem is a new one."""
+        self._logged = ""
+
+
 class ServerContext:
     """The ``ssl`` context of a server that requires a client certificate; it follows its files."""
 
@@ -108,6 +128,7 @@ class ServerContext:
             TlsFilesError: they cannot be used.
         """
         self._tls = tls
+        self._problems = _Problems()
         self._seen = self._stamp()
         self._context = self._made()
 
@@ -119,7 +140,9 @@ class ServerContext:
                 self._context, self._seen = self._made(), stamp
                 _log.info("certificate read again", extra={"path": str(self._tls.cert)})
         except TlsFilesError as error:
-            _log.warning("the old certificate stays in use", extra={"error": str(error)})
+            self._problems.note(error)
+        else:
+            self._problems.end()
         return self._context
 
     def _made(self) -> ssl.SSLContext:

@@ -16,7 +16,7 @@ from bookie.wire.port import Status
 from bookie.wire.requests import Info
 from bookie.wire.resolver import BookieAddress
 from bookie.wire.security import TlsSettings
-from bookie.wire.tls import TlsFilesError, channel_credentials, server_credentials
+from bookie.wire.tls import ServerContext, TlsFilesError, channel_credentials, server_credentials
 from tests.contract.conftest import RotatedFiles
 from tests.deadlines import STATE_S
 from tests.worlds.cluster import open_bookie
@@ -101,6 +101,39 @@ async def test_a_renewed_certificate_is_used_for_new_connections_without_a_resta
         assert await status_of_new_connection() is Status.OK
     finally:
         await standing.close()
+        await server.stop()
+
+
+async def test_a_damaged_certificate_is_logged_once_and_not_for_each_connection(
+    service: BookieService,
+    certificates: dict[str, TlsSettings],
+    rotated: RotatedFiles,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = GrpcServer(concurrent_requests_max=10)
+    port = server.bind("127.0.0.1", 0, rotated.tls)
+    await server.start(service)
+    context = ServerContext(rotated.tls)
+
+    async def connect() -> None:
+        context.current()
+        transport = GrpcTransport(Directory(port), tls=certificates["client"])
+        try:
+            assert (await transport.ask(BOOKIE, Info(), STATE_S)).status is Status.OK
+        finally:
+            await transport.close()
+
+    assert rotated.tls.cert is not None
+    try:
+        for times in (1, 2):
+            rotated.tls.cert.write_text("damaged")
+            for _ in range(3):
+                await connect()
+            warnings = [record for record in caplog.records if "old certificate" in record.message]
+            assert len(warnings) == 2 * times  # one of each listener
+            rotated.put("bookie")
+            await connect()
+    finally:
         await server.stop()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
@@ -43,6 +43,7 @@ class CallContext:
 
     def __init__(self, requests: Iterable[Any] = ()) -> None:
         self._requests = list(requests)
+        self._callbacks: list[Callable[[Any], None]] = []
         self.answers: list[Any] = []
 
     def peer(self) -> str:
@@ -53,6 +54,13 @@ class CallContext:
 
     async def write(self, message: Any) -> None:
         self.answers.append(message.SerializeToString())
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._callbacks.append(callback)
+
+    def end(self) -> None:
+        for callback in self._callbacks:
+            callback(self)
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
         raise AbortedError(f"{code.name}: {details}")
@@ -97,7 +105,11 @@ class ServedBookie:
         answer = getattr(self.servicer, method)(request, context)
         if hasattr(answer, "__aiter__"):
             return [message.SerializeToString() async for message in answer]
-        message = await answer
+        try:
+            message = await answer
+        finally:
+            context.end()
+            assert self.servicer.unsent.bytes == 0, "no answer of an ended call counts as unsent"
         return context.answers if message is None else message.SerializeToString()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
