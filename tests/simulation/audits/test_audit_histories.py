@@ -10,14 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 
-from spark_jobs.image.leaves import LeafRecord
+from bookie.model.run import Ended
+from spark_jobs.datasource import incremental
+from spark_jobs.image.carried import divided
 from spark_jobs.runs.cluster_view import ClusterView
-from spark_jobs.runs.kinds.bookie_run import BookieRun
-from spark_jobs.runs.marking.withdrawal import LedgerIdSet
+from spark_jobs.runs.marking import withdrawal
 from spark_jobs.runs.reading import snapshot_reading
-from spark_jobs.runs.reading.incremental_reading import IncrementalReading
 from tests.simulation.audits.history import AUDITS, CHANGES, Step, failure_text, play, steps_of
 from tests.simulation.audits.process import without_spark
 
@@ -62,21 +63,14 @@ def test_many_histories_of_audits_agree_with_the_reference(first: int) -> None:
 
 PLANTED: dict[str, tuple[object, str, Callable[..., Any]]] = {
     "a bookie that came and went is ignored": (ClusterView, "who_left", lambda self, then: ""),
-    "a restored ZooKeeper is ignored": (ClusterView, "has_image_note", lambda self, run_id, *, is_read: True),
-    "a marked ledger counts as settled": (ClusterView, "marked_ledgers", lambda self, count_max: []),
-    "an id that was used again is ignored": (LeafRecord, "are_all_new", lambda self, new, creates: True),
-    "other transactions of a leaf are ignored": (LeafRecord, "may_serve", lambda self, stat: True),
     "new ledgers since a snapshot are ignored": (snapshot_reading, "_has_no_new_ledger", lambda part, stat: True),
-    "an image is used after a loss": (
-        BookieRun,
-        "_make_incremental_reading",
-        lambda self: IncrementalReading(self._context, self._image, {}),
+    "ledgers on lost bookies are carried over": (
+        incremental,
+        "divided",
+        lambda rows, live: divided(rows, frozenset(pc.list_flatten(rows["bookies"]).to_pylist())),
     ),
-    "marks of ledgers with findings are withdrawn": (
-        LedgerIdSet,
-        "__contains__",
-        lambda self, ledger_id: False,
-    ),
+    "marks of deleted ledgers stay": (withdrawal, "why_ended", lambda task, ledger, staying: None),
+    "marks are withdrawn without a proof": (withdrawal, "why_ended", lambda task, ledger, staying: Ended.REPLACED),
 }
 """Defects of the audit engine that the histories must find."""
 
