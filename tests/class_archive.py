@@ -16,12 +16,8 @@ from tests.kept_files import made_once
 
 _log = logging.getLogger(__name__)
 
-_SHORT_LIVED: Final = "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
-"""Options for sessions that last minutes, on two cores that other tests use too.
-
-Without the optimizing compiler, Java reserves 48 MB for compiled code. Hundreds of queries fill them, and Java then
-searches for code to remove.
-"""
+_SHORT_LIVED: Final = "-XX:+UseSerialGC"
+"""Options for sessions that last seconds, on two cores that other tests use too."""
 
 
 def spark_environment() -> Mapping[str, str]:
