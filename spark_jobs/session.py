@@ -45,8 +45,8 @@ _EXECUTOR_OPTIONS: Final = "spark.executor.defaultJavaOptions"
 """Spark puts these before the operator's ``spark.executor.extraJavaOptions``."""
 _FIRST_COMPILER_ONLY: Final = "-XX:TieredStopAtLevel=1"
 _CODE_CACHE: Final = "-XX:ReservedCodeCacheSize=240m"
-"""Java's usual size. Without the optimizing compiler, Java reserves 48 MB. Thirty audits fill them, and from then on Java
-searches for code to remove, which takes up to a third of its processor time."""
+"""Java's usual size. Without the optimizing compiler, Java reserves 48 MB. Thirty audits fill them, and from then on
+Java searches for code to remove, which takes up to a third of its processor time."""
 
 
 DRIVER_ENDED: Final = (
