@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import yaml
 
+from tests.archives import unpack
 from tests.chart.rendering import CHART, Object, Release, render
 
 STORED: Final = Path(__file__).parent / "released"
@@ -59,8 +60,7 @@ def merged(values: Any, more: Any) -> Any:
 
 def unpacked(name: str, directory: Path) -> Path:
     """Unpack a stored release's chart in ``directory``, and return its folder."""
-    with tarfile.open(STORED / f"{name}.tgz") as archive:
-        archive.extractall(directory, filter="data")
+    unpack(STORED / f"{name}.tgz", directory)
     return directory / CHART.name
 
 

@@ -7,7 +7,6 @@ journal.
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +15,7 @@ import pytest
 from bookie.model.digest import master_key
 from bookie.model.ids import EntryId, LedgerId
 from bookie.wire.port import AddBatch, Status
+from tests.archives import unpack
 from tests.contract.test_rebuilt_index import again, lose_index, store_in
 from tests.worlds.entries import numbered_payload, raw_entry
 
@@ -27,8 +27,7 @@ FENCED: Final = LedgerId(4)
 
 @pytest.fixture(params=sorted(path.name for path in RELEASED.glob("bookie-*.tar.gz")))
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    with tarfile.open(RELEASED / request.param) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(RELEASED / request.param, tmp_path)
     return tmp_path
 
 

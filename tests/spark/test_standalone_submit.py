@@ -17,6 +17,7 @@ from bookie.metadata.runs.records import Runs
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunState
 from bookie.runtime.version import installed_version
+from tests.archives import unpack
 from tests.deadlines import PROGRAM_S
 from tests.spark.audit_world import Place, closed, opened
 from tests.spark.standalone import (
@@ -161,8 +162,7 @@ def test_an_archive_of_an_environment_provides_code_and_dependencies_to_executor
     archive = submitting.folder / "environment.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(python.parent.parent, ".")
-    with tarfile.open(archive) as packed:
-        packed.extractall(submitting.folder / "environment", filter="fully_trusted")
+    unpack(archive, submitting.folder / "environment", is_trusted=True)
     ended = submitting.audit(
         executor_python="./environment/bin/python", options=["--archives", f"{archive}#environment"]
     )
