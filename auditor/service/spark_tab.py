@@ -93,7 +93,7 @@ class LoopActions(TabActions):
 
     @override
     def cancel(self, run_id: str, user: str, address: str) -> ActionResult:
-        return self._act(self._control.cancel_run(run_id, owner=_owner(user, address), via=_VIA), "asked to end")
+        return self._act(self._control.cancel_run(run_id, owner=_owner(user, address), via=_VIA), "is being cancelled")
 
     @override
     def pause(self, run_id: str, user: str, address: str) -> ActionResult:
@@ -101,7 +101,7 @@ class LoopActions(TabActions):
 
     @override
     def resume(self, run_id: str, user: str, address: str) -> ActionResult:
-        return self._act(self._control.resume_run(run_id, owner=_owner(user, address), via=_VIA), "goes on")
+        return self._act(self._control.resume_run(run_id, owner=_owner(user, address), via=_VIA), "continues")
 
     def _act(self, action: Coroutine[Any, Any, RunRecord], done: str) -> ActionResult:
         try:
