@@ -155,7 +155,20 @@ def _headline(status: ServiceStatus) -> StatusHeadline:
     bookies = f"{counted(lost, 'bookie')} {agreeing(lost, 'is', 'are')} lost" if lost else "Every bookie is registered"
     if uncounted := why_not_counted(status):
         return StatusHeadline(f"{bookies}. {uncounted}", "warn" if lost else "info")
-    return StatusHeadline(f"{bookies}, and no ledger is marked for repair.", "warn" if lost else "good")
+    unmarked = f"{bookies}, and no ledger is marked for repair."
+    if unproven := _unproven(status):
+        return StatusHeadline(f"{unmarked} {unproven}", "warn" if lost else "info")
+    return StatusHeadline(unmarked, "warn" if lost else "good")
+
+
+def _unproven(status: ServiceStatus) -> str:
+    """Return why ledgers without a mark may lack copies; empty: the last check of bookies read all ledgers."""
+    if not status.last_success_ms.get(RunKind.BOOKIES):
+        return "No audit has checked all ledgers yet."
+    last = status.last.get(RunKind.BOOKIES)
+    if last is None or last.is_complete or last.was_stopped:
+        return ""
+    return "The last audit did not check all ledgers."
 
 
 def _facts(status: ServiceStatus, now_ms: int) -> Sequence[FactLine]:

@@ -117,6 +117,19 @@ def test_the_headline_is_the_worst_of_what_is_known() -> None:
     assert heading(replace(status, is_store_connected=False))[0] == "bad"
 
 
+def test_a_cluster_whose_last_audit_did_not_read_all_ledgers_is_not_shown_as_good() -> None:
+    unmarked = "Every bookie is registered, and no ledger is marked for repair."
+    never = replace(QUIET, last_success_ms={}, last={})
+    assert heading(never) == ("info", f"{unmarked} No audit has checked all ledgers yet.")
+    failed = replace(QUIET, last={RunKind.BOOKIES: replace(RUN, state=RunState.FAILED, verdict="")})
+    assert heading(failed) == ("info", f"{unmarked} The last audit did not check all ledgers.")
+    partial = replace(QUIET, last={RunKind.BOOKIES: replace(RUN, verdict="incomplete")})
+    assert heading(partial) == heading(failed)
+    cancelled = replace(QUIET, last={RunKind.BOOKIES: replace(RUN, state=RunState.CANCELLED, verdict="")})
+    assert heading(cancelled) == heading(QUIET)
+    assert heading(replace(never, lost=TwinControl().status().lost))[0] == "warn"
+
+
 def test_marks_that_this_auditor_has_not_counted_are_not_called_absent() -> None:
     follower = replace(QUIET, backlog=Backlog(), is_leader=False)
     uncounted = "Only the leader counts the ledgers that are marked for repair."
