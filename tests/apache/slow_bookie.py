@@ -9,7 +9,7 @@ from typing import Final
 
 from bookie.runtime.grpc_environment import prepare_grpc
 from bookie.server import __main__ as bookie_process
-from bookie.server import main
+from bookie.server.start import opening
 from bookie.storage.entry_logs.entry_log import EntryLogWriter
 from bookie.storage.settings import StorageSettings
 
@@ -26,7 +26,7 @@ def _slow_down() -> None:
 
     EntryLogWriter.sync = slow_sync  # type: ignore[method-assign]
     small = functools.partial(StorageSettings, cache_bytes_max=CACHE_BYTES)
-    main.StorageSettings = small  # type: ignore[assignment,attr-defined]
+    opening.StorageSettings = small  # type: ignore[assignment,attr-defined]
 
 
 if __name__ == "__main__":

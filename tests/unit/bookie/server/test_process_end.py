@@ -27,7 +27,7 @@ async def test_the_first_error_is_reported_even_if_the_disks_cannot_be_closed(
     def exit_now(code: int) -> NoReturn:
         raise SystemExit(code)
 
-    monkeypatch.setattr(main, "_start", failing_start)
+    monkeypatch.setattr(main, "start_bookie", failing_start)
     monkeypatch.setattr(main, "_exit_now", exit_now)
     monkeypatch.setattr(main, "DISK_SILENCE_S_MAX", 0.001)
     settings = BookieSettings("zk+hierarchical://localhost/ledgers", str(tmp_path / "j"), str(tmp_path / "l"))
@@ -53,7 +53,7 @@ async def test_a_process_whose_disks_were_replaced_ends(
         storage = SimpleNamespace(fatal=asyncio.get_running_loop().create_future())
         return SimpleNamespace(storage=storage, keeper=SimpleNamespace(replaced=replaced), stop=stop)
 
-    monkeypatch.setattr(main, "_start", start)
+    monkeypatch.setattr(main, "start_bookie", start)
     settings = BookieSettings("zk+hierarchical://localhost/ledgers", str(tmp_path / "j"), str(tmp_path / "l"))
     assert await main.run_bookie(settings) == ExitCode.CONFIGURATION
     assert stops == [settings.drain_deadline_s]
