@@ -45,7 +45,7 @@ class RegisteredBookie:
 
 
 @dataclass(frozen=True, slots=True)
-class Upkeep:
+class BackgroundWork:
     """The background work that operators can see or start."""
 
     watch: DiskWatch
@@ -69,7 +69,7 @@ def register_gauges(metrics: MetricSet, bookie: RegisteredBookie, server: GrpcSe
     metrics.watch(names.UNSENT, lambda: server.unsent_bytes)
 
 
-def start_upkeep(context: Context, metadata: Metadata, bookie: RegisteredBookie) -> Upkeep:
+def start_upkeep(context: Context, metadata: Metadata, bookie: RegisteredBookie) -> BackgroundWork:
     """Start the background work: samples, watches of disks and drains, scrubs, the garbage collector."""
     settings, clock = context.settings, context.clock
     admission, disks, storage, service = bookie.admission, bookie.disks, bookie.storage, bookie.service
@@ -118,7 +118,7 @@ def start_upkeep(context: Context, metadata: Metadata, bookie: RegisteredBookie)
         _collector_settings(settings),
     )
     context.start_background_task("collector", collector.run(partial(record_collection, context.metrics)))
-    return Upkeep(watch, scrubber, collector)
+    return BackgroundWork(watch, scrubber, collector)
 
 
 def _collector_settings(settings: BookieSettings) -> CollectorSettings:
@@ -131,7 +131,7 @@ def administered(
     context: Context,
     server: GrpcServer,
     bookie: RegisteredBookie,
-    upkeep: Upkeep,
+    upkeep: BackgroundWork,
     journal_paths: Mapping[str, Path],
     begun_s: float,
 ) -> ServingBookie:

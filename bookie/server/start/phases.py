@@ -48,7 +48,7 @@ _UNREGISTER_DEADLINE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class RunningBookie:
+class StartedBookie:
     """A serving bookie."""
 
     storage: LedgerStorage
@@ -80,7 +80,7 @@ class _Readiness:
         return "" if self.keeper is not None and self.keeper.is_registered else "not registered in ZooKeeper"
 
 
-async def start_bookie(settings: BookieSettings, stack: AsyncExitStack) -> RunningBookie:
+async def start_bookie(settings: BookieSettings, stack: AsyncExitStack) -> StartedBookie:
     """Run all steps of the start up to the ready line.
 
     The wait for ZooKeeper is first (R147): until then, the ports refuse connections, so clients try other bookies at
@@ -127,7 +127,7 @@ async def start_bookie(settings: BookieSettings, stack: AsyncExitStack) -> Runni
     if listeners.apache_port is not None:
         say(f"bookie speaks Apache's protocol on {settings.advertised}:{listeners.apache_port}")
     say(f"bookie {admission.bookie_id} ready on {settings.advertised}:{listeners.port}")
-    return RunningBookie(storage, service, listeners.server, listeners.apache, keeper)
+    return StartedBookie(storage, service, listeners.server, listeners.apache, keeper)
 
 
 async def _serve_metrics(context: Context, readiness: _Readiness) -> None:
