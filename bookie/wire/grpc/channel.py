@@ -27,6 +27,7 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 4_000),  # the time one connection attempt may take: a packet or two may be lost
     ("grpc.max_reconnect_backoff_ms", 1_000),  # a restarted bookie must be reachable within a second or two
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),  # also if its host has another address, as a new pod has
     ("grpc.keepalive_time_ms", 15_000),  # bookies allow 10 s
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),

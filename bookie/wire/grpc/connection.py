@@ -5,6 +5,7 @@ Requests raise what gRPC raises; ``bookie.wire.grpc.transport`` sets the deadlin
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final, assert_never, cast
 
 import grpc
@@ -55,11 +56,17 @@ class GrpcConnection:
 
     def __init__(self, address: BookieAddress, credentials: grpc.ChannelCredentials | None) -> None:
         self.address = address
+        self._opened_s = asyncio.get_running_loop().time()
         self._channel = open_channel(address, credentials)
         self._stub = rpc.BookieStub(self._channel)  # type: ignore[no-untyped-call]  # generated without types
         self.adds = AddStream(self._stub.Add, address.incarnation)
         self._lists = JointLists(self._stub.ListLedgers, address.incarnation, self._list_single)
         self._reads = JointReads(self._stub.ReadLedgers, address.incarnation, self._read)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was made."""
+        return asyncio.get_running_loop().time() - self._opened_s
 
     async def ask(self, request: Request[ReplyT], results: list[EntryResult], timeout_s: float) -> ReplyT:
         """Make a request. A cancelled long poll frees its place at the bookie.

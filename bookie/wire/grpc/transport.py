@@ -20,8 +20,8 @@ from bookie.wire.add_lane import AddLane
 from bookie.wire.grpc.channel import MESSAGE_BYTES_MAX, failure_of
 from bookie.wire.grpc.codec import MalformedAnswerError
 from bookie.wire.grpc.connection import GrpcConnection
-from bookie.wire.port import AddBatch, AddReply, EntryResult, Failed, ReplyT, Request, Status, Transport
-from bookie.wire.requests import with_results
+from bookie.wire.port import AddBatch, AddReply, EntryResult, Failed, Reply, ReplyT, Request, Status, Transport
+from bookie.wire.requests import incarnation_for, with_results
 from bookie.wire.resolver import GRPC_PROTOCOL, Resolver, UnresolvedError, address_for
 from bookie.wire.security import TlsSettings
 from bookie.wire.tls import channel_credentials
@@ -30,6 +30,8 @@ IN_FLIGHT_BYTES_MAX: Final = 16 << 20
 """Default bound of the adds in flight to one bookie: 40 ms of a 400 MB/s stream, far above what a journal needs."""
 _BATCH_BYTES_MAX: Final = MESSAGE_BYTES_MAX - (64 << 10)
 """A batch of this many bytes still fits into a message with its framing; a larger one would break the stream."""
+_RECONNECT_INTERVAL_S: Final = 1.0
+"""Shortest life of a connection that leads to other disks than the registered ones."""
 _CLOSED: Final = "the connection was closed"
 
 
@@ -84,20 +86,25 @@ class GrpcTransport(Transport):
         if lane is None:
             lane = self._lanes[bookie] = AddLane(self._in_flight_bytes_max)
         async with lane.turn(size):
-            adds = (await self._connection(bookie)).adds
-            add = adds.submit(batch, size)
+            connection = await self._connection(bookie)
+            add = connection.adds.submit(batch, size)
         try:
-            return await add.reply
+            reply = await add.reply
         finally:
-            adds.forget(add)
+            connection.adds.forget(add)
             lane.leave(size)
+        self._check_disks(bookie, connection, batch.incarnation, reply)
+        return reply
 
     @override
     async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
         results: list[EntryResult] = []
 
         async def asked() -> ReplyT:
-            return await (await self._connection(bookie)).ask(request, results, timeout_s)
+            connection = await self._connection(bookie)
+            reply = await connection.ask(request, results, timeout_s)
+            self._check_disks(bookie, connection, incarnation_for(request, ""), reply)
+            return reply
 
         return with_results(await _answered(timeout_s, asked(), request.failed), results)
 
@@ -126,6 +133,18 @@ class GrpcTransport(Transport):
         if current is not None:
             self._retire(current)
         return fresh
+
+    def _check_disks(self, bookie: BookieId, connection: GrpcConnection, named: str, reply: Reply) -> None:
+        """Discard a connection to other disks than the registered ones, so the next request looks up the host again.
+
+        Such a connection never fails by itself: another bookie may have the address that the host had before, as pods
+        of Kubernetes may. ``named`` are the disks that the request named itself; empty: those of the connection.
+        """
+        if reply.status is not Status.WRONG_INCARNATION or named not in ("", connection.address.incarnation):
+            return
+        if self._connections.get(bookie) is connection and connection.age_s >= _RECONNECT_INTERVAL_S:
+            del self._connections[bookie]
+            self._retire(connection)
 
     def _retire(self, connection: GrpcConnection) -> None:
         task = guarded("close bookie connection", connection.close())
