@@ -18,6 +18,7 @@ from bookie.metadata.store.reaching import until_reached
 from bookie.metadata.store.zookeeper import ZooKeeperStore
 from bookie.metadata.uri import parse_uri
 from bookie.runtime.access.access import Access
+from bookie.runtime.listening import host_and_port
 from bookie.runtime.telemetry.metrics import SESSION
 from bookie.runtime.telemetry.telemetry import observable
 from bookie.runtime.version import installed_version
@@ -125,8 +126,8 @@ async def start_bookie(settings: BookieSettings, stack: AsyncExitStack) -> Start
     listeners.administration.node = administered(context, listeners.server, bookie, upkeep, journal_paths, begun_s)
     await listeners.server.report_serving()
     if listeners.apache_port is not None:
-        say(f"bookie speaks Apache's protocol on {settings.advertised}:{listeners.apache_port}")
-    say(f"bookie {admission.bookie_id} ready on {settings.advertised}:{listeners.port}")
+        say(f"bookie speaks Apache's protocol on {host_and_port(settings.advertised, listeners.apache_port)}")
+    say(f"bookie {admission.bookie_id} ready on {host_and_port(settings.advertised, listeners.port)}")
     return StartedBookie(storage, service, listeners.server, listeners.apache, keeper)
 
 
