@@ -84,6 +84,9 @@ _FULL: Final = ("No space left on device", "Disk quota exceeded", "Too many open
 _MAKE_SPACE_HINT: Final = ". Free space on its disk, or allow more open files"
 _LOCKED: Final = ("lock hold by current process", "While lock file")
 _MANIFESTS: Final = "MANIFEST-*"
+_TABLE_FILES: Final = "*.sst"
+_CURRENT: Final = "CURRENT"
+"""The file that names the manifest in use. RocksDB writes it before the first log and the first table."""
 
 T = TypeVar("T")
 OpenDatabase = Callable[[Path, int], Any]
@@ -426,6 +429,7 @@ def open_database(path: Path, cache_bytes: int) -> Any:
 
 def _open(path: Path, cache_bytes: int, access: AccessType) -> Any:
     options = _options(cache_bytes)
+    _check_not_in_part(path)
     _check_logs(path)
     try:
         # Without the third argument, a re-opened database would use the options of its creation, and its own cache.
@@ -434,6 +438,16 @@ def _open(path: Path, cache_bytes: int, access: AccessType) -> Any:
         if any(text in str(error) for text in _LOCKED):
             raise DirectoryInUseError(f"the index {path} is in use by another process: stop it") from error
         raise _open_failure(path, str(error)) from error
+
+
+def _check_not_in_part(path: Path) -> None:
+    """Check that ``CURRENT`` exists if there is data: without it, RocksDB begins a new index, and deletes the old one.
+
+    Raises:
+        DiskError: the file is missing.
+    """
+    if not (path / _CURRENT).exists() and any([*path.glob(_LOG_FILES), *path.glob(_TABLE_FILES)]):
+        raise _open_failure(path, f"{_DAMAGED}: its file {_CURRENT} is missing, and its data is not")
 
 
 def _check_logs(path: Path) -> None:

@@ -123,6 +123,42 @@ async def test_damaged_table_is_an_error_not_absence(tmp_path: Path) -> None:
     await index.close()
 
 
+@pytest.mark.parametrize("lost", ["CURRENT", "CURRENT *.log"], ids=["with logs", "without logs"])
+async def test_an_index_without_its_file_current_is_refused_and_not_deleted(tmp_path: Path, lost: str) -> None:
+    """RocksDB would begin a new database, and delete the tables of the old one at this start or the next."""
+    path = tmp_path / "index"
+    index = await RocksIndex.open(path)
+    await index.write([(b"%06d" % number, b"v" * 50) for number in range(5000)])
+    await index.close()
+    for pattern in lost.split():
+        for file in path.glob(pattern):
+            file.rename(tmp_path / file.name)
+    kept = sorted(path.iterdir())
+    for _ in range(2):
+        with pytest.raises(DiskError, match=r"its file CURRENT is missing.*rebuild-index"):
+            await RocksIndex.open(path)
+    assert sorted(path.iterdir()) == kept
+    for pattern in lost.split():
+        for file in tmp_path.glob(pattern):
+            file.rename(path / file.name)
+    index = await RocksIndex.open(path)
+    assert await index.get_many([b"000010"]) == [b"v" * 50]
+    await index.close()
+
+
+async def test_an_index_is_begun_again_after_its_first_start_was_interrupted(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    index = await RocksIndex.open(path)
+    await index.close()
+    for file in path.iterdir():
+        if not file.name.startswith("MANIFEST"):
+            file.unlink()
+    index = await RocksIndex.open(path)
+    await index.write([(b"a", b"1")])
+    assert await index.get_many([b"a"]) == [b"1"]
+    await index.close()
+
+
 async def test_full_device_has_its_own_error(tmp_path: Path) -> None:
     index = await with_database(tmp_path / "index", FullDatabase())
     with pytest.raises(DiskFullError, match="No space left"):
