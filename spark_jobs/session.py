@@ -30,6 +30,7 @@ from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.java import find_java, java_environment
 from bookie.runtime.open_files import can_open_files, is_open_files_limit_error
 from spark_jobs.class_archive import LAUNCHER_DEFAULT, LAUNCHER_OPTIONS, archive_options
+from spark_jobs.native_libraries import library_options
 from spark_jobs.pacing.budget import NICE
 from spark_jobs.spark_master import master_problems
 
@@ -158,8 +159,8 @@ def starting_session(settings: SessionSettings | None = None) -> Iterator[Callab
     """
     settings = settings or SessionSettings()
     with as_file(files("spark_jobs").joinpath("log4j2.properties")) as log_settings:
-        class_options = _prepare_environment(settings)
-        conf = {"spark.app.name": settings.app_name, **spark_conf(settings, str(log_settings), class_options)}
+        java_options = _prepare_environment(settings)
+        conf = {"spark.app.name": settings.app_name, **spark_conf(settings, str(log_settings), java_options)}
         starting = _in_thread(partial(_start, conf), settings)
 
         def started() -> SparkSession:
@@ -265,14 +266,14 @@ def _in_thread(start: Callable[[], SparkSession], settings: SessionSettings) -> 
 
 
 def spark_conf(
-    settings: SessionSettings, log_settings_path: str, class_options: Sequence[str] = ()
+    settings: SessionSettings, log_settings_path: str, java_options: Sequence[str] = ()
 ) -> Mapping[str, str]:
     """Return the Spark settings of a session, by name.
 
     Args:
         settings: how to start Spark.
         log_settings_path: path of the log settings for Spark.
-        class_options: Java's options for the archive of classes.
+        java_options: more options for Java.
     """
     conf = {
         "spark.python.worker.reuse": "true",
@@ -302,7 +303,7 @@ def spark_conf(
         # An audit ends before the optimizing compiler pays for itself. Without this compiler, a first run takes two
         # thirds of the processor time, and later runs do not take more.
         conf["spark.driver.extraJavaOptions"] = " ".join(
-            (_FIRST_COMPILER_ONLY, _CODE_CACHE, f"-Dlog4j2.configurationFile=file:{log_settings_path}", *class_options)
+            (_FIRST_COMPILER_ONLY, _CODE_CACHE, f"-Dlog4j2.configurationFile=file:{log_settings_path}", *java_options)
         )
     if is_local(conf.get("spark.master", "")):
         conf["spark.driver.bindAddress"] = LOOPBACK
@@ -317,12 +318,12 @@ def spark_conf(
 def _prepare_environment(settings: SessionSettings) -> Sequence[str]:
     """Set the environment of the JVM and of the Python workers, before the JVM starts.
 
-    Returns Java's options for the archive of Spark's classes.
+    Returns Java's options for the archive of Spark's classes and for native libraries.
     """
-    class_options: Sequence[str] = ()
+    java_options: Sequence[str] = ()
     if not _is_submitted():
         java = find_java()
-        class_options = archive_options(java, os.environ)
+        java_options = (*archive_options(java, os.environ), *library_options(os.environ))
         os.environ.update(java_environment(java))
         os.environ.setdefault(LAUNCHER_OPTIONS, LAUNCHER_DEFAULT)
         os.environ["PYSPARK_PIN_THREAD"] = "true"  # concurrent runs in several threads each have their own job group
@@ -332,7 +333,7 @@ def _prepare_environment(settings: SessionSettings) -> Sequence[str]:
         os.environ["SPARK_LOCAL_IP"] = settings.ui_host
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    return class_options
+    return java_options
 
 
 def _is_submitted() -> bool:
