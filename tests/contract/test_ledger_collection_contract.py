@@ -703,13 +703,30 @@ class OneFailure:
 
     operation: Operation
     number: int
-    error: DiskError
+    error: Exception
 
     async def before(self, operation: Operation, path: str) -> None:
         if operation is self.operation and path.startswith("entries/"):
             self.number -= 1
             if self.number == 0:
                 raise self.error
+
+
+@pytest.mark.parametrize("bookie", ["memory"], indirect=True)
+async def test_a_log_that_disappears_during_a_compaction_does_not_end_it(bookie: Bookie) -> None:
+    for first in (0, 100, 200):
+        await bookie.store.add(batch(*range(first, first + 40)))
+        await bookie.store.add(batch(*range(first, first + 5), ledger_id=OTHER))
+        await bookie.store.checkpoint()
+    first_log, second_log, third_log = await logs(bookie)
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    # The run opens the three logs for their sizes, and then each of them again.
+    bookie.twins[1].before = OneFailure(Operation.OPEN, 5, FileNotFoundError(second_log)).before
+    done = await bookie.store.compact()
+    assert (done.removed_logs, done.kept_damaged) == (2, 1)
+    left = await logs(bookie)
+    assert second_log in left
+    assert not {first_log, third_log} & set(left)
 
 
 @pytest.mark.parametrize("bookie", ["memory"], indirect=True)

@@ -212,3 +212,19 @@ async def test_a_directory_without_a_cookie_and_of_another_incarnation_is_refuse
     with pytest.raises(OfflineRepairRefusedError):
         await rebuild_index([journal], ledgers, SystemClock(), random.Random(1), may_replace=True)
     assert await statuses(journal, ledgers) == [Status.OK, Status.IO_ERROR, Status.NO_ENTRY]
+
+
+async def test_the_index_is_not_rebuilt_if_its_disk_is_mounted_at_the_place_of_another_one(tmp_path: Path) -> None:
+    """Its keys, fences and limbo would be given up."""
+    journal, ledgers = await filled(tmp_path)
+    ledgers[0].rename(tmp_path / "first")
+    ledgers[1].rename(ledgers[0])
+    (tmp_path / "first").rename(ledgers[1])
+    with pytest.raises(OfflineRepairRefusedError, match=f"belongs at the place of {ledgers[0]}"):
+        await rebuild_index([journal], ledgers, SystemClock(), random.Random(1))
+    ledgers[1].rename(tmp_path / "first")
+    ledgers[0].rename(ledgers[1])
+    (tmp_path / "first").rename(ledgers[0])
+    assert await statuses(journal, ledgers) == [Status.OK, Status.OK, Status.NO_ENTRY]
+    with pytest.raises(OfflineRepairRefusedError, match="start the bookie"):
+        await rebuild_index([journal], ledgers, SystemClock(), random.Random(1))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from bookie.runtime.clock import Clock
-from bookie.server.joining.directories import INDEX_DIRECTORY
+from bookie.server.joining.directories import CURRENT, INDEX_DIRECTORY
 from bookie.server.joining.stopped import stopped_disks
 from bookie.server.joining.succession import OfflineRepairRefusedError, predecessor, succeed
 from bookie.storage.disks.directory_lock import DirectoryInUseError
@@ -62,11 +62,8 @@ async def rebuild_index(
     async with stopped_disks(journal_dirs, ledger_dirs) as disks:
         journals, ledgers, current = disks.journals, disks.ledgers, disks.current
         before, resumed = predecessor(disks.directories)
-        if not may_replace and await _is_usable(current / INDEX_DIRECTORY):
-            raise OfflineRepairRefusedError(
-                f"the index in {current} can be used: start the bookie. If it is damaged nevertheless, --replace "
-                "rebuilds it"
-            )
+        if not may_replace:
+            await _check_no_index(ledger_dirs)
         unfinished = current / _UNFINISHED
         await asyncio.to_thread(shutil.rmtree, unfinished, ignore_errors=True)
         index = await RocksIndex.open(unfinished)
@@ -78,6 +75,25 @@ async def rebuild_index(
         await asyncio.to_thread(_swap_index, current, clock.epoch_ms())
         await ledgers.sync_directory("")
     return result
+
+
+async def _check_no_index(ledger_dirs: Sequence[Path]) -> None:
+    """Check that no directory has a usable index. If one other than the first has it, the disks are mounted wrongly.
+
+    Raises:
+        OfflineRepairRefusedError: one has.
+        DirectoryInUseError: a process uses it.
+    """
+    for number, directory in enumerate(ledger_dirs):
+        current = directory / CURRENT
+        if not await _is_usable(current / INDEX_DIRECTORY):
+            continue
+        remedy = "start the bookie"
+        if number:
+            remedy = f"its disk belongs at the place of {ledger_dirs[0]}. Mount it there, and start the bookie"
+        raise OfflineRepairRefusedError(
+            f"the index in {current} can be used: {remedy}. If it is damaged nevertheless, --replace rebuilds it"
+        )
 
 
 async def _is_usable(path: Path) -> bool:

@@ -273,6 +273,8 @@ class Compactor:
             file = await self.disk.open(log_path(log_id))
         except DiskFullError:
             raise
+        except FileNotFoundError as error:
+            raise _UnreadableLogError("its file has been removed since the run began") from error
         except DiskError as error:
             raise _UnreadableLogError(str(error)) from error
         try:

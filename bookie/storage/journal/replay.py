@@ -180,8 +180,9 @@ def check_same_store(has_checkpoint: bool, has_entry_logs: bool, mark: JournalMa
     """
     if not has_checkpoint and (has_entry_logs or file_count or (mark is not None and mark.durable_sequence)):
         raise LostIndexError(
-            "the entry index is empty, but there are entry logs or a used journal: the index was lost. "
-            "Rebuild it with `bkheal bookie rebuild-index`, or replace this bookie's disks as a new incarnation"
+            "the entry index is empty, but there are entry logs or a used journal: the index was lost, or its disk is "
+            "not mounted at the place of the first ledger directory. Mount it there, rebuild the index with "
+            "`bkheal bookie rebuild-index`, or replace this bookie's disks as a new incarnation"
         )
     if has_checkpoint and mark is None:
         raise DamagedJournalError(
