@@ -14,7 +14,7 @@ from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S, Losses, Rac
 from bookie.metadata.bookies.returned import FLAPPING_DELAY_S, ReturnedBookies, is_flapping
 from bookie.metadata.bookies.topology import InvalidTopologyError, TopologyStore, parse_topology, topology_text
 from bookie.metadata.cluster import Cluster
-from bookie.metadata.port import MetadataStore
+from bookie.metadata.port import AccessDeniedError, MetadataStore
 from bookie.metadata.tasks.underreplication import UnderReplication
 from bookie.model.ids import BookieId
 from bookie.model.topology import Topology
@@ -85,13 +85,13 @@ class MarkingPolicies:
         return rack_outages(losses, await self._topology(), self._rules.rack_outage_delay_s)
 
     async def _topology(self) -> Topology:
-        """Return the topology; an unreadable one has no racks, so the rack rule holds nothing back."""
+        """Return the topology; one that cannot or may not be read has no racks, so the rack rule holds nothing back."""
         try:
             if (text := topology_text(self._rules.topology_file)) is not None:
                 found = parse_topology(text)
             else:
                 found = (await self._topologies.read()).topology
-        except InvalidTopologyError as error:
+        except (InvalidTopologyError, AccessDeniedError) as error:
             if str(error) != self._logged:
                 _log.warning("topology cannot be read, no outage of a rack is recognized", extra={"error": str(error)})
             self._logged = str(error)

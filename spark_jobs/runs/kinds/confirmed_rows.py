@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.bookies.topology import InvalidTopologyError
+from bookie.metadata.port import AccessDeniedError
 from bookie.model.ids import BookieId
 from spark_jobs.checks.metadata_check import metadata_faults
 from spark_jobs.runs.context import RunContext
@@ -45,7 +46,7 @@ def confirmed_rows(
     with ExitStack() as judging:
         try:
             part = placement_part(context, known, bookies)
-        except (NoTopologyError, InvalidTopologyError):
+        except (NoTopologyError, InvalidTopologyError, AccessDeniedError):
             pass  # without a topology, no placement is judged
         else:
             judged = judging.enter_context(part.judged(settled, PlacementTally(), is_reported=False))

@@ -17,6 +17,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from bookie.metadata.bookies.topology import InvalidTopologyError
+from bookie.metadata.port import AccessDeniedError
 from bookie.model.ids import BookieId, LedgerId, is_bookie_id
 from bookie.model.metadata import LedgerState
 from bookie.model.metadata_faults import MetadataFault, is_stuck
@@ -78,7 +79,7 @@ class AllFurtherChecks(FurtherChecks):
                 found = self._with_inventory(found, stack, ledgers, scanned)
             try:
                 part = placement_part(self._context, known, scanned.bookies)
-            except (NoTopologyError, InvalidTopologyError) as error:
+            except (NoTopologyError, InvalidTopologyError, AccessDeniedError) as error:
                 yield replace(found, parts=(*found.parts, CheckPart(RunKind.PLACEMENT.value, str(error))))
                 return
             yield self._placed(part, stack, ledgers, scanned, limiter, found)

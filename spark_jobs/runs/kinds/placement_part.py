@@ -163,6 +163,7 @@ def placement_part(context: RunContext, known: AbstractSet[BookieId], bookies: B
     Raises:
         NoTopologyError: there is no topology.
         InvalidTopologyError: the topology cannot be read.
+        AccessDeniedError: this identity may not read it.
     """
     topology, source = context.cluster.topology(context.settings.topology_file)
     require_locations(topology)

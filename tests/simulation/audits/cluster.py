@@ -6,6 +6,7 @@ ensemble, the completed mark.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -17,21 +18,27 @@ from auditor.safety.lost_entries import lost_fragments
 from bookie.metadata.bookies.drains import Drain, Drains
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.registration import Registrations
+from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import LayoutKind, bookie_path, cookie_path, lost_bookie_delay_path, task_path
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode, encode
-from bookie.metadata.nodes import ensure_path, put
+from bookie.metadata.nodes import ensure_path, find, put
 from bookie.metadata.port import ANY_VERSION, AccessDeniedError, Check
+from bookie.metadata.runs.check_times import CheckKind, CheckTimes
 from bookie.metadata.store.memory import MemoryStore
 from bookie.metadata.store.memory_cell import MemoryCell, _copy
-from bookie.metadata.tasks.decisions import Decision, DecisionKind, Decisions
+from bookie.metadata.tasks.decisions import Decision, DecisionKind, Decisions, LostFragment
 from bookie.metadata.tasks.locks import HeldTask, Task
 from bookie.metadata.tasks.underreplication import UnderReplication
+from bookie.model.availability import EntryRuns
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
+from bookie.wire.port import Status
+from tests.simulation.audits.holding import ENTRIES, HeldEntries
 from tests.simulation.audits.judging import Lacking, lacking
+from tests.simulation.audits.placing import POLICY_KEY, Places, policy_data
 from tests.worlds import snapshots
 from tests.worlds.clocks import ManualClock
 from tests.worlds.cluster import ROOT, formatted
@@ -129,6 +136,16 @@ class Seen:
     """Marked ledgers, as the others, whose task cannot be read."""
     is_disabled: bool
     """Whether an operator has disabled auto-recovery."""
+    cookies: AbstractSet[BookieId]
+    writable: AbstractSet[BookieId]
+    places: Places | None
+    """The topology in use; None: it is invalid."""
+    check_times: Mapping[CheckKind, int]
+    """When each check was last recorded as complete."""
+
+    def is_closed(self, ledger_id: LedgerId) -> bool:
+        metadata = self.ledgers[ledger_id]
+        return metadata is not None and metadata.is_closed
 
     @property
     def staying(self) -> AbstractSet[BookieId]:
@@ -164,6 +181,7 @@ class AuditedCluster:
         self._directory = directory
         self._sessions: dict[BookieId, tuple[MemoryStore, bool]] = {}
         self._gone: list[BookieId] = []
+        self.held = HeldEntries(apache={BookieId(f"b{number}:1") for number in range(20) if rng.random() < 0.3})
         self._next_id = 1
         self._next_bookie = 0
         self._repairs: list[Repair] = []
@@ -194,6 +212,10 @@ class AuditedCluster:
         for _ in range(LEDGERS_AT_START):
             await self.create(rng)
 
+    def registered(self) -> frozenset[BookieId]:
+        """Return the bookies that run."""
+        return frozenset(self._sessions)
+
     async def seen(self) -> Seen:
         """Return the current state."""
         draining = await self._draining()
@@ -210,6 +232,10 @@ class AuditedCluster:
             frozenset(bookie for bookie, down in (await self._down.read()).items() if down.audited_ms),
             frozenset(task.ledger_id for task in tasks if not isinstance(task, Task)),
             await self._tasks.switches.is_disabled(),
+            await Registrations(self._store, self.cluster).known(),
+            frozenset(await self._writable()),
+            await self._places(),
+            {kind: await CheckTimes(self._store, self.cluster).read(kind) for kind in CheckKind},
         )
 
     async def change(self, name: str, rng: random.Random) -> None:
@@ -228,17 +254,31 @@ class AuditedCluster:
         writable = await self._writable()
         if len(writable) < 2:
             return None
-        size = min(len(writable), rng.choice([2, 2, 3]))
+        size = min(len(writable), rng.choice([2, 2, 3, 4]))
         members = tuple(rng.sample(writable, size))
         ctime_ms = self.clock.epoch_ms() if rng.random() < 0.7 else None
-        metadata = LedgerMetadata(size, 2, 2, (Fragment(EntryId(0), members),), ctime_ms=ctime_ms)
+        write_quorum = min(size, rng.choice([2, 2, 3]))
+        ack_quorum = rng.randrange(1, write_quorum + 1)
+        custom = self._wish(rng)
+        metadata = LedgerMetadata(
+            size, write_quorum, ack_quorum, (Fragment(EntryId(0), members),), ctime_ms=ctime_ms, custom=custom
+        )
         if rng.random() < 0.7:
             metadata = metadata.closed(EntryId(LAST), 100)
         if ledger_id is None:
             ledger_id = LedgerId(self._next_id)
             self._next_id += rng.choice(_ID_STEPS)
         await self._ledgers.create(ledger_id, metadata)
-        return f"{ledger_id} on {members}, {metadata.state.name}"
+        self.held.restore(ledger_id)
+        return f"{ledger_id} on {members}, Qw={write_quorum}, {metadata.state.name}"
+
+    def _wish(self, rng: random.Random) -> tuple[tuple[str, bytes], ...]:
+        """Return the custom metadata of a new ledger: some ask for groups, and some in an unreadable way."""
+        if rng.random() < 0.6:
+            return ()
+        primary, secondary = rng.choice([("red", ""), ("red", "blue"), ("red,green", ""), ("*", ""), ("", "blue")])
+        data = policy_data(primary, secondary) if rng.random() < 0.9 else b"not JSON"
+        return ((POLICY_KEY, data),)
 
     async def create_again(self, rng: random.Random) -> object:
         """Create a ledger with the id of a deleted one."""
@@ -345,6 +385,7 @@ class AuditedCluster:
                 ledger_id, metadata, version = chosen
                 position = rng.randrange(metadata.ensemble_size)
                 await self._ledgers.write(ledger_id, _moved(metadata, 0, position, bookie), version)
+                self.held.restore(ledger_id, bookie)
                 moved.append(ledger_id)
         if len(self._sessions) > LIVE_MIN:
             await self._unregister(bookie)
@@ -494,6 +535,7 @@ class AuditedCluster:
             return f"{repair.ledger_id} given up"
         moved = _moved(found.metadata, repair.fragment, repair.position, repair.target)
         await self._ledgers.write(repair.ledger_id, moved, found.version)
+        self.held.restore(repair.ledger_id, repair.target)
         repair.is_installed = True
         return f"{repair.ledger_id} to {[fragment.members for fragment in moved.fragments]}"
 
@@ -524,6 +566,11 @@ class AuditedCluster:
         lost = lost_fragments(metadata, metadata.members() - registered)
         if rng.random() < 0.5:
             lost = tuple(replace(each, entries=(), shared=()) for each in lost)
+        return await self._accept(ledger_id, metadata, lost, rng)
+
+    async def _accept(
+        self, ledger_id: LedgerId, metadata: LedgerMetadata, lost: tuple[LostFragment, ...], rng: random.Random
+    ) -> str:
         ctime_ms = metadata.ctime_ms if rng.random() < 0.7 else None
         decision = Decision(
             ledger_id,
@@ -545,6 +592,112 @@ class AuditedCluster:
         path = self._decisions.path(rng.choice(accepted))
         self.cell.deny(path)
         return path
+
+    # Entries of bookies
+
+    async def lose_entries(self, rng: random.Random) -> object:
+        """A registered bookie lacks entries of a ledger: it never got them, or lost a disk without any trace."""
+        return await self._take(rng, is_damage=False)
+
+    async def damage_entries(self, rng: random.Random) -> object:
+        return await self._take(rng, is_damage=True)
+
+    async def _take(self, rng: random.Random, *, is_damage: bool) -> object:
+        chosen = await self._chosen(rng)
+        if chosen is None:
+            return None
+        ledger_id, metadata, _ = chosen
+        entries = rng.choice([range(ENTRIES), range(7, 9), [rng.randrange(LAST + 1)], [0], [LAST]])
+        members = sorted(metadata.members())
+        bookies = rng.sample(members, rng.randrange(1, len(members) + 1))
+        for bookie in bookies:
+            self.held.take((bookie, ledger_id), frozenset(entries), is_damage=is_damage)
+        return f"{ledger_id} on {bookies}: {list(entries)[:5]}"
+
+    async def find_entries(self, rng: random.Random) -> object:
+        """The bookies get the entries of a ledger back."""
+        lacking = sorted({ledger_id for _, ledger_id in (*self.held.absent, *self.held.damaged)})
+        if not lacking:
+            return None
+        ledger_id = rng.choice(lacking)
+        self.held.restore(ledger_id)
+        return ledger_id
+
+    async def silence(self, rng: random.Random) -> object:
+        """A bookie answers nothing, or that it does not have an answer."""
+        if self.held.answers:
+            return None
+        bookie = rng.choice(sorted(self._sessions))
+        self.held.answers[bookie] = rng.choice([Status.LIMBO, Status.IO_ERROR, Status.TIMEOUT, Status.UNREACHABLE])
+        return f"{bookie} {self.held.answers[bookie].name}"
+
+    async def hear(self, rng: random.Random) -> object:
+        if not self.held.answers:
+            return None
+        bookie, _ = self.held.answers.popitem()
+        return bookie
+
+    async def accept_denied(self, rng: random.Random) -> object:
+        """An operator accepts the loss of entries that every bookie denies or that were on lost ones."""
+        registered = frozenset(self._sessions)
+        everything = EntryRuns.of(range(ENTRIES))
+        lacking = {ledger_id for _, ledger_id in self.held.absent}
+        for ledger_id in rng.sample(sorted(lacking), len(lacking)):
+            metadata = await self._metadata(ledger_id) if ledger_id in await self._ids() else None
+            if metadata is None or not metadata.is_closed:
+                continue
+            listed = {
+                bookie: everything.without(EntryRuns.of(sorted(self.held.absent[bookie, ledger_id])))
+                for bookie in registered
+                if (bookie, ledger_id) in self.held.absent
+            }
+            lost = lost_fragments(metadata, metadata.members() - registered, listed)
+            if lost:
+                if rng.random() < 0.3:
+                    lost = tuple(replace(each, entries=(), shared=()) for each in lost)
+                return await self._accept(ledger_id, metadata, lost, rng)
+        return None
+
+    # Places
+
+    async def place(self, rng: random.Random) -> object:
+        """An operator writes the topology: of bkheal, or of Pulsar with groups."""
+        racks = rng.choice([["/r1", "/r2"], ["/r1", "/r2", "/r3"], ["/eu/r1", "/eu/r2", "/us/r1"], ["/r1"]])
+        known = [f"b{number}:1" for number in range(self._next_bookie)]
+        if rng.random() < 0.2:
+            known.remove(rng.choice(known))
+        places = {bookie: rng.choice(racks) for bookie in known}
+        if rng.random() < 0.2:
+            places = {bookie.split(":")[0]: where for bookie, where in places.items()}
+        if rng.random() < 0.4:
+            await self._put_topology(places, "own")
+            return f"own node: {places}"
+        grouped: dict[str, dict[str, object]] = {}
+        for bookie, where in places.items():
+            grouped.setdefault(rng.choice(["red", "red", "blue", "default", "green"]), {})[bookie] = {"rack": where}
+        await self._put_topology(grouped, "pulsar")
+        return f"Pulsar's node: {grouped}"
+
+    async def damage_places(self, rng: random.Random) -> object:
+        if rng.random() < 0.7:
+            return None
+        await self._put_topology(rng.choice([b"{", {}]), "own")
+        return "invalid or empty"
+
+    async def _put_topology(self, content: object, node: str) -> None:
+        store = TopologyStore(self._store, self.cluster)
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        await ensure_path(self._store, "/bkheal/topology", "/")
+        await put(self._store, store.own_path, data if node == "own" else b"")
+        if node == "pulsar":
+            await put(self._store, store.pulsar_path, data)
+
+    async def _places(self) -> Places | None:
+        for path in ("/bkheal/topology/ledgers", "/bookies"):
+            node = await find(self._store, path)
+            if node is not None and node.data:
+                return Places.read(node.data)
+        return Places()
 
     # ZooKeeper
 

@@ -13,19 +13,25 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from typing_extensions import override
 
-from bookie.model.ids import LedgerId
+from bookie.metadata.runs.check_times import CheckKind
+from bookie.model.ids import BookieId, LedgerId
 from bookie.model.run import RunKind
+from bookie.model.severity import Severity
+from bookie.model.spread import PlacementPolicy
 from bookie.runtime.clock import Clock
 from spark_jobs.report.counts import PublishOutcome
 from spark_jobs.runs.reading.one_reading import READINGS_MAX
 from spark_jobs.runs.run import AuditResult
 from tests.simulation.audits.cluster import AuditedCluster, Seen
+from tests.simulation.audits.holding import ReplicaJudge
+from tests.simulation.audits.placing import PlacementJudge
 from tests.simulation.audits.process import QUIET, AuditProcess, Disturbance, settings_of
 
 ROUNDS: Final = 12
@@ -60,6 +66,14 @@ CHANGES: Final[Mapping[str, int]] = {
     "finish_repair": 4,
     "accept": 2,
     "damage_acceptance": 1,
+    "lose_entries": 3,
+    "damage_entries": 1,
+    "find_entries": 1,
+    "silence": 1,
+    "hear": 1,
+    "accept_denied": 2,
+    "place": 2,
+    "damage_places": 1,
     "wait": 2,
     "take_snapshot": 1,
     "back_up": 1,
@@ -77,8 +91,13 @@ AUDITS: Final[Mapping[str, int]] = {
     "faulty": 4,
     "two_at_once": 3,
     "limited": 2,
+    "placement": 2,
+    "replicas": 2,
+    "other_disturbed": 2,
 }
 """The audits, and how often each is made."""
+OTHER_AUDITS: Final[Mapping[str, int]] = {"placement": 3, "replicas": 3, "other_disturbed": 2, "full": 1}
+"""The audits of histories that are about placement and entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +142,13 @@ class SkewedClock(Clock):
         await self._true.sleep(seconds)
 
 
-def steps_of(seed: int, rounds: int = ROUNDS) -> tuple[Step, ...]:
+def steps_of(seed: int, rounds: int = ROUNDS, audits: Mapping[str, int] = AUDITS) -> tuple[Step, ...]:
     """Return the steps of a history: in each round some changes, and an audit."""
     rng = random.Random(f"{seed} steps")
     names: list[str] = []
     for _ in range(rounds):
         names += rng.choices(list(CHANGES), list(CHANGES.values()), k=rng.randrange(9))
-        names += rng.choices(list(AUDITS), list(AUDITS.values()))
+        names += rng.choices(list(audits), list(audits.values()))
     names.append("incremental")
     return tuple(Step(number, name) for number, name in enumerate(names))
 
@@ -159,12 +178,12 @@ def shortest(seed: int, steps: Sequence[Step]) -> tuple[Sequence[Step], Verdict]
     return kept, verdict
 
 
-def failure_text(seed: int, rounds: int = ROUNDS) -> str:
+def failure_text(seed: int, rounds: int = ROUNDS, audits: Mapping[str, int] = AUDITS) -> str:
     """Run the history of a seed; return why it fails, with its shortest form, or an empty text."""
-    verdict = play(seed, steps_of(seed, rounds))
+    verdict = play(seed, steps_of(seed, rounds, audits))
     if not verdict.problem:
         return ""
-    steps, small = shortest(seed, steps_of(seed, rounds))
+    steps, small = shortest(seed, steps_of(seed, rounds, audits))
     numbers = [step.number for step in steps]
     lines = [f"seed {seed}: {verdict.problem}", f"steps {numbers} suffice: {small.problem}", *small.log]
     return "\n".join(lines)
@@ -292,7 +311,196 @@ class _History:
         process = self._process(rng, Disturbance(change=1.0), other_run)
         self._run(process, **_any_kind(rng))
 
+    def _placement(self, rng: random.Random) -> None:
+        """Judge all ensembles, and perhaps mark those that a replacement would improve."""
+        before = self._seen()
+        policy = _any_policy(rng)
+        is_dry_run, is_marking = rng.random() < 0.2, rng.random() < 0.7
+        process = self._process(rng)
+        process.readings_lost = rng.choice([0, 0, 0, 1])
+        changed = {"placement_policy": policy, "mark_misplaced": is_marking, "is_dry_run": is_dry_run}
+        result = self._run_of_kind(process, RunKind.PLACEMENT, changed)
+        after = self._seen()
+        if result is None:
+            self._check(
+                before.places is None or not before.places.locations, "a placement check ended without a result"
+            )
+        if result is None or result.summary.held_because is not None:
+            self._check_no_mark_changed(before, after, "the run did not judge")
+            return
+        assert before.places is not None
+        judge = PlacementJudge(
+            policy, before.places, before.cookies | before.registered, before.writable, before.staying
+        )
+        found = {(row["ledger_id"], row["fragment_index"]): _placed(row) for row in process.placement_findings}
+        placed = {
+            (ledger_id, each.number): each
+            for ledger_id, metadata in before.ledgers.items()
+            if metadata is not None
+            for each in judge.placed(metadata)
+        }
+        faults = {key: each for key, each in placed.items() if each.verdict in _PLACEMENT_FAULTS}
+        for key in sorted(faults.keys() | found.keys()):
+            expected = faults.get(key)
+            shown = expected and (
+                "MISPLACED" if expected.verdict == "misplaced" else "UNKNOWN_PLACE",
+                expected.is_fixable,
+            )
+            self._check(shown == found.get(key), f"placement of {key}: {expected}, and the run found {found.get(key)}")
+        counts = result.summary.placement
+        assert counts is not None
+        verdicts = Counter(each.verdict for each in placed.values())
+        self._check(
+            (
+                counts.fragments,
+                counts.misplaced_fragments,
+                counts.as_good_as_possible_fragments,
+                counts.unknown_fragments,
+                counts.unreadable_groups_fragments,
+                counts.outside_groups_fragments,
+                counts.misplaced_ledgers,
+            )
+            == (
+                len(placed),
+                verdicts["misplaced"],
+                verdicts["as good as possible"],
+                verdicts["unknown"],
+                verdicts["unreadable groups"],
+                sum(each.is_outside for each in placed.values()),
+                len({ledger_id for (ledger_id, _), each in placed.items() if each.verdict == "misplaced"}),
+            ),
+            f"counted {counts}, expected {verdicts}",
+        )
+        is_complete = not (verdicts["unknown"] or verdicts["unreadable groups"])
+        self._check(result.summary.is_complete == is_complete, f"incomplete: {result.summary.incomplete_reasons}")
+        due: set[LedgerId] = set()
+        if is_marking and not is_dry_run and not before.is_disabled:
+            due = {
+                ledger_id for (ledger_id, _), each in faults.items() if each.is_fixable and before.is_closed(ledger_id)
+            }
+        self._counts["misplaced"] += len(faults)
+        self._counts["placement marks"] += len(due - before.marks.keys())
+        self._check_new_marks(before, after, {ledger_id: frozenset() for ledger_id in due})
+        self._check_recorded(before, after, result, CheckKind.PLACEMENT, is_due=is_complete and not is_dry_run)
+
+    def _replicas(self, rng: random.Random) -> None:
+        """Ask all bookies for their entries."""
+        before = self._seen()
+        is_dry_run, marks_max = rng.random() < 0.2, rng.choice([None, None, None, 1])
+        process = self._process(rng)
+        process.readings_lost = rng.choice([0, 0, 0, 1])
+        result = self._run_of_kind(process, RunKind.REPLICAS, {"marks_max": marks_max, "is_dry_run": is_dry_run})
+        after = self._seen()
+        self._check(result is not None, "a replicas check ended without a result")
+        assert result is not None
+        if result.summary.held_because is not None:
+            self._check_no_mark_changed(before, after, result.summary.held_because)
+            return
+        judge = ReplicaJudge(self._cluster.held, before.registered)
+        due: dict[LedgerId, frozenset[BookieId]] = {}
+        ranks: dict[LedgerId, Severity] = {}
+        expected: dict[tuple[LedgerId, int], tuple[object, ...]] = {}
+        unknown: Counter[BookieId] = Counter()
+        for ledger_id, metadata in before.ledgers.items():
+            if metadata is None:
+                continue
+            unknown.update(judge.unknown(metadata, ledger_id))
+            for each in judge.lacking(metadata, ledger_id):
+                is_accepted = judge.is_accepted(metadata, ledger_id, each, before.accepted.get(ledger_id))
+                kind = "LOSS_ACCEPTED" if is_accepted else "DAMAGED_ENTRIES" if each.is_damaged else "MISSING_ENTRIES"
+                rank = Severity.LOST if is_accepted else each.severity
+                expected[ledger_id, each.number] = kind, rank.label, list(each.positions), each.missing
+                if not is_accepted:
+                    due[ledger_id] = due.get(ledger_id, frozenset()) | each.missing
+                    ranks[ledger_id] = min(rank, ranks.get(ledger_id, rank))
+        found = {(row["ledger_id"], row["fragment_index"]): _lacks(row) for row in process.entry_findings}
+        for key in sorted(expected.keys() | found.keys()):
+            is_same = expected.get(key) == found.get(key)
+            self._check(is_same, f"entries of {key}: lacks {expected.get(key)}, and the run found {found.get(key)}")
+        counts = result.summary.replicas
+        assert counts is not None
+        seen = {each.bookie_id: each.ledgers for each in counts.unknown}
+        self._check(seen == dict(unknown), f"unknown answers {seen}, expected {dict(unknown)}")
+        self._check(result.summary.is_complete == (not unknown), f"incomplete: {result.summary.incomplete_reasons}")
+        levels = {count.severity: count.ledgers for count in result.summary.severities}
+        self._check(levels == dict(Counter(ranks.values())), f"counted {levels}, expected {ranks}")
+        if is_dry_run or before.is_disabled:
+            self._check_new_marks(before, after, {})
+        elif marks_max is None:
+            self._check_new_marks(before, after, due)
+        else:
+            self._check_limited(before, after, due, ranks)
+        is_recorded = (
+            not (unknown or is_dry_run or (before.is_disabled and due)) and not result.summary.published.is_limited
+        )
+        self._check_recorded(before, after, result, CheckKind.REPLICAS, is_due=is_recorded)
+
+    def _other_disturbed(self, rng: random.Random) -> None:
+        """Whatever happens during the run, it marks only copies that were missing, or an improvement."""
+        disturbance = Disturbance(
+            change=rng.choice([0.01, 0.05, 0.1]),
+            kill=rng.choice([0, 0, 0.01]),
+            fault=rng.choice([0, 0, 0.02]),
+            stop=rng.choice([0, 0, 0.02]),
+        )
+        self._cluster.held.begin()
+        process = self._process(rng, disturbance)
+        if rng.random() < 0.5:
+            changed = {"placement_policy": _any_policy(rng), "mark_misplaced": True}
+            self._run_of_kind(process, RunKind.PLACEMENT, changed)
+            named = [marking for marking in process.marked if marking[1]]
+            self._check(not named, f"a placement check marked missing bookies: {named}")
+            return
+        self._run_of_kind(process, RunKind.REPLICAS, {})
+        for ledger_id, names in process.marked:
+            wrong = [bookie for bookie in names if (bookie, ledger_id) not in self._cluster.held.ever]
+            self._check(not wrong, f"ledger {ledger_id} was marked with {wrong}, which never lacked an entry")
+
     # Parts
+
+    def _check_new_marks(self, before: Seen, after: Seen, due: Mapping[LedgerId, AbstractSet[BookieId]]) -> None:
+        """Only these marks were added, and none was changed in another way."""
+        for ledger_id in before.marks.keys() | after.marks.keys() | due.keys():
+            if ledger_id in before.unreadable_marks:
+                continue
+            marked = before.marks.get(ledger_id, frozenset()) | due.get(ledger_id, frozenset())
+            is_marked = ledger_id in before.marks or ledger_id in due
+            is_right = (ledger_id in after.marks) == is_marked and after.marks.get(ledger_id, frozenset()) == marked
+            self._check(
+                is_right, f"the mark of ledger {ledger_id} is {after.marks.get(ledger_id)}, due is {due.get(ledger_id)}"
+            )
+        self._check(before.accepted == after.accepted, "a run changed accepted losses")
+
+    def _check_limited(
+        self,
+        before: Seen,
+        after: Seen,
+        due: Mapping[LedgerId, AbstractSet[BookieId]],
+        ranks: Mapping[LedgerId, Severity],
+    ) -> None:
+        """At most one mark was added, that of a worst ledger."""
+        new = {
+            each
+            for each in due
+            if not due[each] <= before.marks.get(each, frozenset()) and each not in before.unreadable_marks
+        }
+        done = {each for each in new if due[each] <= after.marks.get(each, frozenset())}
+        self._check(len(done) <= 1, f"a run with a limit of 1 marked {done}")
+        self._check_new_marks(before, after, {each: due[each] for each in due if each not in new or each in done})
+        for each in done:
+            worst = min(ranks[other] for other in new)
+            self._check(
+                ranks[each] is worst, f"ledger {each} was marked first, and {worst} is worse than {ranks[each]}"
+            )
+
+    def _check_recorded(self, before: Seen, after: Seen, result: AuditResult, kind: CheckKind, *, is_due: bool) -> None:
+        expected = before.check_times[kind]
+        if is_due and result.summary.published.outcome.is_all:
+            expected = result.summary.finished_ms
+        self._check(
+            after.check_times[kind] == expected,
+            f"the check of {kind} is recorded at {after.check_times[kind]}, not {expected}",
+        )
 
     def _quiet(self, rng: random.Random, *, incremental: bool = False) -> None:
         """Nothing else changes during this run, so its result is known."""
@@ -333,13 +541,18 @@ class _History:
 
         ahead_s = rng.choice([0.0] * 8 + [-30.0, 30.0, -20_000.0, 20_000.0])
         clock = SkewedClock(self._cluster.clock, ahead_s)
-        return AuditProcess(self._cluster.cell, clock, rng, disturbance, change or any_change)  # type: ignore[arg-type]
+        process = AuditProcess(self._cluster.cell, clock, rng, disturbance, change or any_change)  # type: ignore[arg-type]
+        process.held, process.registered = self._cluster.held, self._cluster.registered
+        return process
 
     def _run(self, process: AuditProcess, **changed: object) -> AuditResult | None:
+        return self._run_of_kind(process, RunKind.BOOKIES, changed)
+
+    def _run_of_kind(self, process: AuditProcess, kind: RunKind, changed: Mapping[str, object]) -> AuditResult | None:
         share_max = process.rng.choice([0.95, 0.95, 0.95, 0.4])
         settings = settings_of(self._directory / "reports", missing_share_max=share_max, **changed)
-        self._log.append(f"   run at {process.clock.epoch_ms()} with {changed}")
-        result = process.audit(RunKind.BOOKIES, settings)
+        self._log.append(f"   {kind.value} run at {process.clock.epoch_ms()} with {changed}")
+        result = process.audit(kind, settings)
         self._log.extend(f"   {change}" for change in process.changes)
         self._counts["runs"] += 1
         if result is not None:
@@ -441,6 +654,22 @@ class _History:
     def _check(self, is_right: bool, problem: str) -> None:
         if not is_right:
             raise _WrongError(problem)
+
+
+_PLACEMENT_FAULTS: Final = ("misplaced", "unknown", "unreadable groups")
+
+
+def _any_policy(rng: random.Random) -> PlacementPolicy:
+    racks, zones, regions = rng.choice([(2, 1, 1), (2, 1, 1), (3, 1, 1), (2, 2, 1), (2, 1, 2)])
+    return PlacementPolicy(racks, zones, regions, is_strict=rng.random() < 0.3)
+
+
+def _placed(row: Mapping[str, Any]) -> tuple[str, bool]:
+    return row["kind"], row["is_fixable"]
+
+
+def _lacks(row: Mapping[str, Any]) -> tuple[object, ...]:
+    return row["kind"], row["severity"], row["missing_positions"], frozenset(row["missing"])
 
 
 def _any_kind(rng: random.Random) -> dict[str, object]:

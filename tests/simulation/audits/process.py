@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -56,6 +56,7 @@ from spark_jobs.runs.kinds import bookie_run
 from spark_jobs.runs.kinds.bookie_run import BookieRun
 from spark_jobs.runs.marking.accepted import accepted_losses
 from spark_jobs.runs.marking.held_back import LedgerWithFindings
+from spark_jobs.runs.marking.publish import Marking
 from spark_jobs.runs.port import Gate, RunStoppedError
 from spark_jobs.runs.reading import incremental_reading, ledger_scan, snapshot_reading
 from spark_jobs.runs.reading.completeness import ScanTotals
@@ -65,6 +66,7 @@ from spark_jobs.runs.slots import Slots
 from spark_jobs.runs.spark_failures import MetadataReadAgainError
 from spark_jobs.settings import AuditSettings
 from spark_jobs.snapshot.index import SnapshotIndex, SnapshotPart
+from tests.simulation.audits.holding import HeldEntries
 from tests.simulation.audits.judging import Lacking, in_order, judged
 from tests.worlds.cluster import ROOT
 
@@ -102,6 +104,11 @@ class AuditProcess:
         waiting: the lost bookies that are not due when the run publishes.
         readings_lost: how often Spark will lose the metadata after the marks, so that the run reads again.
         changes: what happened during the run, for the log of the history.
+        held: the entries of the bookies.
+        registered: returns the bookies that run.
+        entry_findings: the last findings of a replicas check.
+        placement_findings: the last findings of a placement check.
+        marked: the marks that the run made.
     """
 
     def __init__(
@@ -124,6 +131,21 @@ class AuditProcess:
         self._is_changing = False
         self.is_dead = False
         self.is_deposed = False
+        self.held = HeldEntries()
+        self.registered: Callable[[], AbstractSet[BookieId]] = frozenset
+        self.entry_findings: Sequence[Mapping[str, Any]] = ()
+        self.placement_findings: Sequence[Mapping[str, Any]] = ()
+        self.marked: list[Marking] = []
+
+    def lose_reading(self) -> None:
+        """Let Spark lose the metadata, if that is to happen again.
+
+        Raises:
+            MetadataReadAgainError: Spark lost it.
+        """
+        if self.readings_lost:
+            self.readings_lost -= 1
+            raise MetadataReadAgainError("an executor was lost after the marks")
 
     def store(self) -> MemoryStore:
         """Return a session of this process."""
@@ -229,9 +251,7 @@ class PlainBookieRun(BookieRun):
     def _report(self, *_: object) -> tuple[Any, ...]:
         process = self._process()
         process.waiting = self.lost.waiting.keys()
-        if process.readings_lost:
-            process.readings_lost -= 1
-            raise MetadataReadAgainError("an executor was lost after the marks")
+        process.lose_reading()
         return ()
 
 
@@ -355,6 +375,12 @@ _current = _Current()
 """A run blocks its thread, so two runs at the same time are in two threads."""
 
 
+def current_process() -> AuditProcess:
+    """Return the process of the current thread."""
+    assert _current.process is not None
+    return _current.process
+
+
 @contextmanager
 def _opened_cluster(
     uri: MetadataUri, clock: Clock, budget: Budget, connect_timeout_s: float = 0.0
@@ -392,10 +418,11 @@ def _no_tasks(self: RunContext, phase: object, *, is_reported: bool = True) -> I
 
 
 @contextmanager
-def without_spark() -> Iterator[None]:
-    """Run audits without Spark in this block."""
+def without_spark(others: Iterable[tuple[object, str, object]] = ()) -> Iterator[None]:
+    """Run audits without Spark in this block; ``others`` are further replacements."""
     with ExitStack() as stack:
         for target, name, value in (
+            *others,
             (run, "opened_cluster", _opened_cluster),
             (run, "BookieRun", PlainBookieRun),
             (bookie_run, "to_mark", _to_mark),

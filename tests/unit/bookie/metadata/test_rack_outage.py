@@ -107,3 +107,15 @@ async def test_a_topology_that_stays_unreadable_holds_nothing_back_and_is_logged
         assert bool(policy.outages) is is_held
     messages = [record.message for record in caplog.records]
     assert messages == ["topology cannot be read, no outage of a rack is recognized"] * 2
+
+
+async def test_a_topology_that_may_not_be_read_holds_nothing_back() -> None:
+    """Otherwise no ledger would be marked after the loss of two bookies."""
+    cell = MemoryCell()
+    store = MemoryStore(cell)
+    cluster = await formatted(store)
+    path = TopologyStore(store, cluster).own_path
+    await put(store, path, json.dumps(dict(TOPOLOGY.locations)).encode())
+    cell.deny(path)
+    policies = MarkingPolicies(store, cluster, UnderReplication(store, cluster, SystemClock()))
+    assert (await policies.read(NOW_MS, losses({C, D, E}))).outages == {}
