@@ -1,4 +1,4 @@
-"""Every link from one document to another, to a source file or to a heading resolves, and no page is missing in a list."""
+"""Every link from one document to another, to a source file or to a heading resolves, and the lists have every page."""
 
 from __future__ import annotations
 
