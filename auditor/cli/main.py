@@ -14,7 +14,7 @@ from importlib import import_module, metadata
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 from typing_extensions import override
 
 from auditor.cli.configuration.security_options import CallOptions, set_security_before_command
@@ -159,10 +159,21 @@ def _readable_usage_errors() -> Iterator[None]:
         yield
     except typer.BadParameter as error:
         error.message = error.message.removeprefix("Value error, ")  # the prefix is from pydantic, which typer uses
+        error.message += _origin_text(error.ctx, error.param)
         raise
     except _USAGE_ERRORS.NoSuchOption as error:
         error.message += _option_location_text(error.option_name, error.ctx)
         raise
+
+
+def _origin_text(context: Any, parameter: Any) -> str:
+    """Return the end of the sentence about a wrong value that is not from the command line."""
+    if context is None or not isinstance(parameter, TyperOption):
+        return ""
+    from auditor.cli.configuration.sources import origin_of
+
+    origin = origin_of(context, parameter)
+    return f" (from {origin})" if origin is not None else ""
 
 
 def _option_location_text(option: str, context: Any) -> str:

@@ -2,7 +2,8 @@
 
 The environment variable of an option is ``BKHEAL_<COMMAND>_<OPTION>`` (``BKHEAL_AUDITOR_HTTP_PORT``); in the file it is
 a key of the command's table (``[auditor]``, ``[audit.run]``), written with underscores. The file is the one in
-``--config``, else in ``$BKHEAL_CONFIG``, else the default one if it exists.
+``--config``, else in ``$BKHEAL_CONFIG``, else the default one if it exists. If the parameter of an option has another
+name than its flag (``is_sure`` of ``--yes``), both names are accepted, as in earlier releases.
 """
 
 from __future__ import annotations
@@ -58,13 +59,31 @@ def load_defaults(context: typer.Context, value: Path | None) -> Path | None:
     """
     path, words = config_file(value, os.environ), command_words(context)
     context.auto_envvar_prefix = _variable(*words)  # only now: earlier, each help text would list all variables
+    defaults: dict[str, Any] = {}
     if path is not None:
         content = read_config(path)
         table = _table(content, words)
         _refuse_unknown(path, table, words, context.command)
         context.meta[_CONTENT] = content
-        context.default_map = {name: entry for name, entry in table.items() if not isinstance(entry, Mapping)}
+        by_key = _options_by_key(context.command)
+        defaults = {by_key[key].name or "": entry for key, entry in table.items() if key in by_key}
+    defaults |= {
+        option.name or "": os.environ[variable] for option, variable in _variables_of_flags(context.command, words)
+    }
+    context.default_map = defaults
     return value
+
+
+def origin_of(context: typer.Context, option: TyperOption) -> str | None:
+    """Return the variable or the file that an option's value is from; None if it is from the command line."""
+    words, name = command_words(context), option.name or ""
+    source = getattr(context.get_parameter_source(name), "name", None)
+    if source == "ENVIRONMENT":
+        return option.envvar if isinstance(option.envvar, str) else _variable(*words, name)
+    if source != "DEFAULT_MAP":
+        return None
+    variables = {found.name: variable for found, variable in _variables_of_flags(context.command, words)}
+    return variables.get(name) or f"[{'.'.join(words)}] in the configuration file"
 
 
 def settings_of(command: Command, words: tuple[str, ...]) -> Iterator[Setting]:
@@ -170,13 +189,13 @@ def _problems(
     table: Mapping[str, Any], words: tuple[str, ...], command: Command, context: typer.Context | None
 ) -> Iterator[str]:
     """Yield the problems of a table. ``context`` is used to convert values; None: values are not checked."""
-    known = {option.name: option for option in _options(command)}
+    known = _options_by_key(command)
     below = command.commands if isinstance(command, TyperGroup) else {}
     for name, entry in table.items():
         if isinstance(entry, Mapping) and name in below:
             yield from _problems(entry, (*words, name), below[name], context)
         elif name not in known:
-            near = ", ".join(sorted(filter(None, (*known, *below)))) or "nothing"
+            near = ", ".join(sorted({*map(_key, known.values()), *below})) or "nothing"
             yield f"[{'.'.join(words)}] {name} is unknown; known are {near}"
         elif context is not None and (why := _conversion_problem(known[name], entry, context)) is not None:
             yield f"[{'.'.join(words)}] {name} = {entry!r}: {why}"
@@ -221,6 +240,25 @@ def _options(command: Command) -> Iterator[TyperOption]:
     for parameter in command.params:
         if isinstance(parameter, TyperOption) and parameter.name not in _HIDDEN:
             yield parameter
+
+
+def _key(option: TyperOption) -> str:
+    """Return the longest flag of an option, written as a key of the file."""
+    return max(option.opts, key=len).lstrip("-").replace("-", "_")
+
+
+def _options_by_key(command: Command) -> dict[str, TyperOption]:
+    """Return the options by each of their keys: that of the flag, and the name of the parameter."""
+    found = {option.name or "": option for option in _options(command)}
+    return found | {_key(option): option for option in _options(command)}
+
+
+def _variables_of_flags(command: Command, words: tuple[str, ...]) -> Iterator[tuple[TyperOption, str]]:
+    """Yield the options with the variable of their flag, if it has a value and is not that of the parameter's name."""
+    for option in _options(command):
+        variable = _variable(*words, _key(option))
+        if _key(option) != option.name and os.environ.get(variable):
+            yield option, variable
 
 
 def _default_text(option: TyperOption) -> str:

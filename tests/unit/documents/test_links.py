@@ -1,4 +1,4 @@
-"""Every link from one document to another, to a source file or to a heading resolves."""
+"""Every link from one document to another, to a source file or to a heading resolves, and the lists have every page."""
 
 from __future__ import annotations
 
@@ -44,3 +44,15 @@ def test_every_decision_is_in_the_list() -> None:
     records = {path.name for path in (ROOT / "docs/decisions").glob("0*.md")}
     assert len(records) > 20
     assert set(re.findall(r"\((0[\w-]+\.md)\)", (ROOT / "docs/decisions/README.md").read_text())) == records
+
+
+def test_the_site_has_every_page() -> None:
+    """``make site`` fails otherwise, because MkDocs treats its warnings as errors."""
+    listed = set(re.findall(r": (\S+\.md)$", (ROOT / ".ci/site/mkdocs.yml").read_text(), re.MULTILINE))
+    pages = {str(page.relative_to(ROOT)) for page in PAGES if not re.match(r"0\d", page.name)}
+    assert listed == pages
+
+
+def test_the_readme_names_every_page() -> None:
+    named = set(re.findall(r"\((docs/[\w-]+\.md)\)", re.sub(r"#[\w-]+\)", ")", (ROOT / "README.md").read_text())))
+    assert named == {str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md")}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import typer
+from typer.core import TyperOption
 from typer.testing import CliRunner
 
 from auditor.cli.configuration import command as config
@@ -83,8 +85,49 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(file: Path) -> None:
 
 def test_an_unknown_key_is_refused_and_the_known_ones_are_named(file: Path) -> None:
     file.write_text("[auditor]\nhttp_prot = 1\n")
-    with pytest.raises(ConfigurationError, match=r"\[auditor\] http_prot is unknown; known are http_port, is_on"):
+    with pytest.raises(ConfigurationError, match=r"\[auditor\] http_prot is unknown; known are http_port, on"):
         invoke("auditor", "--config", str(file))
+
+
+def test_the_flag_of_an_option_names_its_key_and_its_variable(file: Path) -> None:
+    file.write_text("[auditor]\non = true\n")
+    assert invoke("auditor", "--config", str(file)) == "8080 True"
+    assert invoke("auditor", "--config", str(file), BKHEAL_AUDITOR_ON="false") == "8080 False"
+    assert invoke("auditor", BKHEAL_AUDITOR_ON="1") == "8080 True"
+    assert invoke("auditor", BKHEAL_AUDITOR_IS_ON="1") == "8080 True", "the name of earlier releases"
+
+
+def test_no_key_of_a_command_has_two_meanings() -> None:
+    def options(command: Any) -> Iterator[list[TyperOption]]:
+        yield [parameter for parameter in command.params if isinstance(parameter, TyperOption)]
+        for below in getattr(command, "commands", {}).values():
+            yield from options(below)
+
+    for found in options(typer.main.get_command(bkheal)):
+        keys = [{option.name, max(option.opts, key=len).lstrip("-").replace("-", "_")} for option in found]
+        assert sum(map(len, keys)) == len(set().union(*keys))
+
+
+@pytest.mark.parametrize(
+    ("environment", "content", "origin"),
+    [
+        ({"BKHEAL_STATUS_INTERVAL": "x"}, "", "BKHEAL_STATUS_INTERVAL"),
+        ({"BKHEAL_STATUS_INTERVAL_S": "x"}, "", "BKHEAL_STATUS_INTERVAL_S"),
+        ({}, '[status]\ninterval = "x"\n', "[status] in the configuration file"),
+        ({"BKHEAL_FRAME_BYTES_MAX": "x"}, "", "BKHEAL_FRAME_BYTES_MAX"),
+    ],
+)
+def test_a_wrong_value_that_is_not_from_the_command_line_has_its_origin(
+    tmp_path: Path, environment: dict[str, str], content: str, origin: str
+) -> None:
+    path = tmp_path / "bkheal.toml"
+    path.write_text(content)
+    result = CliRunner().invoke(bkheal, ["status", "--config", str(path)], env=environment | {"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert f"(from {origin})" in result.output
+    result = CliRunner().invoke(bkheal, ["status", "--interval", "x"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "(from" not in result.output
 
 
 def test_a_file_that_was_named_must_exist(tmp_path: Path) -> None:
