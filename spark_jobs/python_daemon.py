@@ -29,4 +29,7 @@ if __name__ == "__main__":
     sys.path[:] = compiled_paths(sys.path)
     from pyspark.daemon import manager
 
+    from bookie.runtime.arrow import leave_out_pandas
+
+    leave_out_pandas()
     manager()

@@ -16,6 +16,7 @@ from hypothesis import settings
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata import access
 from bookie.metadata.bookies import topology
+from bookie.runtime.arrow import leave_out_pandas
 from bookie.runtime.grpc_environment import prepare_grpc
 from tests.class_archive import spark_environment
 from tests.required import missing, why_missing
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 prepare_grpc()
+leave_out_pandas()
 
 # Every run uses the same examples, so that a failure is the effect of a change. An example has no deadline, because a
 # loaded machine is not a defect. ``--search`` tries twenty times as many, new examples to find new defects.

@@ -24,6 +24,7 @@ from auditor.cli.running import log_no_attempts_to_connect
 from bookie.metadata.access import VARIABLES, set_current_access
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
+from bookie.runtime.arrow import leave_out_pandas
 from bookie.runtime.closed_pipes import STANDARD_OUTPUT, flush_or_discard, prepare_streams
 from bookie.runtime.configuration.options import build
 from bookie.runtime.grpc_environment import prepare_grpc
@@ -256,6 +257,7 @@ def run_process() -> None:
 
     The search takes a fifth of the processor time of a short command, and the memory is freed anyway.
     """
+    leave_out_pandas()
     try:
         main()
     finally:

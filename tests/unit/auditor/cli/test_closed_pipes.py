@@ -19,6 +19,8 @@ URI = "zk://h:1/ledgers"
 PREPARED = """
 import sys
 from pathlib import Path
+from bookie.runtime.arrow import leave_out_pandas
+leave_out_pandas()  # as in a process of bkheal, before the imports
 from spark_jobs.one_shot import command, run
 from spark_jobs.runs.run import AuditResult
 from bookie.metadata.port import StoreUnavailableError
@@ -32,9 +34,9 @@ def finished(*arguments, **more):
 run.run_one_shot = command.run_one_shot = finished
 """
 BKHEAL = f"""
-from auditor.cli.main import main
+from auditor.cli.main import run_process
 sys.argv = ["bkheal", "audit", "run", "--metadata-uri", "{URI}"]
-main()
+run_process()
 """
 SPARK_SUBMIT = f"""
 from spark_jobs.audit import main
@@ -56,7 +58,7 @@ def listed() -> None:
 
 main._PLACES["changes"] = ("State of the cluster", "__main__:listed")
 sys.argv = ["bkheal", *{arguments}]
-main.main()
+main.run_process()
 """
 
 
