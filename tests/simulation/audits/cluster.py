@@ -139,7 +139,7 @@ class Seen:
     cookies: AbstractSet[BookieId]
     writable: AbstractSet[BookieId]
     places: Places | None
-    """The topology in use; None: it is invalid."""
+    """The topology in use; None: it is invalid, or may not be read."""
     check_times: Mapping[CheckKind, int]
     """When each check was last recorded as complete."""
 
@@ -679,14 +679,20 @@ class AuditedCluster:
         return f"Pulsar's node: {grouped}"
 
     async def damage_places(self, rng: random.Random) -> object:
+        """The topology becomes invalid, or may not be read."""
         if rng.random() < 0.7:
             return None
-        await self._put_topology(rng.choice([b"{", {}]), "own")
-        return "invalid or empty"
+        content = rng.choice([b"{", {}])
+        await self._put_topology(content, "own")
+        if rng.random() < 0.5:
+            self.cell.deny(TopologyStore(self._store, self.cluster).own_path)
+            return "denied"
+        return f"{content!r}"
 
     async def _put_topology(self, content: object, node: str) -> None:
         store = TopologyStore(self._store, self.cluster)
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.cell.allow(store.own_path)
         await ensure_path(self._store, "/bkheal/topology", "/")
         await put(self._store, store.own_path, data if node == "own" else b"")
         if node == "pulsar":
@@ -694,7 +700,10 @@ class AuditedCluster:
 
     async def _places(self) -> Places | None:
         for path in ("/bkheal/topology/ledgers", "/bookies"):
-            node = await find(self._store, path)
+            try:
+                node = await find(self._store, path)
+            except AccessDeniedError:
+                return None
             if node is not None and node.data:
                 return Places.read(node.data)
         return Places()

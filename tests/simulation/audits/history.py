@@ -26,12 +26,12 @@ from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from bookie.model.spread import PlacementPolicy
 from bookie.runtime.clock import Clock
-from spark_jobs.report.counts import PublishOutcome
+from spark_jobs.report.counts import PlacementCounts, PublishOutcome
 from spark_jobs.runs.reading.one_reading import READINGS_MAX
 from spark_jobs.runs.run import AuditResult
 from tests.simulation.audits.cluster import AuditedCluster, Seen
 from tests.simulation.audits.holding import ReplicaJudge
-from tests.simulation.audits.placing import PlacementJudge
+from tests.simulation.audits.placing import Placed, PlacementJudge
 from tests.simulation.audits.process import QUIET, AuditProcess, Disturbance, settings_of
 
 ROUNDS: Final = 12
@@ -93,10 +93,17 @@ AUDITS: Final[Mapping[str, int]] = {
     "limited": 2,
     "placement": 2,
     "replicas": 2,
+    "everything": 2,
     "other_disturbed": 2,
 }
 """The audits, and how often each is made."""
-OTHER_AUDITS: Final[Mapping[str, int]] = {"placement": 3, "replicas": 3, "other_disturbed": 2, "full": 1}
+OTHER_AUDITS: Final[Mapping[str, int]] = {
+    "placement": 3,
+    "replicas": 3,
+    "everything": 2,
+    "other_disturbed": 2,
+    "full": 1,
+}
 """The audits of histories that are about placement and entries."""
 
 
@@ -187,6 +194,9 @@ def failure_text(seed: int, rounds: int = ROUNDS, audits: Mapping[str, int] = AU
     numbers = [step.number for step in steps]
     lines = [f"seed {seed}: {verdict.problem}", f"steps {numbers} suffice: {small.problem}", *small.log]
     return "\n".join(lines)
+
+
+_FragmentId = tuple[LedgerId, int]
 
 
 class _WrongError(AssertionError):
@@ -328,57 +338,11 @@ class _History:
         if result is None or result.summary.held_because is not None:
             self._check_no_mark_changed(before, after, "the run did not judge")
             return
-        assert before.places is not None
-        judge = PlacementJudge(
-            policy, before.places, before.cookies | before.registered, before.writable, before.staying
-        )
-        found = {(row["ledger_id"], row["fragment_index"]): _placed(row) for row in process.placement_findings}
-        placed = {
-            (ledger_id, each.number): each
-            for ledger_id, metadata in before.ledgers.items()
-            if metadata is not None
-            for each in judge.placed(metadata)
-        }
-        faults = {key: each for key, each in placed.items() if each.verdict in _PLACEMENT_FAULTS}
-        for key in sorted(faults.keys() | found.keys()):
-            expected = faults.get(key)
-            shown = expected and (
-                "MISPLACED" if expected.verdict == "misplaced" else "UNKNOWN_PLACE",
-                expected.is_fixable,
-            )
-            self._check(shown == found.get(key), f"placement of {key}: {expected}, and the run found {found.get(key)}")
         counts = result.summary.placement
         assert counts is not None
-        verdicts = Counter(each.verdict for each in placed.values())
-        self._check(
-            (
-                counts.fragments,
-                counts.misplaced_fragments,
-                counts.as_good_as_possible_fragments,
-                counts.unknown_fragments,
-                counts.unreadable_groups_fragments,
-                counts.outside_groups_fragments,
-                counts.misplaced_ledgers,
-            )
-            == (
-                len(placed),
-                verdicts["misplaced"],
-                verdicts["as good as possible"],
-                verdicts["unknown"],
-                verdicts["unreadable groups"],
-                sum(each.is_outside for each in placed.values()),
-                len({ledger_id for (ledger_id, _), each in placed.items() if each.verdict == "misplaced"}),
-            ),
-            f"counted {counts}, expected {verdicts}",
-        )
-        is_complete = not (verdicts["unknown"] or verdicts["unreadable groups"])
+        faults, is_complete = self._check_placed(before, process, policy, counts)
         self._check(result.summary.is_complete == is_complete, f"incomplete: {result.summary.incomplete_reasons}")
-        due: set[LedgerId] = set()
-        if is_marking and not is_dry_run and not before.is_disabled:
-            due = {
-                ledger_id for (ledger_id, _), each in faults.items() if each.is_fixable and before.is_closed(ledger_id)
-            }
-        self._counts["misplaced"] += len(faults)
+        due = _fixable(before, faults) if is_marking and not is_dry_run and not before.is_disabled else frozenset()
         self._counts["placement marks"] += len(due - before.marks.keys())
         self._check_new_marks(before, after, {ledger_id: frozenset() for ledger_id in due})
         self._check_recorded(before, after, result, CheckKind.PLACEMENT, is_due=is_complete and not is_dry_run)
@@ -435,6 +399,47 @@ class _History:
         )
         self._check_recorded(before, after, result, CheckKind.REPLICAS, is_due=is_recorded)
 
+    def _everything(self, rng: random.Random) -> None:
+        """The checks of bookies and of placement with one reading."""
+        before = self._seen()
+        policy, is_marking = _any_policy(rng), rng.random() < 0.7
+        process = self._process(rng)
+        process.readings_lost = rng.choice([0, 0, 0, 1])
+        changed = {"placement_policy": policy, "mark_misplaced": is_marking, "with_inventory": False}
+        result = self._run_of_kind(process, RunKind.EVERYTHING, changed)
+        if self._is_held(before, result):
+            return
+        after = self._seen()
+        self._check(result is not None, "a run of everything ended without a result")
+        assert result is not None
+        summary = result.summary
+        self._check(not summary.problems, f"incomplete: {summary.problems}")
+        self._check_found(before, process)
+        counts, faults, is_complete = summary.placement, dict[_FragmentId, Placed](), False
+        has_places = before.places is not None and bool(before.places.locations)
+        self._check((counts is not None) == has_places, f"places {before.places}, and the result is {counts}")
+        if counts is not None:
+            found, is_complete = self._check_placed(before, process, policy, counts)
+            faults = dict(found)
+        done = [part.check for part in summary.parts if not part.problem]
+        expected = ["bookies", "metadata", *["placement"] * is_complete]
+        self._check(done == expected, f"the complete checks are {done}, not {expected}")
+        assert summary.lint is not None
+        named = {member for metadata in before.ledgers.values() if metadata for member in metadata.members()}
+        dangling = set() if self._unreadable(before) else before.cookies - before.registered - named
+        seen = set(summary.lint.dangling_cookies)
+        self._check(seen == dangling, f"the dangling cookies are {seen}, not {dangling}")
+        due = _fixable(before, faults) if is_marking and not before.is_disabled else frozenset()
+        self._check_marks(before, after, process, before.lacking(), due)
+        left = due - after.marks.keys() - before.unreadable_marks
+        self._check(not left, f"the misplaced ledgers {left} were not marked")
+        self._check_recorded(before, after, result, CheckKind.PLACEMENT, is_due=is_complete)
+        if before.is_disabled:
+            return
+        self._check_withdrawn(after)
+        lost = before.lost - process.waiting
+        self._check(lost <= after.audited, f"the loss of {lost - after.audited} does not count as audited")
+
     def _other_disturbed(self, rng: random.Random) -> None:
         """Whatever happens during the run, it marks only copies that were missing, or an improvement."""
         disturbance = Disturbance(
@@ -457,6 +462,54 @@ class _History:
             self._check(not wrong, f"ledger {ledger_id} was marked with {wrong}, which never lacked an entry")
 
     # Parts
+
+    def _check_placed(
+        self, before: Seen, process: AuditProcess, policy: PlacementPolicy, counts: PlacementCounts
+    ) -> tuple[Mapping[_FragmentId, Placed], bool]:
+        """Compare a placement check with the reference; return the findings, and whether it judged everything."""
+        assert before.places is not None
+        judge = PlacementJudge(
+            policy, before.places, before.cookies | before.registered, before.writable, before.staying
+        )
+        found = {(row["ledger_id"], row["fragment_index"]): _placed(row) for row in process.placement_findings}
+        placed = {
+            (ledger_id, each.number): each
+            for ledger_id, metadata in before.ledgers.items()
+            if metadata is not None
+            for each in judge.placed(metadata)
+        }
+        faults = {key: each for key, each in placed.items() if each.verdict in _PLACEMENT_FAULTS}
+        self._counts["misplaced"] += len(faults)
+        for key in sorted(faults.keys() | found.keys()):
+            expected = faults.get(key)
+            shown = expected and (
+                "MISPLACED" if expected.verdict == "misplaced" else "UNKNOWN_PLACE",
+                expected.is_fixable,
+            )
+            self._check(shown == found.get(key), f"placement of {key}: {expected}, and the run found {found.get(key)}")
+        verdicts = Counter(each.verdict for each in placed.values())
+        self._check(
+            (
+                counts.fragments,
+                counts.misplaced_fragments,
+                counts.as_good_as_possible_fragments,
+                counts.unknown_fragments,
+                counts.unreadable_groups_fragments,
+                counts.outside_groups_fragments,
+                counts.misplaced_ledgers,
+            )
+            == (
+                len(placed),
+                verdicts["misplaced"],
+                verdicts["as good as possible"],
+                verdicts["unknown"],
+                verdicts["unreadable groups"],
+                sum(each.is_outside for each in placed.values()),
+                len({ledger_id for (ledger_id, _), each in placed.items() if each.verdict == "misplaced"}),
+            ),
+            f"counted {counts}, expected {verdicts}",
+        )
+        return faults, not (verdicts["unknown"] or verdicts["unreadable groups"])
 
     def _check_new_marks(self, before: Seen, after: Seen, due: Mapping[LedgerId, AbstractSet[BookieId]]) -> None:
         """Only these marks were added, and none was changed in another way."""
@@ -595,7 +648,12 @@ class _History:
             self._check(lacks == reported, f"ledger {ledger_id} lacks {lacks}, and the run found {reported}")
 
     def _check_marks(
-        self, before: Seen, after: Seen, process: AuditProcess, expected: Mapping[LedgerId, object]
+        self,
+        before: Seen,
+        after: Seen,
+        process: AuditProcess,
+        expected: Mapping[LedgerId, object],
+        misplaced: AbstractSet[LedgerId] = frozenset(),
     ) -> None:
         if before.is_disabled:
             self._check_no_mark_changed(before, after, "auto-recovery is disabled")
@@ -616,7 +674,9 @@ class _History:
             allowed = before.marks.get(ledger_id, frozenset()) | returned.get(ledger_id, frozenset())
             if ledger_id in lacking:
                 allowed |= lacking[ledger_id].missing
-            is_known = ledger_id in before.marks or ledger_id in lacking or ledger_id in returned
+            is_known = (
+                ledger_id in before.marks or ledger_id in lacking or ledger_id in returned or ledger_id in misplaced
+            )
             self._check(
                 is_known and names <= allowed, f"ledger {ledger_id} was marked with {set(names)}, without a reason"
             )
@@ -654,6 +714,13 @@ class _History:
     def _check(self, is_right: bool, problem: str) -> None:
         if not is_right:
             raise _WrongError(problem)
+
+
+def _fixable(before: Seen, faults: Mapping[_FragmentId, Placed]) -> frozenset[LedgerId]:
+    """Return the closed ledgers that a replacement would improve."""
+    return frozenset(
+        ledger_id for (ledger_id, _), each in faults.items() if each.is_fixable and before.is_closed(ledger_id)
+    )
 
 
 _PLACEMENT_FAULTS: Final = ("misplaced", "unknown", "unreadable groups")

@@ -1,4 +1,4 @@
-"""Runs of the placement and the replicas check in a simulated history, without Spark.
+"""Runs of everything, of placement and of replicas in a simulated history, without Spark.
 
 Real code reads the metadata, judges ensembles, asks bookies, marks and sums up. Only the operations on tables of Spark
 are replaced by plain ones on rows.
@@ -11,7 +11,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self, cast
 
@@ -31,13 +31,15 @@ from spark_jobs.checks.replicas.asking import Asker
 from spark_jobs.checks.replicas.expected import settled_row
 from spark_jobs.checks.replicas.task import TaskSettings, accepted_entries, answer_rows
 from spark_jobs.group_rows import parse_groups_text
-from spark_jobs.report.counts import FindingSums, SeverityCount, WorstLedger
+from spark_jobs.report.counts import FindingSums, LintCounts, SeverityCount, WorstLedger
 from spark_jobs.runs import run
 from spark_jobs.runs.kinds import placement_run, replica_run
+from spark_jobs.runs.kinds.everything import AllFurtherChecks, dangling_cookies
 from spark_jobs.runs.kinds.placement_part import JudgedPlacement, PlacementPart, PlacementTally
 from spark_jobs.runs.kinds.replica_run import ReplicaRun
 from spark_jobs.runs.marking.held_back import LedgerWithFindings
 from spark_jobs.runs.marking.publish import Marking
+from spark_jobs.runs.outcome import ScanResult
 from spark_jobs.runs.reading.ledger_scan import LedgerScan
 from spark_jobs.runs.run_report import RunReport
 from tests.simulation.audits.holding import HeldEntriesTransport
@@ -67,6 +69,9 @@ class FindingRows(Rows):
     def coalesce(self, count: int) -> Self:
         return self
 
+    def selectExpr(self, *columns: str) -> Self:  # noqa: N802 (Spark's name)
+        return self
+
     def orderBy(self, *columns: str) -> Self:  # noqa: N802 (Spark's name)
         return type(self)(sorted(self.rows, key=lambda row: [row[column] for column in columns]))
 
@@ -88,6 +93,17 @@ class _LastRows(FindingRows):
 def rows_of(frame: DataFrame) -> Sequence[Mapping[str, Any]]:
     """Return the rows in place of a ``DataFrame``."""
     return cast(Rows, frame).rows
+
+
+class PlainFurtherChecks(AllFurtherChecks):
+    """The further checks of a run of everything, with a lint of the cookies only."""
+
+    @override
+    def _lint(
+        self, stack: ExitStack, ledgers: DataFrame, scanned: ScanResult, cookies: AbstractSet[BookieId]
+    ) -> tuple[tuple[DataFrame, ...], LintCounts, str]:
+        dangling, why_not = dangling_cookies(cookies, scanned)
+        return (), LintCounts(dangling_cookies=tuple(dangling), cookies_not_judged=why_not), ""
 
 
 class PlainReplicaRun(ReplicaRun):
@@ -257,6 +273,7 @@ def judged(
 def replacements() -> Iterator[tuple[object, str, object]]:
     """Yield what replaces operations of Spark: an object, a name in it, and the replacement."""
     yield run, "ReplicaRun", PlainReplicaRun
+    yield run, "AllFurtherChecks", PlainFurtherChecks
     yield PlacementPart, "judged", judged
     yield placement_run, "unreadable_metadata", unreadable_metadata
     for replacement in (ledgers_found, finding_sums, worst_ledgers, to_mark, accepted_counts, unreadable_metadata):

@@ -97,9 +97,10 @@ class PlacementJudge:
                 end = metadata.fragments[number + 1].first_entry_id - 1
                 last = end if last is None else min(end, last)
             if last is None or last >= fragment.first_entry_id:
-                yield self._judged(number, fragment.members, metadata.write_quorum, wish)
+                yield self.judged(number, fragment.members, metadata.write_quorum, wish)
 
-    def _judged(self, number: int, members: Sequence[str], quorum: int, wish: Wish) -> Placed:
+    def judged(self, number: int, members: Sequence[str], quorum: int, wish: Wish) -> Placed:
+        """Return the verdict on the ensemble of a fragment."""
         if any(self.places.location(member) is None for member in members):
             return Placed(number, "unknown")
         outside, missing = self._outside(members, wish), self._missing(members, quorum, self._needs(quorum))
