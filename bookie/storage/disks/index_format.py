@@ -128,7 +128,7 @@ def unpack_epochs(value: bytes | None) -> list[int]:
     if value is None:
         return []
     if len(value) % _SEQUENCE.size:
-        raise UnsupportedFormatError("epochs of journals of an unknown format: start the version of bkheal that wrote it")
+        raise UnsupportedFormatError("journal epochs of an unknown format: start the version of bkheal that wrote them")
     return [epoch for (epoch,) in _SEQUENCE.iter_unpack(value)]
 
 
