@@ -21,14 +21,14 @@ lost. The journal keeps them until the last step (R114).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.fault_points import fault_point
-from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark, pack_entry_key
+from bookie.storage.disks.index_format import EPOCHS_KEY, MARK_KEY, CheckpointMark, pack_entry_key, pack_epochs
 from bookie.storage.entry_logs.dead_bytes import increased, superseded
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, EntryLogs, EntryLogWriter
 from bookie.storage.entry_logs.log_ends import end_keys, log_end_put, read_log_end
@@ -69,6 +69,7 @@ class Checkpointer:
     Attributes:
         mark: the last mark in the index.
         on_flushed: called after each checkpoint, when the flushed cache has been dropped.
+        journal_epochs: returns the epoch in the durable mark of each journal; None: they are not recorded.
     """
 
     caches: Caches
@@ -78,6 +79,7 @@ class Checkpointer:
     settings: StorageSettings
     mark: CheckpointMark
     on_flushed: Callable[[], None] | None = None
+    journal_epochs: Callable[[], Sequence[int]] | None = None
     _pending: _Flush | None = None
     _running: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -120,6 +122,8 @@ class Checkpointer:
             mark = CheckpointMark(flush.sequences, self.logs.next_id, flush.ledger_count)
             puts, deletes = await self._counted(flush)
             puts += [*await _state_pairs(flush.states), (MARK_KEY, mark.encode())]
+            if self.journal_epochs is not None:
+                puts.append((EPOCHS_KEY, pack_epochs(self.journal_epochs())))
             await self.index.write(puts, deletes)
             self.mark = mark
             self.states.saved()

@@ -13,7 +13,7 @@ from typing import Final
 
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import EntryId, LedgerId
-from bookie.storage.disks.index_format import MARK_KEY, dead_range, log_id_of_dead, unpack_dead
+from bookie.storage.disks.index_format import EPOCHS_KEY, MARK_KEY, dead_range, log_id_of_dead, unpack_dead
 from bookie.storage.entry_logs import entry_log
 from bookie.storage.entry_logs.entry_log import EntryLogs, log_path
 from bookie.storage.errors import LostIndexError
@@ -168,8 +168,8 @@ async def inspect(
         DiskError: a disk failed, or the journal holds more than ``_REPLAYED_BYTES_MAX``.
     """
     slots = await loaded_slots(journals)
-    [value] = await index.get_many([MARK_KEY])
-    mark = await check_stores_journals(value, slots, ledgers)
+    value, epochs = await index.get_many([MARK_KEY, EPOCHS_KEY])
+    mark = await check_stores_journals(value, epochs, slots, ledgers)
     if mark is None:
         raise LostIndexError("there is no storage in these directories yet: the bookie has never run")
     caches, states = Caches(), LedgerStates(index, mark.ledger_count, settings.ledgers_in_memory)

@@ -18,12 +18,12 @@ from bookie.model.packet import packet_ids
 from bookie.runtime.clock import Clock
 from bookie.runtime.human import agreeing
 from bookie.storage.checkpoint import Checkpointer
-from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
+from bookie.storage.disks.index_format import EPOCHS_KEY, MARK_KEY, CheckpointMark, unpack_epochs
 from bookie.storage.entry_logs import entry_log
 from bookie.storage.entry_logs.entry_log import EntryLogs
 from bookie.storage.entry_logs.leftovers import remove_leftovers
 from bookie.storage.entry_logs.log_ends import last_recorded_log_id
-from bookie.storage.errors import DamagedJournalError, WrongJournalError
+from bookie.storage.errors import SALVAGE_HINT, DamagedJournalError, WrongJournalError
 from bookie.storage.journal import replay as journal_replay
 from bookie.storage.journal.format import Record, RecordKind
 from bookie.storage.journal.journal import Journal, Records
@@ -78,7 +78,9 @@ async def open_parts(
     log_ids = await entry_log.log_ids(ledger_disk)
     last_id = max([*log_ids, await last_recorded_log_id(index)], default=0)
     logs = EntryLogs(ledger_disk, max(mark.next_log_id, last_id + 1), settings.open_logs)
-    checkpointer = Checkpointer(caches, states, logs, index, settings, mark)
+    checkpointer = Checkpointer(
+        caches, states, logs, index, settings, mark, journal_epochs=lambda: [_epoch(each) for each in slots]
+    )
     replays = [JournalReplay(each.disk, sequence) for each, sequence in zip(slots, mark.sequences, strict=True)]
     may_hold_bytes = settings.cache_bytes_max
     for replay, each in zip(replays, slots, strict=True):
@@ -128,6 +130,31 @@ async def loaded_slots(journal_disks: Sequence[Disk]) -> list[MarkSlots]:
     return slots
 
 
+def _epoch(slots: MarkSlots) -> int:
+    return 0 if slots.mark is None else slots.mark.epoch
+
+
+def check_journal_epochs(epochs: bytes | None, slots: Sequence[MarkSlots]) -> None:
+    """Check that no journal is a copy from before a later start of the bookie (R96).
+
+    Nothing is checked for a journal with a damaged or missing slot, which may have had a greater epoch.
+
+    Args:
+        epochs: the value of ``EPOCHS_KEY`` in the index; None: an earlier release has written it.
+        slots: the marks of each journal.
+
+    Raises:
+        DamagedJournalError: one is such a copy.
+    """
+    for number, (recorded, each) in enumerate(zip(unpack_epochs(epochs), slots, strict=False), 1):
+        if each.are_whole and _epoch(each) < recorded:
+            which = "the journal" if len(slots) == 1 else f"journal {number} of {len(slots)}"
+            raise DamagedJournalError(
+                f"{which} is an older copy: the index was written with a later one. Entries acknowledged since this "
+                f"copy was made may be missing. Mount the right journal disk, or {SALVAGE_HINT}"
+            )
+
+
 def check_journal_count(mark: CheckpointMark, count: int) -> None:
     """Check that the number of journals is the one in the index.
 
@@ -143,17 +170,19 @@ def check_journal_count(mark: CheckpointMark, count: int) -> None:
 
 
 async def check_stores_journals(
-    value: bytes | None, slots: Sequence[MarkSlots], ledger_disk: Disk
+    value: bytes | None, epochs: bytes | None, slots: Sequence[MarkSlots], ledger_disk: Disk
 ) -> CheckpointMark | None:
     """Check that neither the index nor a journal was lost or replaced, and return the checkpoint's mark.
 
     Args:
         value: the mark in the index; None: there is none.
+        epochs: the recorded epochs of the journals in the index; None: there are none.
         slots: the marks of each journal.
         ledger_disk: the disk of the entry logs.
 
     Raises:
-        DamagedJournalError, LostIndexError: a journal or the index was lost (``replay.check_same_store``).
+        DamagedJournalError, LostIndexError: a journal or the index was lost (``replay.check_same_store``), or a journal
+            is an older copy.
         WrongJournalError: the store has another number of journals.
         DiskError: a directory cannot be read.
     """
@@ -168,6 +197,7 @@ async def check_stores_journals(
             mark=each.mark,
             file_count=len(await journal_replay.file_numbers(each.disk)),
         )
+    check_journal_epochs(epochs, slots)
     return mark
 
 
@@ -195,8 +225,8 @@ def _journals(
 
 async def _checkpoint_mark(slots: Sequence[MarkSlots], ledger_disk: Disk, index: EntryIndex) -> CheckpointMark:
     """Return the checkpoint mark in the index. For a new store, write all marks, those of the journals first."""
-    [value] = await index.get_many([MARK_KEY])
-    found = await check_stores_journals(value, slots, ledger_disk)
+    value, epochs = await index.get_many([MARK_KEY, EPOCHS_KEY])
+    found = await check_stores_journals(value, epochs, slots, ledger_disk)
     if found is not None:
         return found
     mark = CheckpointMark((0,) * len(slots))

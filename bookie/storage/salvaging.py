@@ -28,7 +28,7 @@ from typing import Final
 
 from bookie.model.ids import LedgerId
 from bookie.storage.checkpoint import Checkpointer
-from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark, ledger_id_of_state, states_after
+from bookie.storage.disks.index_format import EPOCHS_KEY, MARK_KEY, CheckpointMark, ledger_id_of_state, states_after
 from bookie.storage.entry_logs import entry_log
 from bookie.storage.entry_logs.entry_log import EntryLogs
 from bookie.storage.entry_logs.leftovers import remove_leftovers
@@ -41,7 +41,7 @@ from bookie.storage.journal.place import place_files
 from bookie.storage.journal.replay import JournalReplay
 from bookie.storage.journal.salvage import JournalSalvage
 from bookie.storage.ledger_state import LedgerState, LedgerStates
-from bookie.storage.opening import apply_records, check_journal_count, loaded_slots
+from bookie.storage.opening import apply_records, check_journal_count, check_journal_epochs, loaded_slots
 from bookie.storage.port import Disk, EntryIndex
 from bookie.storage.rebuilding import adopt
 from bookie.storage.settings import StorageSettings
@@ -80,6 +80,8 @@ async def damage_of(journals: Sequence[Disk], index: EntryIndex) -> DamagedJourn
     check_journal_count(mark, len(journals))
     try:
         slots = await loaded_slots(journals)
+        [epochs] = await index.get_many([EPOCHS_KEY])
+        check_journal_epochs(epochs, slots)
         for each, sequence in zip(slots, mark.sequences, strict=True):
             replay.check_same_store(has_checkpoint=True, has_entry_logs=True, mark=each.mark, file_count=0)
             async for _ in JournalReplay(each.disk, sequence).batches(each.mark):
@@ -153,6 +155,7 @@ async def begin_journals(journals: Sequence[Disk], index: EntryIndex, epoch: int
         DiskError: a journal could not be made durable.
     """
     mark = await _checkpoint_mark(index)
+    await index.write((), [EPOCHS_KEY])  # they were those of the earlier journals
     for disk, place, sequence in zip(journals, place_files(journals), mark.sequences, strict=True):
         await disk.make_directory(replay.DIRECTORY)
         await place.write()

@@ -22,7 +22,7 @@ from bookie.wire.port import Status
 from bookie.wire.requests import ListEntries, Read
 from tests.deadlines import STATE_S
 from tests.integration.test_bookie_process import LEDGER, READY, Machine, entry, machine
-from tests.sessions import LONG_SESSION_S
+from tests.sessions import LONG_SESSION_S, kill9
 
 __all__ = ["machine"]
 
@@ -123,6 +123,31 @@ async def test_a_bookie_that_gave_up_a_lost_journal_reports_missing_entries_as_u
     assert (task.ledger_id, task.missing) == (LEDGER, (bookie,))
     await process.stop()
     await machine.ready(bookie_id="disks")  # it starts without further options
+
+
+@pytest.mark.long
+async def test_a_bookie_does_not_start_with_an_older_copy_of_its_journal(machine: Machine) -> None:
+    journal, copy = machine.home / "journal", machine.home / "copy"
+    process, bookie = await machine.ready(port=0, bookie_id="disks")
+    assert await machine.add(bookie, entry(0)) is Status.OK
+    assert await process.stop(STATE_S) == 0
+    shutil.copytree(journal, copy)
+    process, _ = await machine.ready(bookie_id="disks")
+    assert await machine.read_all(bookie, 1) == [entry(0)]
+    assert await machine.add(bookie, entry(1)) is Status.OK
+    assert await process.stop(STATE_S) == 0
+    process, _ = await machine.ready(bookie_id="disks")
+    assert await machine.read_all(bookie, 2) == [entry(0), entry(1)]
+    assert await machine.add(bookie, entry(2)) is Status.OK
+    await kill9(machine.zookeeper, process)  # the last entry is only in the journal
+    journal.rename(machine.home / "present")
+    copy.rename(journal)
+    for _ in range(2):
+        assert "is an older copy" in await machine.refused(ExitCode.STORAGE_FAILED, bookie_id="disks")
+    journal.rename(copy)
+    (machine.home / "present").rename(journal)
+    await machine.ready(bookie_id="disks")
+    assert await machine.read_all(bookie, 3) == [entry(0), entry(1), entry(2)]
 
 
 async def test_a_closed_ledger_that_moved_elsewhere_is_collected(machine: Machine) -> None:

@@ -18,6 +18,8 @@ FORMAT: Final = 1
 _SEVERAL_FORMAT: Final = 2
 """The format of a mark with several journals, which earlier versions cannot read."""
 MARK_KEY: Final = b"\xffmark"
+EPOCHS_KEY: Final = b"\xffjournals"
+"""The epoch in the mark of each journal at the last checkpoint (R96)."""
 
 _ENTRY_KEY: Final = struct.Struct(">qq")
 _STATE_KEY: Final = struct.Struct(">6sq")
@@ -110,6 +112,24 @@ class CheckpointMark:
         _, first, next_log_id, ledger_count = _MARK.unpack_from(data)
         others = [sequence for (sequence,) in _SEQUENCE.iter_unpack(data[_MARK.size :])]
         return CheckpointMark((first, *others), next_log_id, ledger_count)
+
+
+def pack_epochs(epochs: Sequence[int]) -> bytes:
+    """Return the value for ``EPOCHS_KEY``."""
+    return b"".join(map(_SEQUENCE.pack, epochs))
+
+
+def unpack_epochs(value: bytes | None) -> list[int]:
+    """Return the epochs in the value of ``EPOCHS_KEY``; empty for None.
+
+    Raises:
+        UnsupportedFormatError: it has another format.
+    """
+    if value is None:
+        return []
+    if len(value) % _SEQUENCE.size:
+        raise UnsupportedFormatError("journal epochs of an unknown format: start the version of bkheal that wrote them")
+    return [epoch for (epoch,) in _SEQUENCE.iter_unpack(value)]
 
 
 def entry_range(ledger_id: int) -> tuple[bytes, bytes]:

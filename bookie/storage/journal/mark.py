@@ -39,11 +39,17 @@ class JournalMark:
 
 @dataclass(slots=True)
 class MarkSlots:
-    """The two slot files of one journal directory. ``mark`` is the greatest known mark, None for a new journal."""
+    """The two slot files of one journal directory.
+
+    Attributes:
+        mark: the greatest known mark; None for a new journal.
+        are_whole: whether both slots were intact when they were loaded. If not, there may have been a greater mark.
+    """
 
     disk: Disk
     directory: str
     mark: JournalMark | None = None
+    are_whole: bool = False
     _next_slot: int = 0
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -70,6 +76,7 @@ class MarkSlots:
             )
         if damaged:
             _log.warning("journal mark slot damaged, using the other", extra={"slot": damaged[0]})
+        self.are_whole = len(found) == len(SLOT_NAMES)
         if found:
             newest = max(found, key=lambda slot: found[slot])
             self.mark, self._next_slot = found[newest], 1 - newest

@@ -12,6 +12,8 @@ from bookie.storage.disks.index_format import MARK_KEY, CheckpointMark
 from bookie.storage.disks.memory import MemoryDisk, MemoryIndex, Operation, yield_control
 from bookie.storage.errors import DamagedJournalError, WrongJournalError
 from bookie.storage.inspection import inspect
+from bookie.storage.journal.mark import SLOT_NAMES
+from bookie.storage.journal.replay import DIRECTORY
 from bookie.storage.port import DiskError, DiskFullError
 from bookie.storage.rebuilding import rebuild
 from bookie.storage.salvaging import begin_journals, damage_of, salvage
@@ -77,6 +79,56 @@ async def test_each_ledger_uses_one_journal_and_all_are_replayed() -> None:
     store = await disks.open()
     await check_whole(store)
     await store.close()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_journal_from_before_a_later_start_is_refused(count: int) -> None:
+    """It lacks what was acknowledged since, which would then count as never stored."""
+    disks = Disks(count)
+    store = await disks.open()
+    await add(store, ODD, 0)
+    await store.close()
+    copy = disks.killed().journals[-1]
+    for number in (1, 2):  # the epoch of a start is in the index after its first checkpoint
+        disks = disks.killed()
+        store = await disks.open()
+        await add(store, ODD, number)
+        await store.close()
+    whole, disks = disks.killed(), disks.killed()
+    disks.journals[-1] = copy.restarted()
+    with pytest.raises(DamagedJournalError, match="is an older copy"):
+        await inspect(disks.journals, disks.ledgers, disks.index, SETTINGS)
+    for _ in range(2):
+        disks = disks.killed()
+        with pytest.raises(DamagedJournalError, match="is an older copy"):
+            await disks.open()
+    store = await whole.open()
+    assert [status for status, _ in await read(store, ODD, 0, 1, 2, 3)] == [Status.OK] * 3 + [Status.NO_ENTRY]
+    await store.close()
+
+    disks = disks.killed()
+    assert await damage_of(disks.journals, disks.index) is not None
+    found = await salvage(disks.journals, disks.ledgers, disks.index, SETTINGS)
+    disks.journals = [MemoryDisk() for _ in range(count)]
+    await begin_journals(disks.journals, disks.index, found.epoch + 1)
+    store = await disks.open()
+    assert [status for status, _ in await read(store, ODD, 2, 3)] == [Status.OK, Status.LIMBO]
+    await store.abort()
+
+
+async def test_a_lost_mark_is_no_evidence_of_an_older_journal() -> None:
+    disks = Disks(1)
+    for number in range(3):
+        disks = disks.killed()
+        store = await disks.open()
+        await add(store, ODD, number)
+        await store.close()
+    for slot in SLOT_NAMES:
+        copy = disks.killed()
+        copy.journals[0].lose(f"{DIRECTORY}/{slot}")
+        store = await copy.open()
+        assert [status for status, _ in await read(store, ODD, 0, 1, 2)] == [Status.OK] * 3
+        await store.abort()
 
 
 async def test_a_stopped_store_is_inspected_with_all_its_journals() -> None:
@@ -148,6 +200,7 @@ async def test_damage_of_one_journal_is_salvaged_with_the_records_of_both() -> N
     disks = await used()
     path = files(disks.journals[1])[0]
     disks.journals[1].cut(path, len(disks.journals[1].content(path)) - 200)
+    disks = disks.killed()
     assert await damage_of(disks.journals, disks.index) is not None
     found = await salvage(disks.journals, disks.ledgers, disks.index, SETTINGS)
     assert found.ledgers == 2
