@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie.model.availability import EXPANDED_RUNS_MAX, GROUPS_PER_STEP, EntryRuns, RunGroup, RunsBuilder, finished
+from bookie.model import availability
+from bookie.model.availability import GROUPS_PER_STEP, EntryRuns, RunGroup, RunsBuilder, finished
 from bookie.model.holdings import ENTRIES_COMPARED_PER_STEP, comparing, holds_all, placed_entries
 from bookie.model.ids import BookieId
 from bookie.model.schedule import Stripe
@@ -181,10 +182,14 @@ def test_a_list_in_single_runs_is_read_in_steps() -> None:
     assert meter.most <= CALLS_MAX
 
 
-def test_a_list_of_more_runs_than_readers_accept_in_groups_is_encoded_run_by_run() -> None:
-    held = EntryRuns.decode(encoded([(0, 3 * (EXPANDED_RUNS_MAX - 1), 1, 3)]))
+def test_a_list_of_more_runs_than_readers_accept_in_groups_is_encoded_run_by_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs_max = 4 * GROUPS_PER_STEP  # a fraction of the real limit, which takes seconds
+    monkeypatch.setattr(availability, "EXPANDED_RUNS_MAX", runs_max)
+    held = EntryRuns.decode(encoded([(0, 3 * (runs_max - 1), 1, 3)]))
     assert len(held.encode()) == 64 + 24
-    more = EntryRuns.of([*range(3 * EXPANDED_RUNS_MAX, 3 * EXPANDED_RUNS_MAX + 9, 3)])
+    more = EntryRuns.of([*range(3 * runs_max, 3 * runs_max + 9, 3)])
     longer = finished(EntryRuns.union_with_pauses(held, more))
     assert len(longer.groups) == 1
     pieces = list(longer.encoded())
