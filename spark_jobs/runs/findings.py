@@ -45,17 +45,13 @@ def _sum_row_sql(severity_rank: str, bookie_id: str, ledgers: int, fragments: in
 
 
 # What one ledger adds to the sums: one ledger at its worst severity, its fragments at their severities, and both to
-# each of its missing bookies. A ledger with one finding, as most, has fewer rows with the same sums.
+# each of its missing bookies.
 _FACTS: Final = f"""
-    inline(IF(size(found) = 1,
-        concat(
-            array({_sum_row_sql("severity_rank", "NULL", 1, 1, "bytes_estimate")}),
-            transform(missing, bookie -> {_sum_row_sql("NULL", "bookie", 1, 1, "0")})),
-        concat(
-            array({_sum_row_sql("severity_rank", "NULL", 1, 0, "0")}),
-            transform(found, f -> {_sum_row_sql("f.severity_rank", "NULL", 0, 1, "coalesce(f.bytes_estimate, 0)")}),
-            transform(missing, bookie -> {_sum_row_sql("NULL", "bookie", 1, 0, "0")}),
-            transform(flatten(found.missing), bookie -> {_sum_row_sql("NULL", "bookie", 0, 1, "0")}))))
+    inline(concat(
+        array({_sum_row_sql("severity_rank", "NULL", 1, 0, "0")}),
+        transform(found, f -> {_sum_row_sql("f.severity_rank", "NULL", 0, 1, "coalesce(f.bytes_estimate, 0)")}),
+        transform(missing, bookie -> {_sum_row_sql("NULL", "bookie", 1, 0, "0")}),
+        transform(flatten(found.missing), bookie -> {_sum_row_sql("NULL", "bookie", 0, 1, "0")})))
 """
 
 
