@@ -30,7 +30,7 @@ from bookie.metadata.port import (
     StoreUnavailableError,
     WriteOutcomeUnknownError,
 )
-from bookie.metadata.request_limits import operation_size
+from bookie.metadata.request_limits import extra_create_bytes, operation_size
 from bookie.model.ids import LedgerId
 
 _log = logging.getLogger(__name__)
@@ -346,9 +346,9 @@ def group_batches(groups: Iterable[Sequence[Operation]]) -> Iterator[list[Operat
     A part is yielded as soon as the next group does not fit into it.
     """
     part: list[Operation] = []
-    size = 0
+    size, extra_create = 0, extra_create_bytes()
     for group in groups:
-        group_size = sum(map(operation_size, group))
+        group_size = sum([operation_size(operation, extra_create) for operation in group])
         size += group_size
         if part and (len(part) + len(group) > MULTI_OPS_MAX or size > NODE_DATA_MAX):
             yield part

@@ -75,7 +75,7 @@ def check_multi(operations: Sequence[Operation]) -> int:
     if len(operations) > MULTI_OPS_MAX:
         raise NodeTooLargeError(f"a multi of {len(operations)} operations: at most {MULTI_OPS_MAX} fit, split it")
     size = OPERATION_OVERHEAD * len(operations)
-    longer = _extra_create_bytes()
+    longer = extra_create_bytes()
     for operation in operations:
         path = operation.path
         if not _is_path(path):
@@ -90,15 +90,20 @@ def check_multi(operations: Sequence[Operation]) -> int:
     return size
 
 
-def operation_size(operation: Operation) -> int:
-    """Size of ``operation`` in bytes, counted against the limit of a ``multi``."""
+def operation_size(operation: Operation, extra_create: int | None = None) -> int:
+    """Size of ``operation`` in bytes, counted against the limit of a ``multi``.
+
+    Args:
+        operation: the operation.
+        extra_create: ``extra_create_bytes()``, for a caller with many operations; None: it is determined.
+    """
     path = operation.path
     size = OPERATION_OVERHEAD + (len(path) if path.isascii() else len(path.encode()))
     if isinstance(operation, Create):
-        size += _extra_create_bytes()
+        size += extra_create_bytes() if extra_create is None else extra_create
     return size + len(operation.data) if isinstance(operation, _OPERATIONS_WITH_DATA) else size
 
 
-def _extra_create_bytes() -> int:
+def extra_create_bytes() -> int:
     """Bytes of a create beyond ``OPERATION_OVERHEAD``, because it contains the ACL of this process's new nodes."""
     return max(0, _CREATE_FIELDS_BYTES + current_access().acl_bytes - OPERATION_OVERHEAD)

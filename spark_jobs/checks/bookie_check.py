@@ -78,17 +78,31 @@ def bookie_check_by_ledger(
     """
     ids = live_ids(live)
     return (
-        ledgers.where("error IS NULL")
+        ledgers.where(f"error IS NULL AND {_names_lost_bookie(ids, draining)}")
         .selectExpr("*", f"{_lacking(ids, draining)} AS lacking")
-        .where("size(lacking) > 0")
         .selectExpr("*", f"{_judged(ids, draining)} AS judgements")
         .selectExpr("ledger_id", "ctime_ms", f"transform(judgements, judged -> {_finding()}) AS found")
     )
 
 
+def _names_lost_bookie(live: Sequence[str], draining: AbstractSet[str]) -> str:
+    """Return the SQL condition that a fragment has a member that is draining or not live.
+
+    A fragment has one member for each position, so this is equivalent to a result of ``_lacking`` that is not empty.
+    Spark moves a filter below the computation of its columns, so with a filter on that result, it would compute it
+    twice.
+    """
+    stays = in_list("member", _staying(live, draining))
+    return f"exists(fragments, fragment -> exists(fragment.members, member -> NOT {stays}))"
+
+
+def _staying(live: Sequence[str], draining: AbstractSet[str]) -> list[str]:
+    return [bookie for bookie in live if bookie not in draining]
+
+
 def _lacking(live: Sequence[str], draining: AbstractSet[str]) -> str:
     """Return the SQL for the fragments with positions on bookies that are draining or not live."""
-    stays = in_list("fragment.members[position]", [bookie for bookie in live if bookie not in draining])
+    stays = in_list("fragment.members[position]", _staying(live, draining))
     return f"""
         filter(
             transform(fragments, (fragment, number) -> named_struct(
@@ -121,7 +135,9 @@ def _judged(live: Sequence[str], draining: AbstractSet[str]) -> str:
     holders = f"""size(array_distinct(transform(
                       filter(sequence(0, write_quorum - 1), offset -> {is_copy}),
                       offset -> fragment.members[(start + offset) % ensemble_size])))"""
-    has_duplicates = "size(array_distinct(fragment.members)) < ensemble_size"
+    # A member that also has an earlier position. With few members, this is faster than ``array_distinct``.
+    is_repeated = "array_position(fragment.members, member) <= position"
+    has_duplicates = f"size(filter(fragment.members, (member, position) -> {is_repeated})) > 0"
     return f"""
         transform(lacking, fragment -> named_struct(
             'number', fragment.number, 'first', fragment.first, 'last', fragment.last,

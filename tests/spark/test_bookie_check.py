@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from bookie.model.ownership import NO_OWNER, OWNER_COLUMNS
-from spark_jobs.checks.bookie_check import bookie_check
+from spark_jobs.checks.bookie_check import bookie_check, bookie_check_by_ledger
 from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.checks.metadata_check import unreadable_metadata
 from spark_jobs.datasource.ledger_schema import LEDGER_DDL
@@ -196,3 +196,12 @@ def test_all_checks_give_the_same_columns(spark: SparkSession) -> None:
     rows = table(spark, ledger([(0, 9, "ax")]))
     assert bookie_check(rows, LIVE).dtypes == expected
     assert unreadable_metadata(rows).dtypes == expected
+
+
+def test_the_fragments_of_a_ledger_are_compared_with_the_live_bookies_once(spark: SparkSession) -> None:
+    """Spark moves a filter on a column below the computation of the column, and then computes it twice."""
+    ledgers = (
+        spark.range(1).selectExpr("from_json(string(id), 'struct<" + LEDGER_DDL.strip() + ">') AS row").select("row.*")
+    )
+    plan = bookie_check_by_ledger(ledgers, LIVE)._jdf.queryExecution().optimizedPlan().toString()
+    assert plan.count("missing_positions, filter(") == 1
