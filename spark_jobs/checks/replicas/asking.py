@@ -35,6 +35,7 @@ from typing import Final, Protocol
 from bookie.client.held_entries import HeldEntriesReader
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
+from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.tasks.decisions import Decision, LostFragment
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -101,7 +102,11 @@ class LedgerReaderPort(Protocol):
     """The part of ``LedgerStore`` that is used here."""
 
     async def current(self, ledger_id: LedgerId) -> Versioned | None:
-        """Return the current metadata of a ledger; None: it does not exist."""
+        """Return the current metadata of a ledger; None: it does not exist.
+
+        Raises:
+            UnreadableMetadataError, AccessDeniedError: it cannot be read.
+        """
         ...
 
 
@@ -223,7 +228,7 @@ class Asker:
         """Judge a ledger by its current metadata and by second answers of the denying bookies."""
         try:
             current = await self._ledgers.current(ledger.ledger_id)
-        except UnreadableMetadataError:
+        except (UnreadableMetadataError, AccessDeniedError):
             return  # the next run reports it, because it reads the current metadata
         if current is None:
             answers.vanished += 1

@@ -243,6 +243,19 @@ async def test_a_ledger_deleted_meanwhile_is_not_a_finding() -> None:
 
 
 @in_virtual_time
+async def test_a_ledger_that_may_no_longer_be_read_does_not_prevent_the_check_of_others() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {"c": range(10)})
+        await store(world, 2, CLOSED, {"c": range(10)})
+
+        async def deny() -> None:
+            world.cell.deny(world.ledgers.path(LedgerId(1)))
+
+        world.bookies["c"].before_list = deny
+        assert missing(await ask(world, 1, 2)) == {2: {BookieId("c")}}
+
+
+@in_virtual_time
 async def test_a_ledger_moved_meanwhile_is_checked_at_its_new_bookies() -> None:
     async with a_cluster() as world:
         await store(world, 1, CLOSED, {"c": range(10)})
