@@ -251,11 +251,17 @@ class Asker:
             answers.found.append((newest, found))
 
     async def _accepted_of(self, ledger: Versioned) -> Mapping[EntryId, LostFragment]:
-        """Return the accepted losses of a ledger that name the lost entries."""
+        """Return the accepted losses of a ledger that name the lost entries.
+
+        A decision that may not be read any more accepts nothing, as in the list of decisions.
+        """
         known = self._accepted.get(ledger.ledger_id, {})
         if not known or self._read_decision is None:
             return known
-        decision = await self._read_decision(ledger.ledger_id)
+        try:
+            decision = await self._read_decision(ledger.ledger_id)
+        except AccessDeniedError:
+            return {}
         if decision is None or not decision.is_accepted or not decision.is_of(ledger.metadata):
             return {}
         return losses_by_first_entry(decision.lost)
