@@ -17,7 +17,8 @@ from bookie.metadata.access import PLAIN_ACCESS, ZooKeeperAccess
 from bookie.metadata.cluster import Cluster
 from bookie.metadata.layout import ledger_path
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
-from bookie.metadata.port import MetadataStore
+from bookie.metadata.nodes import read_each_permitted
+from bookie.metadata.port import AccessDeniedError, MetadataStore, Node
 from bookie.metadata.pulsar.decoding import UndecodableNodeError, is_shadow
 from bookie.metadata.pulsar.referrers import Referrer, ledger_with_reference, referrers_of, refers, requires
 from bookie.metadata.pulsar.tree import Denied, NodeKind, partitioned_topic_path, policies_path, read_contents
@@ -101,7 +102,7 @@ async def check_again(
     """Return the rows of ``SECOND_LOOK_DDL``, one for each row of ``suspects``.
 
     The ledgers are read again after the nodes, so a ledger that Pulsar has just deleted counts neither as lost nor as
-    unreferenced.
+    unreferenced. A ledger whose node may not be read has no verdict, and is never lost.
 
     Raises:
         StoreUnavailableError: no answer.
@@ -113,11 +114,13 @@ async def check_again(
     ]
     named = list(dict.fromkeys(path for each in subjects for path in each.paths))
     contents = dict(zip(named, await read_contents(store, named), strict=True))
-    nodes = await store.get_many(paths)
+    nodes = await read_each_permitted(store.get_many, paths)
     seen = []
     for each, node in zip(subjects, nodes, strict=True):
-        created_ms = None if node is None else node.stat.ctime_ms
-        if each.row["verdict"] == Verdict.LOST.value:
+        created_ms = node.stat.ctime_ms if isinstance(node, Node) else None
+        if isinstance(node, AccessDeniedError) and each.row["verdict"] != Verdict.LOST.value:
+            seen.append(each.seen(Verdict.NOT_JUDGED, NotJudged.UNREADABLE))
+        elif each.row["verdict"] == Verdict.LOST.value:
             verdict, reason, referrer = _judge_references(each, contents, is_there=node is not None)
             seen.append(each.seen(verdict, reason) | _names(referrer))
         else:
@@ -157,19 +160,21 @@ class _SecondLookRow:
 
 async def _read_owner_metadata(
     store: MetadataStore, rows: Sequence[Row], paths: Sequence[str]
-) -> Sequence[bytes | None]:
+) -> Sequence[bytes | AccessDeniedError | None]:
     """Return the metadata of the ledgers whose owners are needed; None for the others, and for deleted ones."""
     wanted = [path for row, path in zip(rows, paths, strict=True) if row["verdict"] != Verdict.LOST.value]
-    found = dict(zip(wanted, await store.get_many_data(wanted) if wanted else (), strict=True))
+    found = dict(zip(wanted, await read_each_permitted(store.get_many_data, wanted) if wanted else (), strict=True))
     return [found.get(path) for path in paths]
 
 
-def _second_look_row(settings: SecondLookSettings, row: Row, data: bytes | None) -> _SecondLookRow:
+def _second_look_row(settings: SecondLookSettings, row: Row, data: bytes | AccessDeniedError | None) -> _SecondLookRow:
     if row["verdict"] == Verdict.LOST.value:
         named = (Referrer(by["root"], NodeKind(by["kind"]), by["name"], by["cursor"]) for by in row["by"])
         return _SecondLookRow(row, tuple(named))
     if data is None:
         return _SecondLookRow(row)
+    if isinstance(data, AccessDeniedError):
+        return _SecondLookRow(row, settled=NotJudged.UNREADABLE)
     try:
         metadata = decode(data)
     except UnreadableMetadataError:

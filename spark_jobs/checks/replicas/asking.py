@@ -35,6 +35,7 @@ from typing import Final, Protocol
 from bookie.client.held_entries import HeldEntriesReader
 from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
+from bookie.metadata.port import AccessDeniedError
 from bookie.metadata.tasks.decisions import Decision, LostFragment
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
@@ -101,7 +102,11 @@ class LedgerReaderPort(Protocol):
     """The part of ``LedgerStore`` that is used here."""
 
     async def current(self, ledger_id: LedgerId) -> Versioned | None:
-        """Return the current metadata of a ledger; None: it does not exist."""
+        """Return the current metadata of a ledger; None: it does not exist.
+
+        Raises:
+            UnreadableMetadataError, AccessDeniedError: it cannot be read.
+        """
         ...
 
 
@@ -223,7 +228,7 @@ class Asker:
         """Judge a ledger by its current metadata and by second answers of the denying bookies."""
         try:
             current = await self._ledgers.current(ledger.ledger_id)
-        except UnreadableMetadataError:
+        except (UnreadableMetadataError, AccessDeniedError):
             return  # the next run reports it, because it reads the current metadata
         if current is None:
             answers.vanished += 1
@@ -246,11 +251,17 @@ class Asker:
             answers.found.append((newest, found))
 
     async def _accepted_of(self, ledger: Versioned) -> Mapping[EntryId, LostFragment]:
-        """Return the accepted losses of a ledger that name the lost entries."""
+        """Return the accepted losses of a ledger that name the lost entries.
+
+        A decision that may not be read any more accepts nothing, as in the list of decisions.
+        """
         known = self._accepted.get(ledger.ledger_id, {})
         if not known or self._read_decision is None:
             return known
-        decision = await self._read_decision(ledger.ledger_id)
+        try:
+            decision = await self._read_decision(ledger.ledger_id)
+        except AccessDeniedError:
+            return {}
         if decision is None or not decision.is_accepted or not decision.is_of(ledger.metadata):
             return {}
         return losses_by_first_entry(decision.lost)

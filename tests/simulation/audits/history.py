@@ -292,7 +292,8 @@ class _History:
         self._check(len(new) <= 1, f"a run with a limit of 1 marked {new}")
 
     def _disturbed(self, rng: random.Random) -> None:
-        self._run(self._process(rng, Disturbance(change=rng.choice([0.01, 0.05, 0.1]))), **_any_kind(rng))
+        result = self._run(self._process(rng, Disturbance(change=rng.choice([0.01, 0.05, 0.1]))), **_any_kind(rng))
+        self._check(result is not None, "changes of the cluster ended a run")
 
     def _killed(self, rng: random.Random) -> None:
         self._run(self._process(rng, Disturbance(change=0.02, kill=rng.choice([0.005, 0.02]))), **_any_kind(rng))
@@ -456,7 +457,9 @@ class _History:
             named = [marking for marking in process.marked if marking[1]]
             self._check(not named, f"a placement check marked missing bookies: {named}")
             return
-        self._run_of_kind(process, RunKind.REPLICAS, {})
+        result = self._run_of_kind(process, RunKind.REPLICAS, {})
+        is_changed_only = not (disturbance.kill or disturbance.fault or disturbance.stop)
+        self._check(result is not None or not is_changed_only, "changes of the cluster ended a replicas check")
         for ledger_id, names in process.marked:
             wrong = [bookie for bookie in names if (bookie, ledger_id) not in self._cluster.held.ever]
             self._check(not wrong, f"ledger {ledger_id} was marked with {wrong}, which never lacked an entry")

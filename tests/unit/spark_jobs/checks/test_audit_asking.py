@@ -9,7 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from auditor.safety.lost_entries import lost_fragments
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError
+from bookie.metadata.port import AccessDeniedError
+from bookie.metadata.tasks.decisions import Decision
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import LedgerMetadata
@@ -30,7 +33,7 @@ from spark_jobs.checks.replicas.asking import (
     CopyReply,
 )
 from spark_jobs.checks.replicas.expected import SettledLedger, settled_metadata
-from spark_jobs.checks.replicas.task import TaskSettings, answer_rows
+from spark_jobs.checks.replicas.task import TaskSettings, accepted_entries, answer_rows
 from tests.worlds.clocks import VirtualClock
 from tests.worlds.ledgers import make_metadata, make_packets, should_hold, with_member
 from tests.worlds.repair import RepairWorld, Tamper, a_world
@@ -240,6 +243,41 @@ async def test_a_ledger_deleted_meanwhile_is_not_a_finding() -> None:
         assert (answers.found, answers.vanished) == ([], 1)
         with pytest.raises(NoSuchLedgerError):
             await world.ledgers.read(LedgerId(1))
+
+
+@in_virtual_time
+async def test_a_ledger_that_may_no_longer_be_read_does_not_prevent_the_check_of_others() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {"c": range(10)})
+        await store(world, 2, CLOSED, {"c": range(10)})
+
+        async def deny() -> None:
+            world.cell.deny(world.ledgers.path(LedgerId(1)))
+
+        world.bookies["c"].before_list = deny
+        assert missing(await ask(world, 1, 2)) == {2: {BookieId("c")}}
+
+
+@in_virtual_time
+async def test_a_decision_that_may_no_longer_be_read_accepts_nothing() -> None:
+    async with a_cluster() as world:
+        await store(world, 1, CLOSED, {name: [4] for name in "abc"})
+        metadata = await world.metadata(1)
+        everything = EntryRuns.of(range(10))
+        lost = lost_fragments(
+            metadata, (), {each: everything.without(EntryRuns.of([4])) for each in metadata.members()}
+        )
+
+        async def registered() -> AbstractSet[BookieId]:
+            return (await world.registrations.list()).registered
+
+        async def denied(ledger_id: LedgerId) -> Decision | None:
+            raise AccessDeniedError("may not be read")
+
+        accepted = accepted_entries({LedgerId(1): lost})
+        asker = Asker(world.bookies.transport, world.ledgers, registered, VirtualClock(), accepted, denied)
+        ((_, (found,)),) = (await asker.ask_all([settled_metadata(LedgerId(1), metadata)], await registered())).found
+        assert (found.severity, found.is_accepted) == (Severity.LOST, False)
 
 
 @in_virtual_time

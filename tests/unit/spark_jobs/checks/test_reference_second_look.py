@@ -40,6 +40,7 @@ SETTINGS = SecondLookSettings("zk://h:1/ledgers", 1, ("", "/second"), LATER_MS)
 
 @dataclass(slots=True)
 class Place:
+    cell: MemoryCell
     store: MemoryStore
     cluster: Cluster
 
@@ -55,8 +56,9 @@ class Place:
 
 @pytest.fixture
 async def place() -> Place:
-    store = MemoryStore(MemoryCell())
-    return Place(store, await formatted(store))
+    cell = MemoryCell()
+    store = MemoryStore(cell)
+    return Place(cell, store, await formatted(store))
 
 
 def unreferenced(ledger_id: int) -> dict[str, Any]:
@@ -67,6 +69,19 @@ def lost(ledger_id: int, at: str | None = None, names: Sequence[str] = (ML,)) ->
     kind = "managed-ledger" if at is None else "cursor"
     by = [{"root": "/second", "kind": kind, "name": name, "cursor": at} for name in names]
     return {"ledger_id": ledger_id, "verdict": "LOST", "by": by}
+
+
+async def test_a_ledger_that_may_not_be_read_does_not_prevent_verdicts_on_others(place: Place) -> None:
+    """It could be read at the first look."""
+    await place.create(1, 2)
+    await put_node(place.store, "/managed-ledgers/public/default/persistent/t", managed())
+    place.cell.deny(ledger_path(place.cluster.kind, place.cluster.root, 1))
+    rows = [unreferenced(1), unreferenced(2)]
+    first, second = await check_again(place.store, place.cluster, SETTINGS, rows)
+    assert (first["verdict"], first["reason"]) == ("NOT_JUDGED", NotJudged.UNREADABLE.value)
+    assert (second["ledger_id"], second["verdict"]) == (2, (await place.check(unreferenced(2)))[0])
+    lost_one = await place.check(lost(1))
+    assert lost_one == ("CHANGED", None), "a denied node exists, so the ledger is not lost"
 
 
 @pytest.mark.parametrize("custom", KINDS)
@@ -116,8 +131,9 @@ async def test_a_ledger_that_is_deleted_young_or_unnamed_is_not_reported(place: 
 async def test_the_age_of_a_ledger_counts_from_its_creation() -> None:
     """The metadata of a ledger changes when it is closed and whenever a copy is moved."""
     times_ms = itertools.count(1_000)
-    store = MemoryStore(MemoryCell(lambda: next(times_ms)))
-    place = Place(store, await formatted(store))
+    cell = MemoryCell(lambda: next(times_ms))
+    store = MemoryStore(cell)
+    place = Place(cell, store, await formatted(store))
     await place.create(1)
     path = ledger_path(place.cluster.kind, place.cluster.root, LedgerId(1))
     created = await store.get(path)
