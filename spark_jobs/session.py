@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Final
+from socketserver import BaseServer
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JError
@@ -195,7 +196,23 @@ def _start(conf: Mapping[str, str]) -> SparkSession:
     builder = SparkSession.Builder()
     for name, value in {**conf, **executor_conf(effective.get)}.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    accept_end_of_java(session.sparkContext._accumulatorServer)
+    return session
+
+
+def accept_end_of_java(server: BaseServer) -> None:
+    """Let pyspark's server of accumulators print no traceback if Java closes its connection.
+
+    Java can end before this process, for instance after a signal to both. The error of the run then has the reason.
+    """
+    print_traceback = server.handle_error
+
+    def handle_error(request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), EOFError | ConnectionError):
+            print_traceback(request, client_address)
+
+    server.handle_error = handle_error  # type: ignore[method-assign]
 
 
 def executor_conf(effective: Callable[[str], str | None]) -> Mapping[str, str]:

@@ -235,7 +235,7 @@ def options(
 ) -> None:
     """Options before the command apply to all commands; those about bookies only if the command has no such options.
 
-    Each of them also has an environment variable: BKHEAL_ and its name, such as BKHEAL_ZK_TLS_CA.
+    Each of them except --log-level has an environment variable: BKHEAL_ and its name, such as BKHEAL_ZK_TLS_CA.
     """
     made = build(CallOptions, given)
     set_security_before_command(made.security)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import random
 import signal
@@ -109,7 +110,7 @@ def run_one_shot(
         keeper.on_progress(event)
         shown(event)
 
-    with _signals(gate) as install_handlers:
+    with without_lost_connections_after_stop(gate), _signals(gate) as install_handlers:
         try:
             run_id = keeper.begin(shot.wait_s)
         except RunStoppedError as error:
@@ -173,6 +174,25 @@ def exit_code_of(error: BkhealError) -> int:
             return ExitCode.BUSY
         case _:
             return audit_exit_code(error)
+
+
+@contextlib.contextmanager
+def without_lost_connections_after_stop(gate: RunGate) -> Iterator[None]:
+    """Log no lost connection to Java after the run was stopped.
+
+    A signal to the whole process group, such as from ``timeout`` or systemd, also ends Java, in the middle of a call.
+    py4j logs this with the root logger.
+    """
+
+    def is_logged(record: logging.LogRecord) -> bool:
+        return gate.stopped is None or record.module != "java_gateway"
+
+    root = logging.getLogger()
+    root.addFilter(is_logged)
+    try:
+        yield
+    finally:
+        root.removeFilter(is_logged)
 
 
 @contextlib.contextmanager
