@@ -133,6 +133,7 @@ async def large_is_well(java: JavaDriver, ledger_id: int) -> None:
         assert await java.read_all(ledger_id, password=PASSWORD, client=wire) == wanted
 
 
+@pytest.mark.long
 async def test_apaches_collector_keeps_copies_made_by_our_slow_replicator(
     here: ApacheWorld, client: ConnectedBookKeeper, audit: Audit, tmp_path: Path
 ) -> None:

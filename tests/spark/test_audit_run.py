@@ -469,6 +469,7 @@ def test_an_accepted_loss_is_reported_and_not_marked(spark: SparkSession, place:
     assert accepted_ledgers(place) == [3]
 
 
+@pytest.mark.long
 def test_an_accepted_loss_is_marked_again_if_anything_else_is_lost(spark: SparkSession, place: Place) -> None:
     other = LedgerMetadata(2, 2, 2, (Fragment(EntryId(0), names("x:1 y:1")), Fragment(EntryId(10), names("a:1 b:1"))))
     place.create({9: other.closed(EntryId(19), 2000), 10: closed("x:1", "y:1", "z:1")})

@@ -258,6 +258,7 @@ def test_ledgers_with_recorded_damage_are_marked_and_counted(spark: SparkSession
     assert place.audit(spark).summary.published.damage_marked == 0
 
 
+@pytest.mark.long
 def test_the_delay_restarts_for_a_bookie_that_returned_before_its_end(spark: SparkSession, place: Place) -> None:
     place.add_cookies("x:1")
     place.do(place.tasks.switches.set_lost_bookie_delay_s(3600))

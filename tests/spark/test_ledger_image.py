@@ -153,6 +153,7 @@ def test_after_a_loss_ledgers_are_marked_from_the_image_first_and_then_by_the_fu
     assert (first, again.summary.image.suspects) == (FINAL, 0), "an audited loss must not be read again"
 
 
+@pytest.mark.long
 def test_a_ledger_that_is_repaired_during_the_full_pass_is_not_marked_again(spark: SparkSession, place: Place) -> None:
     place.audit(spark)
     changed(place)
@@ -173,6 +174,7 @@ def test_a_ledger_that_is_repaired_during_the_full_pass_is_not_marked_again(spar
     assert place.audited() == {"x:1"}
 
 
+@pytest.mark.long
 def test_the_brake_does_not_count_a_bookie_in_the_image_whose_copies_were_all_accepted_as_lost(
     spark: SparkSession, place: Place
 ) -> None:

@@ -97,6 +97,7 @@ def counts(result: AuditResult) -> Sequence[int]:
     return found.referenced, found.unreferenced, found.lost, found.undecodable
 
 
+@pytest.mark.long
 def test_references_that_were_lost_with_an_executor_are_read_again(
     spark: SparkSession, pulsar: Pulsar, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -167,6 +167,7 @@ def accept_loss(cluster: EmbeddedCluster, ledger_id: LedgerId) -> str:
     return str(json.loads(done.stdout)["ledgers"][0]["outcome"])
 
 
+@pytest.mark.long
 def test_an_accepted_loss_is_reported_until_anything_else_is_lost(spark: SparkSession, tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
         started = EmbeddedCluster.start(

@@ -179,6 +179,7 @@ def test_without_a_heap_of_its_own_the_driver_has_the_one_in_sparks_settings(
     assert conf.get("spark.driver.memory") == expected
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_the_directory_of_the_event_log_is_created(tmp_path: Path) -> None:
     """The directory is named in Spark's configuration file, as in the chart."""

@@ -214,6 +214,7 @@ def test_a_delayed_disabled_or_missing_auditor_explains_missing_marks(place: Pla
     assert (code, reasons(document), document["recovery_enabled"]) == (0, {("only here", "disabled"): 4}, False)
 
 
+@pytest.mark.long
 def test_a_loss_since_the_previous_run_is_new_only_once(place: Place, running: None) -> None:
     mark(place, (1, "x:1"), (2, "x:1"), (3, "x:1"), (4, "x:1"))
     assert shadowed(place)[0] == 0
