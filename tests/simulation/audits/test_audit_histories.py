@@ -33,7 +33,7 @@ GATE_SEEDS = (2, 4, 5, 7, 9)
 GATE_ROUNDS = 6
 SEEDS = 20
 """Number of histories in one of the long tests: about 20 s."""
-SEEDS_PER_PLANTED_DEFECT = 120
+SEEDS_PER_PLANTED_DEFECT = 600
 
 
 @pytest.fixture(autouse=True)
