@@ -120,6 +120,7 @@ PLANTED_IN_OTHERS: dict[str, tuple[object, str, Any]] = {
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_defect_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*PLANTED[name])
@@ -127,6 +128,7 @@ def test_a_planted_defect_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", PLANTED_IN_OTHERS)
 def test_a_defect_planted_in_the_other_checks_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*PLANTED_IN_OTHERS[name])
