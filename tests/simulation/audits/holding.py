@@ -74,7 +74,7 @@ class HeldEntriesTransport(Transport):
 
     @override
     async def add(self, bookie: BookieId, batch: AddBatch, timeout_s: float) -> AddReply:
-        raise NotImplementedError
+        raise AssertionError("an audit adds no entries")
 
     @override
     async def ask(self, bookie: BookieId, request: Request[ReplyT], timeout_s: float) -> ReplyT:
