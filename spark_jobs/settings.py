@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
+from typing_extensions import override
+
 from bookie.metadata.bookies.marking_policy import MarkingRules
 from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S
 from bookie.metadata.bookies.rack_outage import RACK_OUTAGE_DELAY_S
@@ -94,6 +96,26 @@ class FailOn(enum.Enum):
     """Some entry has fewer live copies than its write quorum."""
     ANY = "any"
     """Also findings with a missing bookie that stores no entry of the fragment."""
+
+    @classmethod
+    @override
+    def _missing_(cls, value: object) -> FailOn | None:
+        """Accept underscores in place of hyphens, because reports and metrics write severities with them."""
+        text = str(value).replace("_", "-")
+        return next((each for each in cls if each.value == text), None)
+
+
+def fail_on(text: object) -> FailOn:
+    """Return the level with this name, written with hyphens or underscores.
+
+    Raises:
+        ValueError: there is no such level.
+    """
+    try:
+        return FailOn(text)
+    except ValueError:
+        levels = ", ".join(each.value for each in FailOn)
+        raise ValueError(f"{text!r} is not one of {levels}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from bookie.model.errors import BkhealError
 from bookie.model.run import RunKind, RunState
 from bookie.runtime.user import user_name
 from spark_jobs.one_shot.run import OneShot
+from spark_jobs.settings import FailOn
 
 
 @dataclass
@@ -172,6 +173,19 @@ def test_a_place_for_metrics_that_cannot_work_is_refused_before_the_run_unless_a
     assert len(started) == 1, "a schedule must not stop marking for lack of a place for metrics"
 
 
+@pytest.mark.parametrize("level", ["no-live-copy", "no_live_copy"])
+def test_a_level_of_findings_is_accepted_as_reports_write_severities(
+    monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    started: list[FailOn] = []
+    monkeypatch.setattr(audit, "_run_locally", lambda _, fail_on, *__: started.append(fail_on))
+    words = ["audit", "run", "--metadata-uri", "zk://127.0.0.1:1/ledgers"]
+    assert CliRunner().invoke(bkheal, [*words, "--fail-on", level]).exit_code == 0
+    assert CliRunner().invoke(bkheal, words, env={"BKHEAL_AUDIT_RUN_FAIL_ON": level}).exit_code == 0
+    assert FailOn(level) is FailOn.NO_LIVE_COPY, "for spark-submit"
+    assert started == [FailOn.NO_LIVE_COPY] * 2
+
+
 def test_a_client_certificate_is_presented_to_the_service(services: Services) -> None:
     files = ("--client-cert", "c.pem", "--client-key", "k.pem")
     assert invoke("run", "--at", "https://one:1", *files).exit_code == 0
@@ -221,6 +235,7 @@ def test_a_schedule_is_paused_and_resumed(services: Services) -> None:
         (("pause", "r1", "--kind", "bookies", "--at", "http://one:1"), "either the id of a run or --kind"),
         (("--dry-run", "list"), "write --dry-run after"),
         (("run", "--kind", "nonsense"), "nonsense"),
+        (("run", "--fail-on", "no_copy"), "'no_copy' is not one of never, no-live-copy, critical"),
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--sample", "0"), "sample = 0"),
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--ledger-min", "9", "--ledger-max", "8"), "select no ledger"),
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--tls-key", "k"), "need tls_ca"),
