@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,6 +77,26 @@ def test_the_default_file_is_read_if_it_exists(file: Path, tmp_path: Path) -> No
     (tmp_path / ".config" / "bkheal").mkdir(parents=True)
     file.rename(tmp_path / ".config" / "bkheal" / "config.toml")
     assert invoke("auditor", HOME=str(tmp_path)) == "3 True"
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "table"),
+    [
+        ("auditor = 3\n", ("auditor",), "auditor"),
+        ("audit = 3\n", ("audit", "run"), "audit"),
+        ("[audit]\nrun = 3\n", ("audit", "run"), "audit.run"),
+    ],
+)
+def test_a_value_in_place_of_a_table_is_refused_by_the_command_and_by_validate(
+    file: Path, content: str, words: tuple[str, ...], table: str
+) -> None:
+    file.write_text(content)
+    says = re.escape(f"{file}: {table} is a single value, not the table of the command: write its options below a line")
+    with pytest.raises(ConfigurationError, match=rf"{says} \[{table}\]"):
+        invoke(*words, "--config", str(file))
+    result = CliRunner().invoke(bkheal, ["config", "validate", "--config", str(file)])
+    assert isinstance(result.exception, ConfigurationError)
+    assert re.search(says, str(result.exception))
 
 
 def test_a_value_of_the_wrong_type_is_refused_by_name(file: Path) -> None:
