@@ -8,9 +8,10 @@ name than its flag (``is_sure`` of ``--yes``), both names are accepted, as in ea
 
 from __future__ import annotations
 
+import difflib
 import enum
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -201,10 +202,15 @@ def _problems(
             else:
                 yield _no_table_text((*words, name))
         elif name not in known:
-            near = ", ".join(sorted({*map(_key, known.values()), *below})) or "nothing"
-            yield f"[{'.'.join(words)}] {name} is unknown; known are {near}"
+            yield f"[{'.'.join(words)}] {name} is unknown; {_known_text(name, {*map(_key, known.values()), *below})}"
         elif context is not None and (why := _conversion_problem(known[name], entry, context)) is not None:
             yield f"[{'.'.join(words)}] {name} = {entry!r}: {why}"
+
+
+def _known_text(name: str, known: Collection[str]) -> str:
+    """Return the end of the sentence about an unknown key: the similar keys if there are any, else all of them."""
+    similar = difflib.get_close_matches(name, known)
+    return f"did you mean {' or '.join(similar)}?" if similar else f"known are {', '.join(sorted(known)) or 'nothing'}"
 
 
 def _no_table_text(words: tuple[str, ...]) -> str:
