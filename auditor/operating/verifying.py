@@ -117,7 +117,8 @@ class Verifier:
         holdings = HoldingsReader(ports.transport, ports.clock)
         is_tail_written = not ledger.metadata.is_closed and await holdings.is_tail_written(ledger, bookies)
         accepted = await self._accepted(ledger, bookies)
-        copies = LedgerCopies(() if accepted is None else accepted_entries(accepted.lost))
+        losses = () if accepted is None else accepted.lost
+        copies = LedgerCopies(accepted_entries(losses), [loss for loss in losses if not loss.entries])
         result = VerifiedLedger(ledger, copies, judged_end(ledger.metadata, is_tail_written=is_tail_written))
         total = copies_count(ledger.metadata, bookies.registered, is_tail_written=is_tail_written)
         with counting(total) as advance:
@@ -141,8 +142,8 @@ class Verifier:
         named = [each for each in result.copies.bookies.values() if each.bookie in now.metadata.members()]
         lost = [each.bookie for each in named if each.is_lost]
         held_back = await self._held_back(ledger, lost, bookies) if lost else {}
-        bad = {each.bookie for each in named if each.is_repairable} | set(lost) - held_back.keys()
-        accepted = [each.bookie for each in named if each.is_bad and not each.is_repairable]
+        bad = {each.bookie for each in named if result.copies.is_repairable(each)} | set(lost) - held_back.keys()
+        accepted = [each.bookie for each in named if each.is_bad and not result.copies.is_repairable(each)]
         result.held_back = held_back | dict.fromkeys(accepted, "the loss of its absent entries was accepted")
         result.bad = tuple(sorted(bad))
 
