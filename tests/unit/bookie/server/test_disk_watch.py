@@ -272,6 +272,36 @@ async def test_a_hanging_ledger_disk_makes_the_bookie_read_only_and_stops_it(han
 
 
 @in_virtual_time
+async def test_a_ledger_disk_that_hangs_while_nothing_is_added_stops_the_bookie() -> None:
+    world = await DiskWatchWorld().open(threshold=0)
+
+    async def hang(operation: Operation, path: str) -> None:
+        await asyncio.Event().wait()
+
+    world.ledger_disk.before = hang
+    assert await watched_for(world, 55)
+    assert world.watch.ledger_problem != ""
+    await watched_for(world, 100)
+    assert isinstance(await world.storage.fatal, StalledDiskError)
+
+
+@in_virtual_time
+async def test_a_ledger_disk_that_can_only_be_read_is_logged_once_and_stays_in_use(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = await DiskWatchWorld().open(threshold=0)
+
+    async def fail(operation: Operation, path: str) -> None:
+        raise DiskError("read-only file system")
+
+    world.ledger_disk.before = fail
+    assert not await watched_for(world, 200)
+    assert not world.storage.fatal.done()
+    logged = [vars(record)["error"] for record in caplog.records if "cannot be written" in record.message]
+    assert logged == ["read-only file system"]
+
+
+@in_virtual_time
 async def test_a_disk_that_is_slow_but_writes_is_not_stalled() -> None:
     world = await DiskWatchWorld().open(threshold=0)
 
