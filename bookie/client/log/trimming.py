@@ -136,8 +136,8 @@ async def _trim(ports: ClientPorts, lists: LogLists, listed: ListedLog) -> Liste
             return None if left == now else left
 
         listed = await lists.change(listed, decide)
-    for error in refused.values():
-        raise error
+    for refusal in refused.values():
+        raise refusal
     return listed
 
 
