@@ -36,7 +36,7 @@ from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
-from bookie.metadata.nodes import in_steps
+from bookie.metadata.nodes import in_steps, read_each_permitted
 from bookie.metadata.port import Children, Node
 from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.locks import Task
@@ -616,7 +616,8 @@ class TaskQueue:
             await self._delete("reservations", ledger_id, self._ports.reservations.discard)
         if not (orphans := sorted(listing.doubted - marked)):
             return
-        for ledger_id, ledger in zip(orphans, await self._ports.ledgers.read_many(orphans), strict=True):
+        ledgers = await read_each_permitted(self._ports.ledgers.read_many, orphans)
+        for ledger_id, ledger in zip(orphans, ledgers, strict=True):
             if ledger is None or (isinstance(ledger, Versioned) and ledger.metadata.is_closed):
                 await self._delete("doubts", ledger_id, self._ports.doubts.forget)
 

@@ -199,7 +199,13 @@ class ReplicaRun:
         with self._context.tasks(Phase.PUBLISH, is_reported=False):
             found = to_mark(ledgers)
             due = self._limiter.admitted(((each.ledger_id, each.missing), each.bytes_estimate) for each in found)
-            published = publish(due, self._cluster, gate=self._context.gate, note=self._context.note_marks)
+            published = publish(
+                due,
+                self._cluster,
+                gate=self._context.gate,
+                note=self._context.note_marks,
+                count=self._limiter.count,
+            )
         return replace(published, held_back=held_back(self._limiter))
 
     def _counts(self, took_s: float, every: int) -> ReplicaCounts:
