@@ -1,7 +1,8 @@
 """The worker: take tasks while repair is enabled, repair several ledgers at a time, and release all locks at the end.
 
-A worker without work is on standby until another worker calls it (``queue.standby``), so a change does not wake all
-workers. Neither a ledger whose repair fails nor a temporarily unreachable store stops the worker. The end of the
+``queue.task_queue`` lists the tasks in their order, ``queue.places`` limits the turns in flight, and
+``repair.ledger_repair`` is one turn. A worker without work is on standby until another worker calls it
+(``queue.standby``), so a change does not wake all workers. Neither a ledger whose repair fails nor a temporarily unreachable store stops the worker. The end of the
 store's session cancels all work in flight immediately (S14); the next session begins with a new listing.
 """
 
@@ -11,7 +12,6 @@ import asyncio
 import enum
 import logging
 import math
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -40,10 +40,11 @@ from replicator.copying.throttle import ByteBudget
 from replicator.copying.transfer_slots import TransferSlots
 from replicator.knowledge.absence import Absences
 from replicator.knowledge.returns import Returns
+from replicator.knowledge.store_refusals import StoreRefusals
 from replicator.ports import RepairPorts
+from replicator.queue.debt_search import REFUSED_PAUSE_S_MAX, STORE_PAUSE_S, DebtSearch
 from replicator.queue.grace import GracePeriods
-from replicator.queue.ordering import FAILING_KINDS, LARGE_KINDS, Candidate, QueueKind
-from replicator.queue.repayment import Repayment
+from replicator.queue.places import TurnPlaces
 from replicator.queue.standby import Standby, StandbyEnd
 from replicator.queue.task_queue import TaskQueue, Turn
 from replicator.repair.context import RepairContext
@@ -56,21 +57,11 @@ _log = logging.getLogger(__name__)
 
 IN_FLIGHT_BYTES: Final = 64 << 20
 """The most bytes that are read and not yet stored, over all ledgers in flight."""
-FAILING_SHARE: Final = 4
-"""One of so many places is for ledgers that fail again and again. They may have the fewest copies left, and their
-attempts may take minutes, so without this limit a few hundred of them would stop the repair of all others."""
-LARGE_IN_FLIGHT_MAX: Final = 16
-"""The most large ledgers repaired at a time. More of them would hold locks while they wait for memory."""
-STORE_PAUSE_S: Final = 1.0
-"""The pause after the store did not answer."""
-REFUSED_PAUSE_S_MAX: Final = 60.0
-"""The longest pause after the store refused a request. Pauses start at ``STORE_PAUSE_S`` and double."""
 RELEASE_TIMEOUT_S: Final = 10.0
 """The time for cancelled work to release its locks. Remaining locks end with the session."""
 _ACTIVE: Final = frozenset({StandbyEnd.CALLED, StandbyEnd.OVERDUE})
 _TASKS: Final = "the tasks"
 _BOOKIES: Final = "the list of bookies"
-_DEBTS: Final = "the placement debts"
 _LIMITS: Final = "the limits on copying"
 
 
@@ -110,32 +101,20 @@ class Worker:
         returns = Returns(ports.clock)
         self._context = RepairContext(ports, self._copier, events, self._grace_periods, self._absences, returns)
         self._queue = TaskQueue(ports, settings.poll_interval_s, self._grace_periods, self._absences)
-        self._repayment = Repayment(ports, self._absences)
+        self._places = TurnPlaces(self._queue, settings.ledgers_in_flight)
+        self._refusals = StoreRefusals(ports.clock)
+        self._debts = DebtSearch(ports, self._absences, self._refusals, self._list_again)
         self._standby = Standby(ports.store, ports.standby, ports.clock, ports.rng)
         self._is_active = False
         """Whether this worker left standby and looks for work by itself."""
-        self._search: asyncio.Task[None] | None = None
-        """The latest search for repayable debts while this worker watches, including the pause after a failure."""
-        self._debts_refused = GrowingPause(STORE_PAUSE_S, REFUSED_PAUSE_S_MAX)
-        self._search_error: Exception | None = None
-        """With ``once``: why the last search for repayable debts failed."""
         self._watchers: list[asyncio.Task[None]] = []
         """The watches on the bookies and on the switch, while this worker is active or watches for others."""
         self._running: dict[LedgerId, asyncio.Task[None]] = {}
-        self._ranks: dict[LedgerId, int] = {}
-        """The rank of each ledger in ``_running``."""
-        self._large_ranks: dict[LedgerId, int] = {}
-        """The rank of each large ledger in ``_running``."""
-        self._failing: dict[LedgerId, QueueKind] = {}
-        """The kind of each ledger in ``_running`` that fails again and again."""
-        self._was_last_failing = False
-        """Whether the last turn that started was of such a ledger."""
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
         """Set to make the loop check the tasks immediately: a repair ended, the session or the bookies changed, or
         ``stop`` was called."""
         self._unreleased: list[Lease] = []
-        self._refused: Mapping[str, str] = {}
         self._limits = SharedLimits(CopyLimitsStore(ports.store, ports.cluster.root), ports, self._pace, owner)
         self._fatal: FatalError | None = None
 
@@ -150,13 +129,13 @@ class Worker:
             throttled_s=self._pace.waited_s,
             unreachable_bookies=self._ports.circuits.open_count,
             pulled_bytes=self._copier.pulled_bytes,
-            placement_debts=self._repayment.count,
+            placement_debts=self._debts.debts,
         )
 
     @property
     def problem(self) -> str:
         """The data that this process is not permitted to read, with the reasons; empty if none. Safe in any thread."""
-        refused = {**self._refused, **({_LIMITS: limits} if (limits := self._limits.problem) else {})}
+        refused = {**self._refusals.reasons, **({_LIMITS: limits} if (limits := self._limits.problem) else {})}
         return "; ".join(f"{what}: {why}" for what, why in refused.items())
 
     def set_rate(self, bytes_per_second: int) -> None:
@@ -191,7 +170,7 @@ class Worker:
         finally:
             for watch in watches:
                 await cancel(watch)
-            await cancel(self._search)
+            await self._debts.stop()
             await self._end_watches()
             self._abandon()
             await self._finish(RELEASE_TIMEOUT_S)
@@ -201,7 +180,7 @@ class Worker:
         return end
 
     async def _dispatch(self) -> RunEnd:
-        refusals = GrowingPause(STORE_PAUSE_S, REFUSED_PAUSE_S_MAX)
+        pauses = GrowingPause(STORE_PAUSE_S, REFUSED_PAUSE_S_MAX)
         while not self._stop.is_set():
             self._wake.clear()
             try:
@@ -213,25 +192,12 @@ class Worker:
             except PermanentError as error:
                 if self._settings.once:
                     raise
-                await first_of([self._stop.wait(), self._pause_after_refusal(_TASKS, error, refusals.next_pause_s())])
+                await first_of([self._stop.wait(), self._refusals.pause(_TASKS, error, pauses.next_pause_s())])
                 continue
-            refusals.reset()
+            pauses.reset()
             if end is not None:
                 return end
         return RunEnd.STOPPED
-
-    async def _pause_after_refusal(self, what: str, error: PermanentError, pause_s: float) -> None:
-        """Pause, because only an operator can change what the store refuses. Work in flight continues."""
-        self._refused = {**self._refused, what: str(error)}
-        _log.error(
-            "the metadata store refused a request, trying again",
-            extra={"what": what, "error": str(error), "in_s": pause_s},
-        )
-        await self._ports.clock.sleep(pause_s)
-
-    def _clear_refusal(self, what: str) -> None:
-        if what in self._refused:
-            self._refused = {other: why for other, why in self._refused.items() if other != what}
 
     async def _step(self) -> RunEnd | None:
         """List the tasks if necessary, start turns, and wait for a change."""
@@ -247,14 +213,14 @@ class Worker:
             return await self._wait_enabled()
         if is_listed := self._queue.is_stale:
             if self._settings.once:
-                self._search_error = await self._search_debts()  # before the listing, which then contains its marks
+                await self._debts.search()  # before the listing, which then contains its marks
             await self._queue.refresh()
-            self._follow_debts()
+            self._debts.follow(is_watching=self._standby.is_watching and not self._settings.once)
             self._events.tasks_listed(self._queue.queue_state)
-        self._clear_refusal(_TASKS)
+        self._refusals.clear(_TASKS)
         self._start_turns()
         if is_listed:
-            await self._standby.call(math.ceil(len(self._queue) / self._large_limit))
+            await self._standby.call(math.ceil(len(self._queue) / self._places.large_places))
         if (
             self._settings.once
             and not self._running
@@ -285,7 +251,7 @@ class Worker:
         if self._settings.once and not self._running:
             _log.warning("repair is disabled cluster-wide, nothing was done; enable it and run again")
             return RunEnd.UNSETTLED
-        self._clear_refusal(_TASKS)
+        self._refusals.clear(_TASKS)
         self._events.tasks_listed(QueueState())
         changes = [self._ports.tasks.switches.wait_enabled(), self._wake.wait()]
         if self._unreleased:
@@ -296,49 +262,21 @@ class Worker:
 
     async def _check_once_ended(self) -> RunEnd | None:
         """Return how a run with ``once`` ended; None for another round, if the search for debts may succeed then."""
-        if self._search_error is None or isinstance(self._search_error, PermanentError):
+        error = self._debts.error
+        if error is None or isinstance(error, PermanentError):
             unreadable = self._queue.unreadable_tasks
             if unreadable:
                 _log.warning("tasks cannot be read, so their ledgers are not repaired", extra={"tasks": unreadable})
-            is_settled = self._search_error is None and not self._queue.queue_state.given_up and not unreadable
+            is_settled = error is None and not self._queue.queue_state.given_up and not unreadable
             return RunEnd.SETTLED if is_settled else RunEnd.UNSETTLED
         await first_of([self._wake.wait(), self._ports.clock.sleep(STORE_PAUSE_S)])
         self._queue.mark_stale()
         return None
 
-    def _follow_debts(self) -> None:
-        """Start another search for repayable debts if this worker watches and its last search has ended.
-
-        A search among many debts takes long. Listings and repairs do not wait for it, and continue if it fails.
-        """
-        if self._search is not None and self._search.done():
-            ended, self._search = self._search, None
-            ended.result()
-        if self._search is None and self._standby.is_watching and not self._settings.once:
-            self._search = guarded("placement debts", self._search_repayable_debts())
-
-    async def _search_debts(self) -> Exception | None:
-        """Search for repayable debts. Return an error instead of raising it, because it must not delay repairs."""
-        try:
-            await self._repayment.mark_movable()
-        except (TransientError, OutcomeUnknownError, ConflictError, PermanentError) as error:
-            _log.warning("search for placement debts failed", extra={"error": str(error)})
-            return error
-        return None
-
-    async def _search_repayable_debts(self) -> None:
-        try:
-            if await self._repayment.mark_movable():
-                self._queue.mark_stale()
-                self._wake.set()
-        except (TransientError, OutcomeUnknownError, ConflictError) as error:
-            _log.warning("search for placement debts failed, trying again", extra={"error": str(error)})
-            await self._ports.clock.sleep(STORE_PAUSE_S)
-        except PermanentError as error:
-            await self._pause_after_refusal(_DEBTS, error, self._debts_refused.next_pause_s())
-        else:
-            self._debts_refused.reset()
-            self._clear_refusal(_DEBTS)
+    def _list_again(self) -> None:
+        """Make the loop list the tasks again, because an event may have made other tasks possible or unnecessary."""
+        self._queue.mark_stale()
+        self._wake.set()
 
     async def _wait_for_work(self) -> None:
         """Wait on standby if this worker has no work.
@@ -363,8 +301,7 @@ class Worker:
     def _forget_observations(self) -> None:
         """Forget all observations, because a worker on standby sees no changes."""
         self._queue.forget()
-        self._repayment.forget()
-        self._clear_refusal(_DEBTS)
+        self._debts.forget()
         self._events.tasks_listed(self._queue.queue_state)
 
     async def _end_watches(self) -> None:
@@ -374,67 +311,20 @@ class Worker:
 
     def _start_turns(self) -> None:
         while not self._stop.is_set():
-            passed_over = self._kinds_without_place(self._kinds_passed_over())
-            candidate = self._queue.first(passed_over)
-            if candidate is None or not self._has_free_place(candidate, self._ranks, self._settings.ledgers_in_flight):
+            passed_over = self._places.kinds_to_pass_over()
+            if passed_over is None:
                 return
             turn = self._queue.take(passed_over)
             assert turn is not None, "there is a next task"
             if turn.ledger_id not in self._running:
-                self._was_last_failing = turn.kind in FAILING_KINDS
-                if self._was_last_failing:
-                    self._failing[turn.ledger_id] = turn.kind
-                self._ranks[turn.ledger_id] = turn.rank
-                if turn.is_large:
-                    self._large_ranks[turn.ledger_id] = turn.rank
+                self._places.take(turn)
                 work = guarded(f"repair of ledger {turn.ledger_id}", self._work(turn))
                 self._running[turn.ledger_id] = work
                 work.add_done_callback(partial(self._ended, turn.ledger_id))
 
-    @property
-    def _large_limit(self) -> int:
-        return min(self._settings.ledgers_in_flight, LARGE_IN_FLIGHT_MAX)
-
-    def _kinds_passed_over(self) -> Collection[QueueKind]:
-        """Return the kinds of failing ledgers that must wait: their places are in use, or another ledger is next.
-
-        A failing ledger and another one start in turn, which matters if there are few places.
-        """
-        if self._was_last_failing:
-            other = self._queue.first(self._kinds_without_place(FAILING_KINDS))
-            if other is not None and self._has_free_place(other, self._ranks, self._settings.ledgers_in_flight):
-                return FAILING_KINDS
-        large = sum(kind is QueueKind.FAILING_LARGE for kind in self._failing.values())
-        if len(self._failing) >= max(1, self._settings.ledgers_in_flight // FAILING_SHARE):
-            return FAILING_KINDS
-        return (QueueKind.FAILING_LARGE,) if large >= max(1, self._large_limit // FAILING_SHARE) else ()
-
-    def _kinds_without_place(self, passed_over: Collection[QueueKind]) -> Collection[QueueKind]:
-        """Return ``passed_over``, and the large kinds if the next task is large and their places are in use.
-
-        A large ledger may hold its place for hours, and small ones use the other places meanwhile (R40).
-        """
-        candidate = self._queue.first(passed_over)
-        if candidate is None or not candidate.is_large:
-            return passed_over
-        if self._has_free_place(candidate, self._large_ranks, self._large_limit):
-            return passed_over
-        return {*passed_over, *LARGE_KINDS}
-
-    def _has_free_place(self, candidate: Candidate, ranks: Mapping[LedgerId, int], limit: int) -> bool:
-        """Whether fewer than ``limit`` of them are in flight, or the next task is more urgent than all of them.
-
-        Urgent tasks may use up to ``limit`` more places. Their copies also go first in the queues for the copy rate
-        and for memory.
-        """
-        if len(ranks) < limit:
-            return True
-        return len(ranks) < 2 * limit and candidate.rank < min(ranks.values())
-
     def _ended(self, ledger_id: LedgerId, work: asyncio.Task[None]) -> None:
-        del self._running[ledger_id], self._ranks[ledger_id]
-        self._large_ranks.pop(ledger_id, None)
-        self._failing.pop(ledger_id, None)
+        del self._running[ledger_id]
+        self._places.free(ledger_id)
         self._wake.set()
 
     async def _work(self, turn: Turn) -> None:
@@ -520,15 +410,13 @@ class Worker:
     async def _watch_bookies(self) -> None:
         """List the tasks again when registrations change, because other tasks may then be possible or unnecessary."""
         seen: Bookies | None = None
-        refusals = GrowingPause(STORE_PAUSE_S, REFUSED_PAUSE_S_MAX)
+        pauses = GrowingPause(STORE_PAUSE_S, REFUSED_PAUSE_S_MAX)
         while True:
             try:
                 if seen is None:
                     seen = await self._ports.registrations.list()
-                    if _BOOKIES in self._refused:  # it may have changed while it could not be read
-                        self._clear_refusal(_BOOKIES)
-                        self._queue.mark_stale()
-                        self._wake.set()
+                    if self._refusals.clear(_BOOKIES):  # the list may have changed while it could not be read
+                        self._list_again()
                 seen = await self._ports.registrations.wait_changed(seen)
                 self._ports.circuits.keep_only(seen.registered)
             except TransientError:
@@ -536,14 +424,13 @@ class Worker:
                 continue
             except PermanentError as error:
                 seen = None
-                await self._pause_after_refusal(_BOOKIES, error, refusals.next_pause_s())
+                await self._refusals.pause(_BOOKIES, error, pauses.next_pause_s())
                 continue
-            refusals.reset()
+            pauses.reset()
             self._ports.recent.note_bookies_changed()
             self._absences.note_bookies_changed()
             if self._settings.once or self._standby.is_watching:  # a watching worker calls the others if there is work
-                self._queue.mark_stale()
-                self._wake.set()
+                self._list_again()
 
     async def _watch_switch(self) -> None:
         """When auto-recovery is enabled or disabled, make the next chunk read the switch again (S7)."""

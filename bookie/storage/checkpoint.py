@@ -32,7 +32,7 @@ from bookie.storage.disks.index_format import EPOCHS_KEY, MARK_KEY, CheckpointMa
 from bookie.storage.entry_logs.dead_bytes import increased, superseded
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, EntryLogs, EntryLogWriter
 from bookie.storage.entry_logs.log_ends import end_keys, log_end_put, read_log_end
-from bookie.storage.ledger_state import Changes, LedgerStates
+from bookie.storage.ledger_state import ChangedStates, LedgerStates
 from bookie.storage.port import DirectoryFailedError, DirectoryFullError, DiskFullError, EntryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.write_cache import CachedEntry, Caches, WriteCache
@@ -54,7 +54,7 @@ class _Flush:
 
     sequences: tuple[int, ...]
     ledger_count: int
-    states: Changes = field(repr=False)
+    states: ChangedStates = field(repr=False)
     named: int = 0
     log_id: int = 0
     complete: list[int] = field(default_factory=list)
@@ -221,7 +221,7 @@ class Checkpointer:
             yield page
 
 
-async def _state_pairs(states: Changes) -> list[tuple[bytes, bytes]]:
+async def _state_pairs(states: ChangedStates) -> list[tuple[bytes, bytes]]:
     """Return the index pairs of states. Yield to other tasks between the parts of a long list."""
     pairs: list[tuple[bytes, bytes]] = []
     for part in states.parts():

@@ -35,7 +35,7 @@ _BLOCK_IDS_MAX: Final = 2000
 
 
 @dataclass(slots=True, eq=False)
-class LedgerState:
+class StoredLedgerState:
     """The state of one ledger.
 
     Attributes:
@@ -104,7 +104,7 @@ def _is_wanted(flags: int, only_limbo: bool) -> bool:
     return bool(flags & _LIMBO) or not (only_limbo or flags & _COLLECTED)
 
 
-class Changes:
+class ChangedStates:
     """The changed states that wait for one checkpoint, as index pairs ordered by ledger id.
 
     Each state is encoded and inserted when it changes. Doing this for all states at once would delay all requests.
@@ -140,7 +140,7 @@ class Changes:
         for block in self._blocks:
             yield [self._pairs[ledger_id] for ledger_id in block]
 
-    def update(self, newer: Changes) -> None:
+    def update(self, newer: ChangedStates) -> None:
         """Add pairs, replacing earlier ones of the same ledgers."""
         for ledger_id, pair in newer._pairs.items():
             self.put(ledger_id, pair)
@@ -167,9 +167,9 @@ class LedgerStates:
         self.count = count
         self._index = index
         self._kept = kept
-        self._states: OrderedDict[LedgerId, LedgerState] = OrderedDict()
-        self._changed = Changes()
-        self._being_saved = Changes()
+        self._states: OrderedDict[LedgerId, StoredLedgerState] = OrderedDict()
+        self._changed = ChangedStates()
+        self._being_saved = ChangedStates()
 
     def using(self, ledger_id: LedgerId) -> _Use:
         """Return a context manager for the state object of a ledger, which is loaded.
@@ -181,15 +181,15 @@ class LedgerStates:
         """
         return _Use(self, ledger_id)
 
-    def take(self, ledger_id: LedgerId) -> LedgerState:
+    def take(self, ledger_id: LedgerId) -> StoredLedgerState:
         """Return the state object of a ledger, which may not be loaded yet; it stays in memory until ``release``."""
         if (state := self._states.get(ledger_id)) is None:
-            state = self._states[ledger_id] = LedgerState(ledger_id, loading=asyncio.Lock())
+            state = self._states[ledger_id] = StoredLedgerState(ledger_id, loading=asyncio.Lock())
         self._states.move_to_end(ledger_id)
         state.uses += 1
         return state
 
-    async def load(self, state: LedgerState) -> None:
+    async def load(self, state: StoredLedgerState) -> None:
         """Load a state from the index, unless it is already loaded.
 
         Raises:
@@ -198,21 +198,21 @@ class LedgerStates:
         if state.loading is not None:
             await self._load(state, state.loading)
 
-    def release(self, state: LedgerState) -> None:
+    def release(self, state: StoredLedgerState) -> None:
         """End one use of a state object."""
         state.uses -= 1
         self._forget_surplus()
 
-    def changed(self, state: LedgerState) -> None:
+    def changed(self, state: StoredLedgerState) -> None:
         """Schedule a durable change for the next checkpoint, which writes it to the index."""
         if not state.is_known:
             state.is_known = True
             self.count += 1
         self._changed.put(state.ledger_id, (state_key(state.ledger_id), state.encode()))
 
-    def take_changed(self) -> Changes:
+    def take_changed(self) -> ChangedStates:
         """Return all states changed since the last ``saved``; they stay in memory until then."""
-        taken, self._changed = self._changed, Changes()
+        taken, self._changed = self._changed, ChangedStates()
         if self._being_saved:  # the states taken before were not saved
             self._being_saved.update(taken)
         else:
@@ -221,7 +221,7 @@ class LedgerStates:
 
     def saved(self) -> None:
         """Record that the states from ``take_changed`` are durable in the index."""
-        self._being_saved = Changes()
+        self._being_saved = ChangedStates()
         self._forget_surplus()
 
     async def page(self, after: int, limit: int, *, only_limbo: bool = False) -> list[LedgerId]:
@@ -247,7 +247,7 @@ class LedgerStates:
                 return found
             after = last
 
-    async def _load(self, state: LedgerState, loading: asyncio.Lock) -> None:
+    async def _load(self, state: StoredLedgerState, loading: asyncio.Lock) -> None:
         async with loading:
             if state.loading is None:
                 return
@@ -276,9 +276,9 @@ class _Use:
     def __init__(self, states: LedgerStates, ledger_id: LedgerId) -> None:
         self._states = states
         self._ledger_id = ledger_id
-        self._state: LedgerState | None = None
+        self._state: StoredLedgerState | None = None
 
-    async def __aenter__(self) -> LedgerState:
+    async def __aenter__(self) -> StoredLedgerState:
         self._state = state = self._states.take(self._ledger_id)
         if state.loading is not None:
             try:

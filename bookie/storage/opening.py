@@ -31,7 +31,7 @@ from bookie.storage.journal.journals import Journals
 from bookie.storage.journal.mark import JournalMark, MarkSlots
 from bookie.storage.journal.place import place_files
 from bookie.storage.journal.replay import JournalReplay
-from bookie.storage.ledger_state import LedgerState, LedgerStates
+from bookie.storage.ledger_state import LedgerStates, StoredLedgerState
 from bookie.storage.port import Disk, DiskFullError, EntryIndex
 from bookie.storage.settings import StorageSettings
 from bookie.storage.write_cache import CachedEntry, Caches
@@ -319,7 +319,7 @@ async def apply_records(records: Sequence[Record], caches: Caches, states: Ledge
                     states.changed(state)
 
 
-def _apply_record(record: Record, state: LedgerState, caches: Caches) -> None:
+def _apply_record(record: Record, state: StoredLedgerState, caches: Caches) -> None:
     match record.kind:
         case RecordKind.ENTRY:
             entry_id: EntryId = packet_ids(record.body)[1]

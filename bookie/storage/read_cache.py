@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bookie.model.ids import EntryId, LedgerId
-from bookie.storage.disks.changes import Changes
+from bookie.storage.disks.changes import RunningChanges
 from bookie.storage.disks.index_format import ledger_ids_of
 from bookie.storage.port import EntryIndex
 from bookie.storage.write_cache import ENTRY_OVERHEAD_BYTES
@@ -150,7 +150,7 @@ class WatchedIndex:
     """An ``EntryIndex`` whose writes invalidate the entries of a read cache (R106)."""
 
     def __init__(self, index: EntryIndex, cache: ReadCache) -> None:
-        self.changes = Changes()
+        self.changes = RunningChanges()
         """The running writes."""
         self._index = index
         self._write = index.write

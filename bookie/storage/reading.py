@@ -24,7 +24,7 @@ from bookie.storage.disks.index_format import (
     unpack_locations,
 )
 from bookie.storage.entry_logs.entry_log import EntryLogs, is_entry
-from bookie.storage.ledger_state import LedgerState
+from bookie.storage.ledger_state import StoredLedgerState
 from bookie.storage.port import DirectoryFailedError, DiskError, EntryIndex
 from bookie.storage.read_ahead import ReadAhead
 from bookie.storage.write_cache import Caches
@@ -63,7 +63,7 @@ class EntryReader:
     list_page_keys: int
     ahead: ReadAhead | None = None
 
-    async def entries(self, state: LedgerState, entry_ids: Sequence[EntryId]) -> list[EntryResult]:
+    async def entries(self, state: StoredLedgerState, entry_ids: Sequence[EntryId]) -> list[EntryResult]:
         """Return results for a prefix of ``entry_ids``: at least one, then as many as fit into ``READ_BYTES_MAX``.
 
         Raises:
@@ -193,7 +193,7 @@ class EntryReader:
             found[place] = entry.data if entry else (None if value is None else unpack_location(value))
         return before != [found[place] for place in places]
 
-    async def last(self, state: LedgerState) -> EntryResult:
+    async def last(self, state: StoredLedgerState) -> EntryResult:
         """Return the entry with the greatest id, or a negative result with id -1 if there is none.
 
         In limbo the status is always LIMBO, because there may have been a greater entry.
@@ -265,7 +265,7 @@ class EntryReader:
             await self.ahead.close()
 
 
-def absent_since(before: Status, state: LedgerState) -> Status:
+def absent_since(before: Status, state: StoredLedgerState) -> Status:
     """Return the status of entries that a search did not find.
 
     ``before`` is the ledger's ``absent_status`` at the start of the search. If the ledger was in limbo then, entries

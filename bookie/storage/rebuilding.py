@@ -64,7 +64,7 @@ from bookie.storage.findings import Findings, read_with_gaps
 from bookie.storage.journal import replay
 from bookie.storage.journal.mark import MarkSlots
 from bookie.storage.journal.place import PlaceFile, place_files
-from bookie.storage.ledger_state import LedgerState
+from bookie.storage.ledger_state import StoredLedgerState
 from bookie.storage.port import Disk, DiskFile, EntryIndex
 
 _log = logging.getLogger(__name__)
@@ -270,7 +270,7 @@ class _IndexRebuild:
         known = await self.index.get_many([state_key(ledger_id) for ledger_id in ledger_ids])
         puts = []
         for ledger_id, value in zip(ledger_ids, known, strict=True):
-            state = LedgerState(ledger_id, is_fenced=True, is_limbo=True)
+            state = StoredLedgerState(ledger_id, is_fenced=True, is_limbo=True)
             if value is None:
                 self.result.ledgers += 1
             else:

@@ -40,7 +40,7 @@ from bookie.storage.journal.mark import JournalMark, MarkSlots
 from bookie.storage.journal.place import place_files
 from bookie.storage.journal.replay import JournalReplay
 from bookie.storage.journal.salvage import JournalSalvage
-from bookie.storage.ledger_state import LedgerState, LedgerStates
+from bookie.storage.ledger_state import LedgerStates, StoredLedgerState
 from bookie.storage.opening import apply_records, check_journal_count, check_journal_epochs, loaded_slots
 from bookie.storage.port import Disk, EntryIndex
 from bookie.storage.rebuilding import adopt
@@ -177,7 +177,7 @@ async def _enter_limbo(index: EntryIndex) -> int:
     while pairs := await index.range(*states_after(after), _PAGE_KEYS):
         puts = []
         for key, value in pairs:
-            state = LedgerState(LedgerId(ledger_id_of_state(key)))
+            state = StoredLedgerState(LedgerId(ledger_id_of_state(key)))
             state.restore(value)
             _mark_suspect(state, is_collected=state.is_collected)
             count += state.is_limbo
@@ -187,7 +187,7 @@ async def _enter_limbo(index: EntryIndex) -> int:
     return count
 
 
-def _mark_suspect(state: LedgerState, *, is_collected: bool) -> None:
+def _mark_suspect(state: StoredLedgerState, *, is_collected: bool) -> None:
     """Set the state of a ledger of which the journal may have lost a fence and, unless it was collected, entries."""
     state.is_fenced = state.is_fence_durable = True
     state.is_limbo = state.is_limbo or not is_collected

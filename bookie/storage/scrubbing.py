@@ -29,8 +29,8 @@ _ENTRIES_END: Final = b"\xff"
 
 
 @dataclass(frozen=True, slots=True)
-class DamagedEntry:
-    """An entry that is in the index and cannot be served."""
+class DamagedCopy:
+    """This bookie's copy of an entry, which is in the index and cannot be served."""
 
     ledger_id: LedgerId
     entry_id: EntryId
@@ -49,7 +49,7 @@ class ScrubStep:
     last: tuple[LedgerId, EntryId]
     entries: int
     bytes: int
-    damaged: Sequence[DamagedEntry] = ()
+    damaged: Sequence[DamagedCopy] = ()
 
 
 async def scrub(
@@ -111,7 +111,7 @@ async def _verified(
             what = "its entry log is missing" if body is None else str(body)
         if await _is_moved(index, key, place):
             continue  # compaction moved it, or it was deleted
-        damaged.append(DamagedEntry(LedgerId(ledger_id), EntryId(entry_id), log_path(place.log_id), place.offset, what))
+        damaged.append(DamagedCopy(LedgerId(ledger_id), EntryId(entry_id), log_path(place.log_id), place.offset, what))
     return ScrubStep((LedgerId(last[0]), EntryId(last[1])), len(placed), size, damaged)
 
 

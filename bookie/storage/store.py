@@ -35,7 +35,7 @@ from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.human import agreeing, counted
-from bookie.storage.add_line import AddQueue
+from bookie.storage.add_queue import AddQueue
 from bookie.storage.add_request import check_add, check_ledger
 from bookie.storage.entry_logs.collection import Collection, CollectionMark, CollectionMarks
 from bookie.storage.entry_logs.compaction import CompactionResult, Compactor
@@ -50,7 +50,7 @@ from bookie.storage.read_cache import ReadCache, WatchedIndex
 from bookie.storage.reading import EntryReader, absent_since
 from bookie.storage.scrubbing import ScrubStep, scrub
 from bookie.storage.settings import StorageSettings
-from bookie.storage.writing import LedgerWriter
+from bookie.storage.writing import RecordWriter
 from bookie.wire.port import READ_ENTRIES_MAX, AddBatch, AddReply, FenceReply, ListReply, ReadReply, Status
 
 _log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class LedgerStorage:
         self._journals = parts.journals
         self._index = index
         self._marks: CollectionMarks = {}
-        self._line = AddQueue(self._must_adds_wait)
+        self._add_queue = AddQueue(self._must_adds_wait)
         self._flusher = Flusher(
             parts.checkpointer,
             parts.journals,
@@ -97,10 +97,10 @@ class LedgerStorage:
             settings,
             clock,
             is_full=parts.is_full,
-            on_change=self._line.advance,
+            on_change=self._add_queue.advance,
         )
-        self.fatal.add_done_callback(lambda _: self._line.advance())
-        self._writer = LedgerWriter(
+        self.fatal.add_done_callback(lambda _: self._add_queue.advance())
+        self._writer = RecordWriter(
             parts.journals, parts.caches, parts.states, self._marks, self._flusher.stored, self._flusher.not_stored
         )
         self._collection = Collection(parts.checkpointer, parts.states, index, self._marks, settings.delete_page_keys)
@@ -200,7 +200,7 @@ class LedgerStorage:
     @takes_no_adds.setter
     def takes_no_adds(self, takes_none: bool) -> None:
         self._takes_no_adds = takes_none
-        self._line.advance()
+        self._add_queue.advance()
 
     @property
     def directories_out_of_use(self) -> int:
@@ -218,7 +218,7 @@ class LedgerStorage:
         While the ledger disk is behind, a batch with a ``wait`` waits, in the order of arrival, before it is refused
         with TOO_MANY_REQUESTS. The checks follow the wait, so a fence that arrived during the wait is respected.
         """
-        if batch.wait is not None and not await self._line.turn(batch.wait):
+        if batch.wait is not None and not await self._add_queue.turn(batch.wait):
             return AddReply(Status.SHUTTING_DOWN)
         if (refusal := self._add_refusal()) is not None:
             return refusal
@@ -456,14 +456,14 @@ class LedgerStorage:
 
     def end_waits(self) -> None:
         """Answer the waiting adds with SHUTTING_DOWN at once. From now on, no add waits."""
-        self._line.close()
+        self._add_queue.close()
 
     async def close(self) -> None:
         """Finish accepted requests, make a checkpoint, and close the index. New requests get SHUTTING_DOWN."""
         if self._is_closing:
             return
         self._is_closing = True
-        self._line.close()
+        self._add_queue.close()
         await self._journals.close()
         await self._parts.checkpointer.settled()
         await self._flusher.stop()
@@ -479,7 +479,7 @@ class LedgerStorage:
     async def abort(self) -> None:
         """Stop at once, as in a crash: nothing more is written, and no further request succeeds."""
         self._is_closing = True
-        self._line.close()
+        self._add_queue.close()
         await self._flusher.stop()
         await self._journals.abort()
         await self._reader.close()

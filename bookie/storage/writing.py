@@ -17,7 +17,7 @@ from bookie.storage.entry_logs.collection import CollectionMarks
 from bookie.storage.journal.format import RecordKind
 from bookie.storage.journal.journal import Records
 from bookie.storage.journal.journals import Journals
-from bookie.storage.ledger_state import LedgerState, LedgerStates
+from bookie.storage.ledger_state import LedgerStates, StoredLedgerState
 from bookie.storage.write_cache import CachedEntry, Caches
 
 Done = asyncio.Future[FatalError | None]
@@ -25,7 +25,7 @@ Done = asyncio.Future[FatalError | None]
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerWriter:
+class RecordWriter:
     """The writer of one store. ``on_stored`` or ``on_failed`` is called after each request.
 
     Every method may raise JournalBusyError or JournalStoppedError; then nothing was enqueued or changed.
@@ -38,7 +38,7 @@ class LedgerWriter:
     on_stored: Callable[[], None]
     on_failed: Callable[[FatalError], None]
 
-    def enqueue_add(self, state: LedgerState, master_key: bytes, entries: Mapping[EntryId, CachedEntry]) -> Done:
+    def enqueue_add(self, state: StoredLedgerState, master_key: bytes, entries: Mapping[EntryId, CachedEntry]) -> Done:
         """Store entries; the first ones of a ledger also store its key."""
         records = Records()
         is_first = state.master_key is None
@@ -55,7 +55,7 @@ class LedgerWriter:
 
         return self._enqueue(state, records, on_durable, new_key=master_key if is_first else None)
 
-    async def fence(self, state: LedgerState, master_key: bytes) -> FatalError | None:
+    async def fence(self, state: StoredLedgerState, master_key: bytes) -> FatalError | None:
         """Fence a ledger durably. Concurrent calls share one record. The next call after a failure tries again."""
         if state.fencing is None:
             if state.is_fence_durable and state.is_key_durable:
@@ -64,7 +64,7 @@ class LedgerWriter:
         # A cancelled caller must not cancel the result for the others.
         return await asyncio.shield(state.fencing)
 
-    def enqueue_limbo(self, state: LedgerState) -> Done:
+    def enqueue_limbo(self, state: StoredLedgerState) -> Done:
         """Put a ledger in limbo, and fence it."""
         records = Records()
         records.add(RecordKind.LIMBO, state.ledger_id)
@@ -77,7 +77,7 @@ class LedgerWriter:
         state.is_limbo = state.is_fenced = True
         return done
 
-    def enqueue_limbo_end(self, state: LedgerState) -> Done:
+    def enqueue_limbo_end(self, state: StoredLedgerState) -> Done:
         """End the limbo of a ledger. It stays fenced."""
         records = Records()
         records.add(RecordKind.NO_LIMBO, state.ledger_id)
@@ -88,7 +88,7 @@ class LedgerWriter:
 
         return self._enqueue(state, records, on_durable)
 
-    async def fence_for_collection(self, state: LedgerState) -> FatalError | None:
+    async def fence_for_collection(self, state: StoredLedgerState) -> FatalError | None:
         """Fence a ledger durably before it is collected; its key does not change."""
         if state.is_fence_durable:
             return None
@@ -98,7 +98,7 @@ class LedgerWriter:
         state.is_fenced = True
         return await done
 
-    def _enqueue_fence(self, state: LedgerState, master_key: bytes) -> Done:
+    def _enqueue_fence(self, state: StoredLedgerState, master_key: bytes) -> Done:
         records = Records()
         is_first = state.master_key is None
         if is_first:
@@ -108,16 +108,16 @@ class LedgerWriter:
         state.is_fenced = True
         return done
 
-    def _fenced(self, state: LedgerState) -> None:
+    def _fenced(self, state: StoredLedgerState) -> None:
         state.is_fence_durable = True
         self._changed(state)
 
-    def _changed(self, state: LedgerState) -> None:
+    def _changed(self, state: StoredLedgerState) -> None:
         self.caches.active.count_non_entry()
         self.states.changed(state)
 
     def _enqueue(
-        self, state: LedgerState, records: Records, on_durable: Callable[[], None], new_key: bytes | None = None
+        self, state: StoredLedgerState, records: Records, on_durable: Callable[[], None], new_key: bytes | None = None
     ) -> Done:
         """Enqueue records, and keep the state in memory until they are durable, even if the caller is cancelled."""
 

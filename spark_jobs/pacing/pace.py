@@ -30,7 +30,7 @@ Probe = Callable[[], Awaitable[object]]
 
 
 @dataclass(slots=True)
-class Reading:
+class AdmittedRead:
     """A request that was admitted."""
 
     size: int = 0
@@ -88,7 +88,7 @@ class Pace:
         return int(max(1.0, NODES_PER_REQUEST_MIN / weight, min(most)))
 
     @asynccontextmanager
-    async def reading(self, nodes: int, *, is_list: bool = False) -> AsyncIterator[Reading]:
+    async def reading(self, nodes: int, *, is_list: bool = False) -> AsyncIterator[AdmittedRead]:
         """Wait until a request for ``nodes`` nodes may be sent; the body sends it and sets the size of its answer.
 
         Args:
@@ -96,11 +96,11 @@ class Pace:
             is_list: whether the request lists children. The answer then does not count for the average size of nodes.
         """
         if self.is_free:
-            yield Reading()
+            yield AdmittedRead()
             return
         async with self._turn:
             await self._admitted(nodes)
-        request = Reading()
+        request = AdmittedRead()
         yield request
         if not is_list:
             self._node_bytes += (max(1.0, request.size / max(1, nodes)) - self._node_bytes) * _NEWEST

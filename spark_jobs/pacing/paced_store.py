@@ -16,7 +16,7 @@ from bookie.metadata.port import (
     Stat,
 )
 from bookie.metadata.store.forwarding import ForwardingStore
-from spark_jobs.pacing.pace import Pace, Reading
+from spark_jobs.pacing.pace import AdmittedRead, Pace
 from spark_jobs.pacing.sharing import COUNT_INTERVAL_S, Sharing
 
 T = TypeVar("T")
@@ -121,7 +121,7 @@ class PacedStore(ForwardingStore):
         return found
 
     @asynccontextmanager
-    async def _reading(self, nodes: int, *, is_list: bool = False) -> AsyncIterator[Reading]:
+    async def _reading(self, nodes: int, *, is_list: bool = False) -> AsyncIterator[AdmittedRead]:
         await self._measure_if_due()
         async with self.pace.reading(nodes, is_list=is_list) as reading:
             yield reading

@@ -16,16 +16,16 @@ from pyspark.sql import functions as F  # noqa: N812 (the name known to every Sp
 
 from spark_jobs.checks.findings import FindingKind
 from spark_jobs.checks.sql_text import in_list
-from spark_jobs.shadow.reasons import Outcome
+from spark_jobs.shadow.reasons import Agreement
 
 _KINDS: Final = ", ".join(repr(kind.value) for kind in (FindingKind.MISSING_BOOKIE, FindingKind.DRAINED_BOOKIE))
 # Apache's auditor has no drains, so a draining bookie is not a loss for it. It counts only if no bookie is lost.
 _OUTCOME: Final = f"""
-    CASE WHEN NOT is_marked THEN {Outcome.ONLY_HERE.value!r}
-         WHEN NOT is_found THEN {Outcome.ONLY_THERE.value!r}
-         WHEN marked IS NULL THEN {Outcome.DIFFER.value!r}
-         WHEN size(array_except(IF(size(lost) > 0, lost, drained), marked)) > 0 THEN {Outcome.DIFFER.value!r}
-         ELSE {Outcome.AGREE.value!r} END AS outcome
+    CASE WHEN NOT is_marked THEN {Agreement.ONLY_HERE.value!r}
+         WHEN NOT is_found THEN {Agreement.ONLY_THERE.value!r}
+         WHEN marked IS NULL THEN {Agreement.DIFFER.value!r}
+         WHEN size(array_except(IF(size(lost) > 0, lost, drained), marked)) > 0 THEN {Agreement.DIFFER.value!r}
+         ELSE {Agreement.AGREE.value!r} END AS outcome
 """
 
 
@@ -74,12 +74,12 @@ def compared(found: DataFrame, tasks: DataFrame) -> DataFrame:
     return sides.selectExpr("ledger_id", _OUTCOME, "severity")
 
 
-def outcomes(table: DataFrame) -> Mapping[Outcome, int]:
+def outcomes(table: DataFrame) -> Mapping[Agreement, int]:
     """Return the number of ledgers of each outcome in ``compared``."""
-    found = {Outcome(row["outcome"]): int(row["count"]) for row in table.groupBy("outcome").count().collect()}
-    return {outcome: found.get(outcome, 0) for outcome in Outcome}
+    found = {Agreement(row["outcome"]): int(row["count"]) for row in table.groupBy("outcome").count().collect()}
+    return {outcome: found.get(outcome, 0) for outcome in Agreement}
 
 
 def differing(table: DataFrame) -> DataFrame:
     """Return the rows of ``compared`` to look at again, sorted by ledger id."""
-    return table.where(F.col("outcome") != Outcome.AGREE.value).orderBy("ledger_id")
+    return table.where(F.col("outcome") != Agreement.AGREE.value).orderBy("ledger_id")

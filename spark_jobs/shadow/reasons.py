@@ -23,8 +23,8 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 
 
-class Outcome(enum.Enum):
-    """How the two sides compare on one ledger."""
+class Agreement(enum.Enum):
+    """Whether the two sides agree on one ledger, and if not, how they differ."""
 
     AGREE = "agree"
     """A task exists, and names at least the bookies that we found lost."""
@@ -114,7 +114,7 @@ class Difference:
     """A difference that persists."""
 
     ledger_id: LedgerId
-    outcome: Outcome
+    outcome: Agreement
     reason: Reason
     found: tuple[BookieId, ...] = ()
     """Lost bookies of the ledger, sorted by id; the draining ones if none is lost."""
@@ -124,7 +124,7 @@ class Difference:
     """Time of the last mark, epoch milliseconds, if the task has one."""
 
 
-def present_difference(first: Outcome, second: LedgerAtSecondLook, cluster: ClusterAtSecondLook) -> Difference | None:
+def present_difference(first: Agreement, second: LedgerAtSecondLook, cluster: ClusterAtSecondLook) -> Difference | None:
     """Return the current difference; None: there is no difference any more.
 
     Args:
@@ -144,14 +144,14 @@ def present_difference(first: Outcome, second: LedgerAtSecondLook, cluster: Clus
     lost = _bookies_of_unaccepted_losses(ledger.metadata, gone, accepted)
     drained = members & cluster.bookies.draining
     if task is None:
-        return _unfinished_repair_difference(second, Outcome.ONLY_HERE, lost, drained, frozenset(), cluster)
+        return _unfinished_repair_difference(second, Agreement.ONLY_HERE, lost, drained, frozenset(), cluster)
     if isinstance(task, UnreadableTask):
         return _only_there(second, Reason.UNREADABLE_TASK, lost)
     named = frozenset(task.missing)
-    if lost - named or (drained and not lost and not drained & named and first is not Outcome.ONLY_THERE):
-        return _unfinished_repair_difference(second, Outcome.DIFFER, lost, drained, named, cluster)
+    if lost - named or (drained and not lost and not drained & named and first is not Agreement.ONLY_THERE):
+        return _unfinished_repair_difference(second, Agreement.DIFFER, lost, drained, named, cluster)
     if lost:
-        is_overlooked = first is Outcome.ONLY_THERE and bool(lost & cluster.lost_in_run)
+        is_overlooked = first is Agreement.ONLY_THERE and bool(lost & cluster.lost_in_run)
         return _only_there(second, Reason.OVERLOOKED) if is_overlooked else None
     if drained & named:
         return None
@@ -176,7 +176,7 @@ def _bookies_of_unaccepted_losses(
 
 def _unfinished_repair_difference(
     second: LedgerAtSecondLook,
-    outcome: Outcome,
+    outcome: Agreement,
     lost: AbstractSet[BookieId],
     drained: AbstractSet[BookieId],
     named: AbstractSet[BookieId],
@@ -215,11 +215,11 @@ def _why_marked(task: Task, members: AbstractSet[BookieId], cluster: ClusterAtSe
 
 
 def _only_there(second: LedgerAtSecondLook, reason: Reason, lost: AbstractSet[BookieId] = frozenset()) -> Difference:
-    return _difference(second, Outcome.DIFFER if lost else Outcome.ONLY_THERE, reason, lost)
+    return _difference(second, Agreement.DIFFER if lost else Agreement.ONLY_THERE, reason, lost)
 
 
 def _difference(
-    second: LedgerAtSecondLook, outcome: Outcome, reason: Reason, found: AbstractSet[BookieId]
+    second: LedgerAtSecondLook, outcome: Agreement, reason: Reason, found: AbstractSet[BookieId]
 ) -> Difference:
     task = second.task
     marked = task.missing if isinstance(task, Task) else None

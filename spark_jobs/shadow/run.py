@@ -41,7 +41,7 @@ from spark_jobs.runs.spark_failures import spark_failure
 from spark_jobs.runs.spark_tasks import spark_tasks
 from spark_jobs.settings import AuditSettings
 from spark_jobs.shadow import compare as shadow
-from spark_jobs.shadow.reasons import Difference, Outcome, Reason, present_difference
+from spark_jobs.shadow.reasons import Agreement, Difference, Reason, present_difference
 from spark_jobs.shadow.second_look import SecondLook, losses, opened_second_look
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Shadow:
     """Number of ledgers on which the two sides agreed at the first look."""
     resolved: int
     """Number of ledgers on which the two sides differed at the first look, but not at the second one."""
-    differing: Mapping[tuple[Outcome, Reason], int]
+    differing: Mapping[tuple[Agreement, Reason], int]
     """Number of ledgers on which the two sides still differ, by outcome and reason."""
     leader: str
     """The leading auditor; empty: there is none."""
@@ -90,7 +90,7 @@ class Shadow:
         """Number of ledgers that differ without an explained reason."""
         return sum(count for (_, reason), count in self.differing.items() if not reason.is_explained)
 
-    def total(self, outcome: Outcome) -> int:
+    def total(self, outcome: Agreement) -> int:
         """Return the number of ledgers with this kind of difference."""
         return sum(count for (each, _), count in self.differing.items() if each is outcome)
 
@@ -104,9 +104,9 @@ class Shadow:
             "lost_bookie_delay_s": self.delay_s,
             "agree": self.agree,
             "resolved": self.resolved,
-            "only_here": self.total(Outcome.ONLY_HERE),
-            "only_there": self.total(Outcome.ONLY_THERE),
-            "differ": self.total(Outcome.DIFFER),
+            "only_here": self.total(Agreement.ONLY_HERE),
+            "only_there": self.total(Agreement.ONLY_THERE),
+            "differ": self.total(Agreement.DIFFER),
             "unexplained": self.unexplained,
             "reasons": [
                 {
@@ -122,9 +122,9 @@ class Shadow:
         }
 
 
-def ordered(differing: Mapping[tuple[Outcome, Reason], int]) -> list[tuple[tuple[Outcome, Reason], int]]:
+def ordered(differing: Mapping[tuple[Agreement, Reason], int]) -> list[tuple[tuple[Agreement, Reason], int]]:
     """Return the counts in the order for reading, with the unexplained ones first."""
-    outcomes, reasons = list(Outcome), list(Reason)
+    outcomes, reasons = list(Agreement), list(Reason)
     return sorted(
         differing.items(),
         key=lambda each: (each[0][1].is_explained, outcomes.index(each[0][0]), reasons.index(each[0][1])),
@@ -191,7 +191,7 @@ def compare(
     return Shadow(
         run_id=summary.run_id,
         table=directory / SHADOW,
-        agree=counts[Outcome.AGREE],
+        agree=counts[Agreement.AGREE],
         resolved=found.resolved,
         differing=dict(found.counts),
         leader=cluster.leader,
@@ -206,7 +206,7 @@ class _Found:
 
     def __init__(self, rows_max: int) -> None:
         self.resolved = 0
-        self.counts: Counter[tuple[Outcome, Reason]] = Counter()
+        self.counts: Counter[tuple[Agreement, Reason]] = Counter()
         self._rows_max = rows_max
         self._explained: list[Difference] = []
         self._unexplained: list[Difference] = []
@@ -256,7 +256,7 @@ def _differences(
         seconds, cluster = second_look.read_state([LedgerId(row["ledger_id"]) for row in batch])
         kept: list[Mapping[str, Any]] = []
         for row, second in zip(batch, seconds, strict=True):
-            difference = present_difference(Outcome(row["outcome"]), second, cluster)
+            difference = present_difference(Agreement(row["outcome"]), second, cluster)
             found.add(difference)
             if difference is not None:
                 kept.append(_item(difference) | {"run_id": run_id, "severity": row["severity"]})

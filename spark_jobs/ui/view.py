@@ -109,7 +109,7 @@ class BacklogLine:
 
 
 @dataclass(frozen=True, slots=True)
-class PageView:
+class TabView:
     """The values of the page."""
 
     refresh_s: int
@@ -132,13 +132,13 @@ class PageView:
     has_parked: bool
 
 
-def page_view(given: PageInput) -> PageView:
+def page_view(given: PageInput) -> TabView:
     """Return the values of the page."""
     state = given.state or TabState(0)
     is_active = any(not run.record.state.is_final for run in state.runs)
     settings = given.settings
     api = given.base + API_PATH
-    return PageView(
+    return TabView(
         refresh_s=settings.refresh_active_s if is_active or given.trouble else settings.refresh_idle_s,
         home=given.base + TAB_PATH,
         start=api + RUNS_PATH,

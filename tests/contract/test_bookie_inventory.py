@@ -29,7 +29,7 @@ from bookie.wire.resolver import APACHE_PROTOCOL, BookieAddress, Resolver
 from bookie.wire.security import NO_FILES, SecurityFiles
 from spark_jobs.checks.inventory import asking
 from spark_jobs.checks.inventory.asking import ATTEMPTS_MAX, InventoryState, InventoryTasks, inventory
-from spark_jobs.checks.inventory.second_look import SecondLookSettings, checking
+from spark_jobs.checks.inventory.second_look import InventoryLookSettings, checking
 from spark_jobs.checks.inventory.verdict import Grace
 from tests.contract.test_administration import L1, L2, add, damage
 from tests.sessions import LONG_SESSION_S
@@ -285,7 +285,7 @@ def test_tasks_query_bookies_and_check_again_on_a_real_zookeeper(
             ]
             copies = [{"bookie_id": US, "first_entry_id": 0, "last_entry_id": 1}]
             suspects = pa.RecordBatch.from_pylist([{"ledger_id": 1, "copies": copies}])
-            check = checking(SecondLookSettings(uri, 15.0, Grace(0, None)))
+            check = checking(InventoryLookSettings(uri, 15.0, Grace(0, None)))
             (seen,) = pa.Table.from_batches(check([suspects])).to_pylist()
             assert (seen["ledger_id"], seen["verdict"], seen["bookies"]) == (1, "unowned", [US])
         finally:

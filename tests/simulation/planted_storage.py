@@ -23,9 +23,9 @@ from bookie.storage.entry_logs.collection import Collection
 from bookie.storage.entry_logs.entry_log import EntryLogs, EntryLogWriter
 from bookie.storage.errors import DamagedJournalError
 from bookie.storage.journal.replay import JournalReplay
-from bookie.storage.ledger_state import LedgerState, LedgerStates
+from bookie.storage.ledger_state import LedgerStates, StoredLedgerState
 from bookie.storage.port import DirectoryFailedError
-from bookie.storage.writing import LedgerWriter
+from bookie.storage.writing import RecordWriter
 from bookie.wire.port import EntryResult, Status
 from tests.simulation.planting import Registry, swap
 
@@ -86,10 +86,10 @@ def _(stack: ExitStack) -> None:
 
 @plants("fence-in-memory", "BK-500, BP-46 scenario 1", "a fence is answered before it is durable")
 def _(stack: ExitStack) -> None:
-    async def fence(self: LedgerWriter, state: LedgerState, master_key: bytes) -> None:
+    async def fence(self: RecordWriter, state: StoredLedgerState, master_key: bytes) -> None:
         state.is_fenced = True
 
-    swap(stack, writing.LedgerWriter, "fence", lambda _: fence)
+    swap(stack, writing.RecordWriter, "fence", lambda _: fence)
 
 
 @plants("checkpoint-mark-early", "#3329, #4105", "the checkpoint mark is stored before the entries that it covers")
@@ -148,10 +148,10 @@ def _(stack: ExitStack) -> None:
 
 @plants("limbo-is-absent", "BP-46 scenario 2, #4812", "a bookie on new disks denies entries that the old ones held")
 def _(stack: ExitStack) -> None:
-    def denied(self: LedgerState) -> Status:
+    def denied(self: StoredLedgerState) -> Status:
         return Status.NO_ENTRY if self.is_known else Status.NO_LEDGER
 
-    swap(stack, LedgerState, "absent_status", lambda _: property(denied))
+    swap(stack, StoredLedgerState, "absent_status", lambda _: property(denied))
 
 
 @plants("no-limbo", "BP-46", "new disks under an old name serve without checking which ledgers name the bookie")
@@ -204,7 +204,7 @@ def _(stack: ExitStack) -> None:
 @plants("fence-forgotten", "#4462", "a collected ledger's fence is forgotten with it")
 def _(stack: ExitStack) -> None:
     def make(set_collected: Any) -> Any:
-        def unfenced(self: Collection, state: LedgerState) -> None:
+        def unfenced(self: Collection, state: StoredLedgerState) -> None:
             set_collected(self, state)
             state.is_fenced = state.is_fence_durable = state.is_collected = False
 

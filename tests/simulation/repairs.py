@@ -27,9 +27,10 @@ from bookie.model.records import decode_record
 from bookie.wire.port import AddBatch, AddReply, CopyReply, ReadReply, ReplyT, Request, Status, Transport
 from bookie.wire.requests import Copy, Read
 from replicator.queue.ordering import FAILING_MIN, QueueKind
+from replicator.queue.places import FAILING_SHARE
 from replicator.queue.task_queue import Turn
 from replicator.telemetry.events import Ending, QueueState, TaskResult
-from replicator.worker import FAILING_SHARE, Worker
+from replicator.worker import Worker
 from tests.simulation.limits import Limits
 from tests.simulation.scaling import COPIES_AT_ONCE
 from tests.simulation.truth import ROOT

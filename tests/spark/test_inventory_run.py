@@ -24,7 +24,7 @@ from bookie.model.run import RunKind
 from bookie.runtime.access.tokens import Role, make_token
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.ports import free_loopback_port
-from spark_jobs.checks.inventory.verdict import NotJudged
+from spark_jobs.checks.inventory.verdict import CopyNotJudged
 from spark_jobs.report import writing as report
 from spark_jobs.report.console import table
 from spark_jobs.report.counts import InventoryCounts
@@ -96,7 +96,7 @@ def test_ledgers_on_bookies_are_compared_with_the_metadata(spark: SparkSession, 
         summary = place.check(spark, RunKind.EVERYTHING, is_dry_run=True, inventory_grace_s=0).summary
     counts = inventory_of(summary)
     assert (counts.over_replicated, counts.unowned, counts.damaged) == (1, 2, 1)
-    assert dict(counts.not_judged) == {NotJudged.OPEN.value: 1, NotJudged.REPAIR.value: 1}
+    assert dict(counts.not_judged) == {CopyNotJudged.OPEN.value: 1, CopyNotJudged.REPAIR.value: 1}
     ours = next(each for each in counts.bookies if each.bookie_id == US)
     assert (ours.state, ours.ledgers, ours.over_replicated, ours.unowned, ours.damaged_entries) == (
         "listed",
@@ -133,16 +133,16 @@ def test_recent_changes_have_no_verdict_and_an_unreachable_bookie_is_named(
     counts = inventory_of(summary)
     assert (counts.over_replicated, counts.unowned) == (0, 0)
     assert dict(counts.not_judged) == {
-        NotJudged.CHANGED.value: 1,
-        NotJudged.DELETED.value: 2,
-        NotJudged.OPEN.value: 1,
-        NotJudged.REPAIR.value: 1,
+        CopyNotJudged.CHANGED.value: 1,
+        CopyNotJudged.DELETED.value: 2,
+        CopyNotJudged.OPEN.value: 1,
+        CopyNotJudged.REPAIR.value: 1,
     }
     (problem,) = [part.problem for part in summary.parts if part.check == "inventory"]
     assert problem.startswith("the ledgers of 1 bookie are not all known: silent:3181 (no answer: ")
     assert (summary.verdict, without.inventory) == (Verdict.INCOMPLETE, None)
     assert {part.check for part in without.parts} == {"bookies", "metadata", "placement"}
-    for text in (US, "silent:3181", NotJudged.CHANGED.value):
+    for text in (US, "silent:3181", CopyNotJudged.CHANGED.value):
         assert text in table(summary)
 
 
@@ -164,7 +164,7 @@ def test_a_deletion_is_reported_after_the_grace_time_without_times_in_the_metada
         settings = AuditSettings(place.uri, place.report_dir, is_dry_run=True, inventory_grace_s=1800)
         summary = run_check(spark, RunKind.EVERYTHING, settings, clock=Later()).summary
     counts = inventory_of(summary)
-    assert (counts.unowned, counts.not_judged.get(NotJudged.DELETED.value, 0)) == ((2, 0) if later_s else (0, 2))
+    assert (counts.unowned, counts.not_judged.get(CopyNotJudged.DELETED.value, 0)) == ((2, 0) if later_s else (0, 2))
 
 
 @pytest.mark.long

@@ -26,7 +26,7 @@ from spark_jobs.checks.findings import FINDING_DDL
 from spark_jobs.datasource.tasks import TASKS_DDL
 from spark_jobs.shadow import run as shadow_run
 from spark_jobs.shadow.compare import compared, differing, found_ledgers, outcomes
-from spark_jobs.shadow.reasons import Outcome
+from spark_jobs.shadow.reasons import Agreement
 from spark_jobs.shadow.second_look import SecondLook
 from tests.spark.audit_world import Place, closed, opened
 
@@ -65,7 +65,7 @@ def test_each_ledger_of_either_side_has_one_outcome(spark: SparkSession) -> None
 def test_empty_results_on_both_sides_agree(spark: SparkSession) -> None:
     assert compare(spark, [], {}) == {}
     table = compared(found_ledgers(findings(spark)), tasks(spark, {}))
-    assert outcomes(table) == dict.fromkeys(Outcome, 0)
+    assert outcomes(table) == dict.fromkeys(Agreement, 0)
     assert differing(table).collect() == []
 
 
@@ -86,7 +86,7 @@ def test_differences_are_sorted_by_ledger_id_and_have_the_worst_severity(spark: 
         (2, "critical"),
         (3, "no_live_copy"),
     ]
-    assert outcomes(table)[Outcome.ONLY_HERE] == 2
+    assert outcomes(table)[Agreement.ONLY_HERE] == 2
 
 
 @pytest.fixture

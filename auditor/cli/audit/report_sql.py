@@ -18,7 +18,7 @@ from bookie.model.exit_codes import ExitCode
 from bookie.runtime.human import printable
 
 if TYPE_CHECKING:
-    from spark_jobs.report.tables.sql import Answer
+    from spark_jobs.report.tables.sql import QueryResult
 
 _QUESTION_MAX: Final = 1 << 20
 
@@ -74,7 +74,7 @@ def sql(
         print_note(f"{printable(path)} is damaged, and its rows are left out")
 
 
-def _print(answer: Answer, output: AnswerFormat) -> None:
+def _print(answer: QueryResult, output: AnswerFormat) -> None:
     from spark_jobs.report.tables.sql_values import as_json, as_text
 
     if output is AnswerFormat.JSON:

@@ -149,7 +149,7 @@ def _print(found: Shadow, result: AuditResult, output: OutputFormat) -> None:
 
 
 def _lines(found: Shadow, result: AuditResult) -> Iterator[str]:
-    from spark_jobs.shadow.reasons import Outcome
+    from spark_jobs.shadow.reasons import Agreement
 
     summary = result.summary
     recovery = "disabled" if found.is_disabled else "enabled"
@@ -162,7 +162,7 @@ def _lines(found: Shadow, result: AuditResult) -> Iterator[str]:
         yield f"incomplete  {problem}"
     yield f"agree       {found.agree}"
     yield f"resolved    {found.resolved}"
-    for outcome in (Outcome.ONLY_HERE, Outcome.ONLY_THERE, Outcome.DIFFER):
+    for outcome in (Agreement.ONLY_HERE, Agreement.ONLY_THERE, Agreement.DIFFER):
         yield f"{outcome.value:<12}{found.total(outcome)}"
     yield f"table       {found.table}"
 

@@ -29,7 +29,7 @@ from bookie.model.ids import LEDGER_ID_MAX, EntryId, LedgerId
 from bookie.runtime.human import counted
 
 if TYPE_CHECKING:
-    from bookie.storage.scrubbing import DamagedEntry
+    from bookie.storage.scrubbing import DamagedCopy
 
 _ID_DIGITS_MAX: Final = 19
 _DAMAGED_MAX: Final = 1000
@@ -167,7 +167,7 @@ async def _scrub(
     return {"entries": done, "bytes": size, "damaged_count": count, "damaged": damaged, "next_after": next_after}
 
 
-def _damaged_row(found: DamagedEntry) -> dict[str, Any]:
+def _damaged_row(found: DamagedCopy) -> dict[str, Any]:
     return {
         "ledger_id": found.ledger_id,
         "entry_id": found.entry_id,

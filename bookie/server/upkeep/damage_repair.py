@@ -22,7 +22,7 @@ from bookie.model.digest import digest_key, master_key
 from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType, LedgerMetadata
-from bookie.storage.scrubbing import DamagedEntry
+from bookie.storage.scrubbing import DamagedCopy
 from bookie.wire.handler import BookieHandler
 from bookie.wire.port import Status
 from bookie.wire.requests import Copy
@@ -69,7 +69,7 @@ class DamageRepair:
         self._bookie = bookie
         self._incarnation = incarnation
 
-    async def repair(self, damaged: Sequence[DamagedEntry]) -> int:
+    async def repair(self, damaged: Sequence[DamagedCopy]) -> int:
         """Replace entries by copies from other bookies, and return their number. All others are unchanged.
 
         The deadline for each source is that of a copy. No error is raised for an entry without a replacement.

@@ -26,7 +26,7 @@ from bookie.server.damaged_entries import DamagedEntries
 from bookie.server.metrics import DAMAGED, REPLACED, SCRUB_FINISHED, SCRUBBED_BYTES, SCRUBBED_ENTRIES
 from bookie.server.upkeep.pauses import Pause
 from bookie.storage.port import Disk, DiskError, DiskFullError
-from bookie.storage.scrubbing import DamagedEntry, ScrubStep
+from bookie.storage.scrubbing import DamagedCopy, ScrubStep
 from bookie.storage.store import LedgerStorage
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class ScrubPhase(enum.Enum):
     """It is stopped until an operator starts it, or until the next start of the process."""
 
 
-Repair: TypeAlias = Callable[[Sequence[DamagedEntry]], Awaitable[int]]
+Repair: TypeAlias = Callable[[Sequence[DamagedCopy]], Awaitable[int]]
 """A function that replaces damaged entries if possible, and returns their number; see ``DamageRepair.repair``."""
 
 
@@ -237,7 +237,7 @@ class Scrubber:
             for ledger_id, found in groupby(damaged, lambda each: each[0]):
                 await self._service.verify(ledger_id, [entry_id for _, entry_id in found])
 
-    async def _replace(self, damaged: Sequence[DamagedEntry]) -> int:
+    async def _replace(self, damaged: Sequence[DamagedCopy]) -> int:
         if not damaged or self._repair is None:
             return 0
         replaced = await self._repair(damaged)

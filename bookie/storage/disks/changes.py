@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Changes:
+class RunningChanges:
     """The running changes of one disk. There should be few at a time, all on one event loop."""
 
     def __init__(self) -> None:

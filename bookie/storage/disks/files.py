@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from bookie.runtime.threads import started_threads
 from bookie.runtime.waiting import within_running_time
-from bookie.storage.disks.changes import Changes
+from bookie.storage.disks.changes import RunningChanges
 from bookie.storage.disks.directory_lock import lock_directory
 from bookie.storage.port import DISK_SILENCE_S_MAX, Disk, DiskError, DiskFile, DiskFullError, StalledDiskError
 
@@ -76,7 +76,7 @@ class FileDisk(Disk):
         self._root = root
         self._lock: int | None = lock
         self._threads = threads
-        self._changes = Changes()
+        self._changes = RunningChanges()
         self._replacing = threading.Lock()
         """Held by the thread that replaces a file. The thread of a cancelled caller continues, and would otherwise use
         the same temporary file as the next replacement."""
@@ -211,7 +211,7 @@ class _Opening:
         self._is_abandoned = False
         self._file: _File | None = None
 
-    def open(self, path: Path, flags: int, threads: _Threads, changes: Changes) -> _File:
+    def open(self, path: Path, flags: int, threads: _Threads, changes: RunningChanges) -> _File:
         """Open the file, in a thread."""
         file = _open_file(path, flags, threads, changes)
         with self._lock:
@@ -235,7 +235,7 @@ class _File(DiskFile):
     """
 
     def __init__(
-        self, path: Path, descriptor: int, size: int, threads: _Threads, changes: Changes, *, is_read: bool
+        self, path: Path, descriptor: int, size: int, threads: _Threads, changes: RunningChanges, *, is_read: bool
     ) -> None:
         self._path = path
         self._descriptor: int | None = descriptor
@@ -442,7 +442,7 @@ def make_durable_directory(path: Path) -> None:
         _sync_directory(path.parent)
 
 
-def _open_file(path: Path, flags: int, threads: _Threads, changes: Changes) -> _File:
+def _open_file(path: Path, flags: int, threads: _Threads, changes: RunningChanges) -> _File:
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     except FileNotFoundError:

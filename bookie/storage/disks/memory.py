@@ -20,7 +20,7 @@ from typing import Final
 from typing_extensions import override
 
 from bookie.runtime.fault_points import fault_point
-from bookie.storage.disks.changes import Changes
+from bookie.storage.disks.changes import RunningChanges
 from bookie.storage.port import Disk, DiskError, DiskFile, DiskFullError, EntryIndex
 
 
@@ -163,7 +163,7 @@ class MemoryDisk(Disk):
     _files: dict[str, _Content] = field(default_factory=dict)
     _durable_files: dict[str, _Content] = field(default_factory=dict)
     _directories: set[str] = field(default_factory=lambda: {""})
-    _changes: Changes = field(default_factory=Changes)
+    _changes: RunningChanges = field(default_factory=RunningChanges)
 
     @override
     async def create(self, path: str) -> DiskFile:

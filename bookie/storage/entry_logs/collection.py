@@ -24,7 +24,7 @@ from bookie.runtime.tasks import guarded
 from bookie.storage.checkpoint import Checkpointer
 from bookie.storage.disks.index_format import entry_range
 from bookie.storage.entry_logs.dead_bytes import dead_bytes, increased
-from bookie.storage.ledger_state import LedgerState, LedgerStates
+from bookie.storage.ledger_state import LedgerStates, StoredLedgerState
 from bookie.storage.port import EntryIndex
 
 
@@ -87,7 +87,7 @@ class Collection:
                 state.deleting = None
             return pairs[-1][0] + b"\0"
 
-    def _set_collected(self, state: LedgerState) -> None:
+    def _set_collected(self, state: StoredLedgerState) -> None:
         del self.marks[state.ledger_id]
         state.is_collected = True
         self.states.changed(state)

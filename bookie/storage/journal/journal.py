@@ -35,7 +35,7 @@ from bookie.model.errors import FatalError, TransientError
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel, guarded
-from bookie.storage.disks.changes import Changes
+from bookie.storage.disks.changes import RunningChanges
 from bookie.storage.journal.format import (
     RECORD_HEADER_SIZE,
     BatchHeader,
@@ -158,7 +158,7 @@ class Journal:
         self._writer: asyncio.Task[None] | None = None
         self._marker: asyncio.Task[None] | None = None
         self._has_new_end = asyncio.Event()
-        self._changes = Changes()
+        self._changes = RunningChanges()
 
     def start(self) -> None:
         """Start the writer task, and the task that writes the mark."""

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark 
 
 from bookie.model.ownership import OWNER_COLUMNS
 from spark_jobs.checks.findings import FINDING_DDL, FindingKind
-from spark_jobs.checks.inventory.verdict import Verdict
+from spark_jobs.checks.inventory.verdict import CopyVerdict
 from spark_jobs.checks.sql_text import literal
 
 NAMED_MAX: Final = 20
@@ -50,7 +50,7 @@ def suspects(held: DataFrame, ledgers: DataFrame) -> DataFrame:
 def surplus_findings(seen: DataFrame) -> DataFrame:
     """Return one finding per ledger with superfluous copies, from rows of ``second_look.SEEN_DDL``."""
     kind = (
-        f"CASE verdict WHEN {literal(Verdict.UNOWNED.value)} THEN {literal(FindingKind.UNOWNED_LEDGER.value)} "
+        f"CASE verdict WHEN {literal(CopyVerdict.UNOWNED.value)} THEN {literal(FindingKind.UNOWNED_LEDGER.value)} "
         f"ELSE {literal(FindingKind.OVER_REPLICATED_LEDGER.value)} END"
     )
     names = "array_sort(bookies)"
@@ -61,7 +61,7 @@ def surplus_findings(seen: DataFrame) -> DataFrame:
         "missing": "array()",
         "detail": f"concat('on ', array_join(slice({names}, 1, {NAMED_MAX}), ', '), {more})",
     }
-    is_finding = f"verdict IN ({literal(Verdict.UNOWNED.value)}, {literal(Verdict.OVER_REPLICATED.value)})"
+    is_finding = f"verdict IN ({literal(CopyVerdict.UNOWNED.value)}, {literal(CopyVerdict.OVER_REPLICATED.value)})"
     return seen.where(is_finding).selectExpr(*_finding(values))
 
 

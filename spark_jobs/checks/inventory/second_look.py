@@ -52,7 +52,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class SecondLookSettings:
+class InventoryLookSettings:
     """The settings of each task, which are sent to executors."""
 
     metadata_uri: str
@@ -64,7 +64,7 @@ class SecondLookSettings:
     """The limits on the reads of each task."""
 
 
-def checking(settings: SecondLookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def checking(settings: InventoryLookSettings) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the task as a function for ``mapInArrow``; the input rows are those of ``comparison.suspects``."""
 
     def check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

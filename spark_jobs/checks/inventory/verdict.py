@@ -15,7 +15,7 @@ from bookie.model.ids import BookieId
 from bookie.model.metadata import LedgerMetadata
 
 
-class Verdict(enum.Enum):
+class CopyVerdict(enum.Enum):
     """The verdict on a copy."""
 
     OVER_REPLICATED = "over-replicated"
@@ -27,7 +27,7 @@ class Verdict(enum.Enum):
     NOT_JUDGED = "not judged"
 
 
-class NotJudged(enum.Enum):
+class CopyNotJudged(enum.Enum):
     """Why there is no verdict."""
 
     OPEN = "the ledger is not closed, so its writer may still count on the copy"
@@ -75,12 +75,12 @@ class Deleted:
     """The last transaction that created or deleted a node under its nearest existing parent."""
 
 
-Judged = tuple[Verdict, NotJudged | None]
+Judged = tuple[CopyVerdict, CopyNotJudged | None]
 
 
 def judged(
     ledger: Present | Deleted, copies: Sequence[Copy], grace: Grace
-) -> Iterator[tuple[Verdict, NotJudged | None, Sequence[Copy]]]:
+) -> Iterator[tuple[CopyVerdict, CopyNotJudged | None, Sequence[Copy]]]:
     """Yield each verdict on copies of a ledger, with the reason if there is no verdict, and these copies.
 
     Args:
@@ -90,27 +90,27 @@ def judged(
     """
     if isinstance(ledger, Deleted):
         is_old = grace.before_zxid is None or ledger.quiet_since_zxid <= grace.before_zxid
-        yield (Verdict.UNOWNED, None, copies) if is_old else (Verdict.NOT_JUDGED, NotJudged.DELETED, copies)
+        yield (CopyVerdict.UNOWNED, None, copies) if is_old else (CopyVerdict.NOT_JUDGED, CopyNotJudged.DELETED, copies)
         return
     metadata = ledger.metadata
     if metadata is None:
-        yield Verdict.NOT_JUDGED, NotJudged.UNREADABLE, copies
+        yield CopyVerdict.NOT_JUDGED, CopyNotJudged.UNREADABLE, copies
         return
     placed = [copy for copy in copies if is_placed(metadata, copy)]
     if placed:
-        yield Verdict.PLACED, None, placed
+        yield CopyVerdict.PLACED, None, placed
     if surplus := [copy for copy in copies if copy not in placed]:
         yield *_judge_surplus(metadata, ledger, grace), surplus
 
 
 def _judge_surplus(metadata: LedgerMetadata, ledger: Present, grace: Grace) -> Judged:
     if not metadata.is_closed:
-        return Verdict.NOT_JUDGED, NotJudged.OPEN
+        return CopyVerdict.NOT_JUDGED, CopyNotJudged.OPEN
     if ledger.is_in_repair:
-        return Verdict.NOT_JUDGED, NotJudged.REPAIR
+        return CopyVerdict.NOT_JUDGED, CopyNotJudged.REPAIR
     if ledger.changed_ms > grace.before_ms:
-        return Verdict.NOT_JUDGED, NotJudged.CHANGED
-    return Verdict.OVER_REPLICATED, None
+        return CopyVerdict.NOT_JUDGED, CopyNotJudged.CHANGED
+    return CopyVerdict.OVER_REPLICATED, None
 
 
 def is_placed(metadata: LedgerMetadata, copy: Copy) -> bool:

@@ -13,7 +13,7 @@ from spark_jobs.checks.sql_text import in_list, literal
 from spark_jobs.reference_rows import LEDGERS, Claim
 
 
-class Verdict(enum.StrEnum):
+class ReferenceVerdict(enum.StrEnum):
     """The verdict on a ledger, or on a reference."""
 
     REFERENCED = "REFERENCED"
@@ -44,12 +44,12 @@ class NotJudged(enum.StrEnum):
     MAYBE_SHADOW = "it does not exist, and only topics that may be shadow topics refer to it"
 
 
-_SECOND_LOOK_VERDICTS: Final = (Verdict.UNREFERENCED.value, Verdict.LOST.value)
+_SECOND_LOOK_VERDICTS: Final = (ReferenceVerdict.UNREFERENCED.value, ReferenceVerdict.LOST.value)
 NEEDS_SECOND_LOOK: Final = in_list("verdict", _SECOND_LOOK_VERDICTS)
 """Selects the rows of ``compared`` with a possible finding, for the second look."""
 _MAY_BE_UNREFERENCED: Final = f"""
-    verdict = {literal(Verdict.UNREFERENCED.value)}
-    OR verdict = {literal(Verdict.NOT_JUDGED.value)} AND reason = {literal(NotJudged.YOUNG.value)}
+    verdict = {literal(ReferenceVerdict.UNREFERENCED.value)}
+    OR verdict = {literal(ReferenceVerdict.NOT_JUDGED.value)} AND reason = {literal(NotJudged.YOUNG.value)}
 """
 
 HAS_UNKNOWN_REFERENCE: Final = "error IS NOT NULL OR position_in IS NOT NULL"
@@ -82,13 +82,13 @@ _REASON: Final = (
     + " END"
 )
 _VERDICT: Final = f"""
-    CASE WHEN claim IS NULL AND standing = 0 THEN {literal(Verdict.UNREFERENCED.value)}
-         WHEN claim IS NULL THEN {literal(Verdict.NOT_JUDGED.value)}
-         WHEN standing IS NOT NULL AND claim <= {Claim.EMPTY.value} THEN {literal(Verdict.REFERENCED.value)}
-         WHEN standing IS NOT NULL THEN {literal(Verdict.ALSO_ELSEWHERE.value)}
-         WHEN claim = {Claim.ENTRIES.value} THEN {literal(Verdict.LOST.value)}
-         WHEN claim = {Claim.EMPTY.value} THEN {literal(Verdict.EMPTY.value)}
-         ELSE {literal(Verdict.OFFLOADED.value)} END
+    CASE WHEN claim IS NULL AND standing = 0 THEN {literal(ReferenceVerdict.UNREFERENCED.value)}
+         WHEN claim IS NULL THEN {literal(ReferenceVerdict.NOT_JUDGED.value)}
+         WHEN standing IS NOT NULL AND claim <= {Claim.EMPTY.value} THEN {literal(ReferenceVerdict.REFERENCED.value)}
+         WHEN standing IS NOT NULL THEN {literal(ReferenceVerdict.ALSO_ELSEWHERE.value)}
+         WHEN claim = {Claim.ENTRIES.value} THEN {literal(ReferenceVerdict.LOST.value)}
+         WHEN claim = {Claim.EMPTY.value} THEN {literal(ReferenceVerdict.EMPTY.value)}
+         ELSE {literal(ReferenceVerdict.OFFLOADED.value)} END
 """
 
 
@@ -117,7 +117,7 @@ def suspects(compared: DataFrame, references: DataFrame, lost: int) -> DataFrame
     some = compared.where(NEEDS_SECOND_LOOK)
     if not lost:
         return some.withColumn("by", F.expr(f"CAST(NULL AS {_BY_TYPE})"))
-    missing = some.where(F.col("verdict") == Verdict.LOST.value).select("ledger_id")
+    missing = some.where(F.col("verdict") == ReferenceVerdict.LOST.value).select("ledger_id")
     named = references.selectExpr(*_BY, f"inline({LEDGERS})").where(F.col("claim") == Claim.ENTRIES.value)
     missing = F.broadcast(missing) if lost <= _BROADCAST_MAX else missing
     order = Window.partitionBy("ledger_id").orderBy(*_BY)
@@ -148,7 +148,7 @@ def without_doubtful_topics(seen: DataFrame, references: DataFrame) -> DataFrame
                  THEN {literal(NotJudged.IN_LEDGER.value)} END
         """),
     )
-    not_judged = f"IF(doubt IS NULL, verdict, {literal(Verdict.NOT_JUDGED.value)}) AS verdict"
+    not_judged = f"IF(doubt IS NULL, verdict, {literal(ReferenceVerdict.NOT_JUDGED.value)}) AS verdict"
     others = {"verdict": not_judged, "reason": "coalesce(doubt, reason) AS reason"}
     return judged.selectExpr(*(others.get(name, name) for name in seen.columns))
 

@@ -25,7 +25,7 @@ from bookie.metadata.pulsar.tree import Denied, NodeKind, partitioned_topic_path
 from bookie.metadata.uri import parse_uri
 from bookie.model.ids import LedgerId
 from bookie.model.ownership import OWNER_COLUMNS, Component, Owner, decoded, owner_names, owner_of
-from spark_jobs.checks.references.comparison import NODES_MAX, NotJudged, Verdict
+from spark_jobs.checks.references.comparison import NODES_MAX, NotJudged, ReferenceVerdict
 from spark_jobs.connect import PacedConnection, connected_at_pace
 from spark_jobs.pacing.budget import FREE, TaskBudget
 
@@ -118,9 +118,9 @@ async def check_again(
     seen = []
     for each, node in zip(subjects, nodes, strict=True):
         created_ms = node.stat.ctime_ms if isinstance(node, Node) else None
-        if isinstance(node, AccessDeniedError) and each.row["verdict"] != Verdict.LOST.value:
-            seen.append(each.seen(Verdict.NOT_JUDGED, NotJudged.UNREADABLE))
-        elif each.row["verdict"] == Verdict.LOST.value:
+        if isinstance(node, AccessDeniedError) and each.row["verdict"] != ReferenceVerdict.LOST.value:
+            seen.append(each.seen(ReferenceVerdict.NOT_JUDGED, NotJudged.UNREADABLE))
+        elif each.row["verdict"] == ReferenceVerdict.LOST.value:
             verdict, reason, referrer = _judge_references(each, contents, is_there=node is not None)
             seen.append(each.seen(verdict, reason) | _names(referrer))
         else:
@@ -144,10 +144,10 @@ class _SecondLookRow:
         """The nodes to read."""
         for referrer in self.referrers:
             yield referrer.path
-            if self.row["verdict"] == Verdict.LOST.value:
+            if self.row["verdict"] == ReferenceVerdict.LOST.value:
                 yield from _shadow_paths(referrer)
 
-    def seen(self, verdict: Verdict, reason: NotJudged | None) -> Row:
+    def seen(self, verdict: ReferenceVerdict, reason: NotJudged | None) -> Row:
         """Return the row of this verdict."""
         return dict(zip(OWNER_COLUMNS, owner_names(self.owner), strict=True)) | {
             "ledger_id": self.row["ledger_id"],
@@ -162,13 +162,13 @@ async def _read_owner_metadata(
     store: MetadataStore, rows: Sequence[Row], paths: Sequence[str]
 ) -> Sequence[bytes | AccessDeniedError | None]:
     """Return the metadata of the ledgers whose owners are needed; None for the others, and for deleted ones."""
-    wanted = [path for row, path in zip(rows, paths, strict=True) if row["verdict"] != Verdict.LOST.value]
+    wanted = [path for row, path in zip(rows, paths, strict=True) if row["verdict"] != ReferenceVerdict.LOST.value]
     found = dict(zip(wanted, await read_each_permitted(store.get_many_data, wanted) if wanted else (), strict=True))
     return [found.get(path) for path in paths]
 
 
 def _second_look_row(settings: SecondLookSettings, row: Row, data: bytes | AccessDeniedError | None) -> _SecondLookRow:
-    if row["verdict"] == Verdict.LOST.value:
+    if row["verdict"] == ReferenceVerdict.LOST.value:
         named = (Referrer(by["root"], NodeKind(by["kind"]), by["name"], by["cursor"]) for by in row["by"])
         return _SecondLookRow(row, tuple(named))
     if data is None:
@@ -195,7 +195,7 @@ def _second_look_row(settings: SecondLookSettings, row: Row, data: bytes | Acces
 
 def _judge_references(
     subject: _SecondLookRow, contents: Mapping[str, bytes | Denied | None], *, is_there: bool
-) -> tuple[Verdict, NotJudged | None, Referrer]:
+) -> tuple[ReferenceVerdict, NotJudged | None, Referrer]:
     """Return whether a node still requires a nonexistent ledger, and the node."""
     ledger_id, referrers = subject.row["ledger_id"], subject.referrers
     unsure: Referrer | None = referrers[-1] if len(referrers) >= NODES_MAX else None
@@ -207,12 +207,12 @@ def _judge_references(
             continue
         is_of_shadow = _is_of_shadow(referrer, contents)
         if is_of_shadow is False:
-            return Verdict.LOST, None, referrer
+            return ReferenceVerdict.LOST, None, referrer
         if is_of_shadow is None:
             unsure = referrer
     if unsure is not None and not is_there:
-        return Verdict.NOT_JUDGED, NotJudged.MAYBE_SHADOW, unsure
-    return Verdict.CHANGED, None, referrers[0]
+        return ReferenceVerdict.NOT_JUDGED, NotJudged.MAYBE_SHADOW, unsure
+    return ReferenceVerdict.CHANGED, None, referrers[0]
 
 
 def _shadow_paths(referrer: Referrer) -> Sequence[str]:
@@ -243,24 +243,24 @@ def _of_ledger(
     contents: Mapping[str, bytes | Denied | None],
     created_ms: int | None,
     settings: SecondLookSettings,
-) -> tuple[Verdict, NotJudged | None]:
+) -> tuple[ReferenceVerdict, NotJudged | None]:
     """Return the verdict: unreferenced if the ledger exists, is old enough, and has no reference."""
     if created_ms is None or (subject.settled is None and subject.owner is None):
-        return Verdict.CHANGED, None
+        return ReferenceVerdict.CHANGED, None
     if subject.settled is not None:
-        return Verdict.NOT_JUDGED, subject.settled
+        return ReferenceVerdict.NOT_JUDGED, subject.settled
     if created_ms > settings.created_before_ms:
-        return Verdict.NOT_JUDGED, NotJudged.YOUNG
+        return ReferenceVerdict.NOT_JUDGED, NotJudged.YOUNG
     referrers, ledger_id = subject.referrers, subject.row["ledger_id"]
     try:
         if any(refers(referrer, contents[referrer.path], ledger_id) for referrer in referrers):
-            return Verdict.CHANGED, None
+            return ReferenceVerdict.CHANGED, None
         is_compacted = subject.owner is not None and subject.owner.component is Component.COMPACTED
         if is_compacted and any(_is_in_ledger(referrer, contents[referrer.path]) for referrer in referrers):
-            return Verdict.NOT_JUDGED, NotJudged.IN_LEDGER
+            return ReferenceVerdict.NOT_JUDGED, NotJudged.IN_LEDGER
     except UndecodableNodeError:
-        return Verdict.NOT_JUDGED, NotJudged.UNDECODABLE
-    return Verdict.UNREFERENCED, None
+        return ReferenceVerdict.NOT_JUDGED, NotJudged.UNDECODABLE
+    return ReferenceVerdict.UNREFERENCED, None
 
 
 def _is_in_ledger(referrer: Referrer, data: bytes | Denied | None) -> bool:

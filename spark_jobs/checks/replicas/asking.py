@@ -74,7 +74,7 @@ _LISTS: Final = _LACKING_STATUSES | {Status.LIMBO}
 
 
 @dataclass(frozen=True, slots=True)
-class CopyReply:
+class LedgerAnswer:
     """One bookie's answer about a ledger."""
 
     status: Status
@@ -163,7 +163,7 @@ class Asker:
         self._slots: defaultdict[BookieId, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(PER_BOOKIE_IN_FLIGHT)
         )
-        self._silent: defaultdict[BookieId, list[CopyReply]] = defaultdict(list)
+        self._silent: defaultdict[BookieId, list[LedgerAnswer]] = defaultdict(list)
         """For each bookie, the results for its last consecutive ledgers without an answer."""
         self._unread: defaultdict[BookieId, int] = defaultdict(int)
         """For each bookie, the number of its last consecutive ledgers with I/O errors of which it could read no
@@ -181,7 +181,7 @@ class Asker:
         """
         answers = Answers()
         remaining = iter(ledgers)
-        later: list[tuple[SettledLedger, Mapping[BookieId, CopyReply]]] = []
+        later: list[tuple[SettledLedger, Mapping[BookieId, LedgerAnswer]]] = []
 
         async def work() -> None:
             for ledger in remaining:
@@ -201,7 +201,7 @@ class Asker:
         return answers
 
     async def _reread_later(
-        self, ledgers: Sequence[tuple[SettledLedger, Mapping[BookieId, CopyReply]]], answers: Answers
+        self, ledgers: Sequence[tuple[SettledLedger, Mapping[BookieId, LedgerAnswer]]], answers: Answers
     ) -> None:
         """Look again, after a pause, at ledgers with entries that their bookies could not read.
 
@@ -221,7 +221,7 @@ class Asker:
     async def _check_again(
         self,
         ledger: SettledLedger,
-        replies: Mapping[BookieId, CopyReply],
+        replies: Mapping[BookieId, LedgerAnswer],
         failing: AbstractSet[BookieId],
         answers: Answers,
     ) -> None:
@@ -266,7 +266,7 @@ class Asker:
             return {}
         return losses_by_first_entry(decision.lost)
 
-    def _count(self, ledger: SettledLedger, replies: Mapping[BookieId, CopyReply], answers: Answers) -> None:
+    def _count(self, ledger: SettledLedger, replies: Mapping[BookieId, LedgerAnswer], answers: Answers) -> None:
         for bookie, reply in replies.items():
             answers.expected += ledger.expected(bookie)
             if not reply.is_sure and not ledger.is_whole(bookie, reply.entries):
@@ -278,12 +278,12 @@ class Asker:
 
     async def _list_all(
         self, ledger: SettledLedger, registered: AbstractSet[BookieId], bookies: Sequence[BookieId], answers: Answers
-    ) -> dict[BookieId, CopyReply]:
+    ) -> dict[BookieId, LedgerAnswer]:
         asked = [bookie for bookie in bookies if bookie in registered]
         replies = await asyncio.gather(*(self._ask_with_retries(bookie, ledger, answers) for bookie in asked))
         return dict(zip(asked, replies, strict=True))
 
-    async def _ask_with_retries(self, bookie: BookieId, ledger: SettledLedger, answers: Answers) -> CopyReply:
+    async def _ask_with_retries(self, bookie: BookieId, ledger: SettledLedger, answers: Answers) -> LedgerAnswer:
         async with self._slots[bookie]:
             silent = self._silent[bookie]
             for attempt in range(1, ATTEMPTS_MAX + 1):
@@ -302,10 +302,10 @@ class Asker:
                 silent.clear()
         return found
 
-    async def _ask_bookie(self, bookie: BookieId, ledger: SettledLedger, answers: Answers) -> CopyReply:
+    async def _ask_bookie(self, bookie: BookieId, ledger: SettledLedger, answers: Answers) -> LedgerAnswer:
         reply = await self._held.listed(bookie, ledger.ledger_id)
         if reply.status is not Status.UNSUPPORTED:
-            return CopyReply(reply.status, reply.entries, detail=reply.detail)
+            return LedgerAnswer(reply.status, reply.entries, detail=reply.detail)
         answers.requests += 1
         sample = ledger.sample(bookie)
         is_unread = False
@@ -319,7 +319,7 @@ class Asker:
         elif is_unread:
             self._unread[bookie] += 1
         missing = [entry_id for entry_id in sample if entry_id not in read.entries]
-        return CopyReply(
+        return LedgerAnswer(
             read.status,
             ledger.all_entries_except(missing),
             is_sampled=True,
@@ -334,7 +334,7 @@ def losses_by_first_entry(lost: Iterable[LostFragment]) -> dict[EntryId, LostFra
     return {loss.first_entry_id: loss for loss in lost if loss.entries}
 
 
-def _doubtful_as_unknown(reply: CopyReply, *, is_second: bool, is_failing: bool) -> CopyReply:
+def _doubtful_as_unknown(reply: LedgerAnswer, *, is_second: bool, is_failing: bool) -> LedgerAnswer:
     """Return the answer with a doubtful I/O error changed to unknown.
 
     An I/O error is doubtful if it is the first one for this ledger, or if the bookie is failing.
@@ -345,11 +345,11 @@ def _doubtful_as_unknown(reply: CopyReply, *, is_second: bool, is_failing: bool)
     return replace(reply, status=Status.IO_ERROR, entries=_NOTHING, detail=detail)
 
 
-def _deniers(ledger: SettledLedger, replies: Mapping[BookieId, CopyReply]) -> set[BookieId]:
+def _deniers(ledger: SettledLedger, replies: Mapping[BookieId, LedgerAnswer]) -> set[BookieId]:
     return {bookie for bookie, reply in replies.items() if reply.is_sure and not ledger.is_whole(bookie, reply.entries)}
 
 
-def _holdings(ledger: SettledLedger, replies: Mapping[BookieId, CopyReply]) -> Mapping[BookieId, Holdings]:
+def _holdings(ledger: SettledLedger, replies: Mapping[BookieId, LedgerAnswer]) -> Mapping[BookieId, Holdings]:
     """Return the answers of the bookies with expected entries; other bookies cannot lack any."""
     return {
         bookie: Holdings(

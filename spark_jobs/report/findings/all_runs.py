@@ -77,7 +77,7 @@ _ORDER: Final = (
     "coalesce(ledger_id, -1), coalesce(fragment_index, -1), kind, "
     "CASE WHEN ledger_id IS NULL THEN coalesce(missing[1], '') ELSE '' END"
 )
-"""The order of ``Cursor``."""
+"""The order of ``PageCursor``."""
 _AFTER: Final = f"""(run_id < $run OR (run_id = $run AND
     ({_ORDER}) > ($after_ledger, $after_fragment, $after_kind, $after_bookie)))"""
 

@@ -43,7 +43,7 @@ ANY: Final = FindingFilter()
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Cursor:
+class PageCursor:
     """Identifies the last row of a page, and defines the order of rows. Each row of a run has a different cursor."""
 
     ledger_id: int
@@ -67,14 +67,16 @@ CURSOR_PATTERN: Final = (
 """Regular expression for the text of a cursor."""
 
 
-def parse_cursor(text: str) -> Cursor:
+def parse_cursor(text: str) -> PageCursor:
     """Parse the text of a cursor, which must match ``CURSOR_PATTERN``."""
     ledger_id, index, kind, *bookie = text.split(":", 3)
-    return Cursor(int(ledger_id), int(index), kind, *bookie)
+    return PageCursor(int(ledger_id), int(index), kind, *bookie)
 
 
-def cursor_of(row: Mapping[str, Any]) -> Cursor:
+def cursor_of(row: Mapping[str, Any]) -> PageCursor:
     """Return the cursor of a row; its kind may be in lower case."""
     ledger_id, index, missing = row["ledger_id"], row["fragment_index"], row["missing"]
     bookie = missing[0] if ledger_id is None and missing else ""
-    return Cursor(-1 if ledger_id is None else ledger_id, -1 if index is None else index, row["kind"].upper(), bookie)
+    return PageCursor(
+        -1 if ledger_id is None else ledger_id, -1 if index is None else index, row["kind"].upper(), bookie
+    )

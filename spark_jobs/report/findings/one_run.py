@@ -1,7 +1,7 @@
 """Findings of a run, in pages, from its table. Needs no Spark. The size of a page bounds the memory.
 
-Rows are in the order of ``Cursor``. This order is total for the findings of a run, so a page may end anywhere, and the
-next one begins after its last row.
+Rows are in the order of ``PageCursor``. This order is total for the findings of a run, so a page may end anywhere, and
+the next one begins after its last row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 from bookie.model.ownership import OWNER_COLUMNS
 from bookie.model.severity import Severity
 from spark_jobs.report.files import FINDINGS, is_run_id
-from spark_jobs.report.findings.filters import ANY, COLUMNS, Cursor, FindingFilter, cursor_of
+from spark_jobs.report.findings.filters import ANY, COLUMNS, FindingFilter, PageCursor, cursor_of
 from spark_jobs.report.history import NoSuchReportError
 
 _log = logging.getLogger(__name__)
@@ -35,12 +35,12 @@ class FindingPage:
     """A page of findings."""
 
     rows: list[dict[str, Any]]
-    next_after: Cursor | None
+    next_after: PageCursor | None
     """None: the last page."""
 
 
 def read_findings(
-    report_dir: Path, run_id: str, limit: int, wanted: FindingFilter = ANY, after: Cursor | None = None
+    report_dir: Path, run_id: str, limit: int, wanted: FindingFilter = ANY, after: PageCursor | None = None
 ) -> FindingPage:
     """Return the first ``limit`` findings after the row of a cursor.
 
@@ -86,7 +86,7 @@ def read_findings(
     return FindingPage(shown, cursor)
 
 
-def _filter(wanted: FindingFilter, after: Cursor | None) -> ds.Expression | None:
+def _filter(wanted: FindingFilter, after: PageCursor | None) -> ds.Expression | None:
     parts: list[ds.Expression] = []
     if wanted.severity is not None:
         parts.append(ds.field("severity_rank") == wanted.severity.value)
@@ -106,7 +106,7 @@ def _filter(wanted: FindingFilter, after: Cursor | None) -> ds.Expression | None
     return whole
 
 
-def _placed(batch: pa.RecordBatch, after: Cursor | None) -> pa.Table:
+def _placed(batch: pa.RecordBatch, after: PageCursor | None) -> pa.Table:
     """Return the rows after ``after``, with sortable values: no nulls, and a bookie for a row without a ledger."""
     found = pa.Table.from_batches([batch])
     bookies = [""] * found.num_rows
@@ -119,7 +119,7 @@ def _placed(batch: pa.RecordBatch, after: Cursor | None) -> pa.Table:
     if after is None or not after.bookie:
         return found
     places = zip(*(found[name].to_pylist() for name in _ORDER), strict=True)
-    return found.filter(pa.array([Cursor(*place) > after for place in places], pa.bool_()))
+    return found.filter(pa.array([PageCursor(*place) > after for place in places], pa.bool_()))
 
 
 def _lists_as_missing(batch: pa.RecordBatch, bookie: str) -> pa.Array:

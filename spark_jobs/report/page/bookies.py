@@ -12,7 +12,7 @@ from bookie.model.ids import BookieId
 from bookie.model.topology import Topology
 from bookie.runtime.human import duration
 from spark_jobs.report.counts import BookieCount
-from spark_jobs.report.page.plots import Part, parts
+from spark_jobs.report.page.plots import BarPart, parts
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.text import numbered
 
@@ -45,7 +45,7 @@ class BookieRow:
     ledgers_found: int
     fragments: int
     fragments_found: int
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
     """Ledgers with findings and other ledgers, relative to the bookie with the most ledgers."""
 
 
@@ -58,7 +58,7 @@ class RackRow:
     hidden: int
     copies: int
     copies_found: int
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
     text: str
 
     @property

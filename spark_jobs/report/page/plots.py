@@ -20,20 +20,20 @@ _BAR_PERCENT_MIN: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BarPart:
     """A stretch of a bar, in percent of its length."""
 
     x: float
     width: float
 
 
-def parts(values: Sequence[int], total: int) -> tuple[Part, ...]:
+def parts(values: Sequence[int], total: int) -> tuple[BarPart, ...]:
     """Place ``values`` end to end on a bar of length ``total``. Zeros have no width, all others a visible one."""
     widths = [max(100 * value / total, _BAR_PERCENT_MIN) if value > 0 and total > 0 else 0.0 for value in values]
     scale = 100 / sum(widths) if sum(widths) > 100 else 1.0
     placed, x = [], 0.0
     for width in widths:
-        placed.append(Part(round(x, 3), round(width * scale, 3)))
+        placed.append(BarPart(round(x, 3), round(width * scale, 3)))
         x += width * scale
     return tuple(placed)
 

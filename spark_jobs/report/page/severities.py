@@ -9,7 +9,7 @@ from typing import Final
 from bookie.model.run import RunKind
 from bookie.model.severity import Severity
 from bookie.runtime.human import agreeing
-from spark_jobs.report.page.plots import Part, parts
+from spark_jobs.report.page.plots import BarPart, parts
 from spark_jobs.report.page.words import SEVERITY_NAMES, ledgers
 from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.text import number, percent
@@ -45,7 +45,7 @@ class SeverityRow:
     ledgers: int
     fragments: int
     bytes_estimate: int
-    part: Part
+    part: BarPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Segment:
 
     tone: str
     title: str
-    part: Part
+    part: BarPart
 
 
 def ledgers_found(run: RunSummary) -> int:
@@ -72,7 +72,7 @@ def severity_rows(run: RunSummary) -> Iterator[SeverityRow]:
             part = parts((count.ledgers,), most)[0]
             yield SeverityRow(severity, count.ledgers, count.fragments, count.bytes_estimate, part)
         elif severity in _USUAL[run.kind]:
-            yield SeverityRow(severity, 0, 0, 0, Part(0, 0))
+            yield SeverityRow(severity, 0, 0, 0, BarPart(0, 0))
 
 
 def segments(run: RunSummary) -> Iterator[Segment]:

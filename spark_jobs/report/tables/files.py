@@ -135,7 +135,7 @@ def day_files(directory: Path) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class ReplacementJournal:
     """A replacement of files that is in progress."""
 
     file: str
@@ -143,7 +143,7 @@ class Journal:
     replaces: tuple[str, ...]
 
 
-def read_journal(directory: Path) -> Journal | None:
+def read_journal(directory: Path) -> ReplacementJournal | None:
     """Return the replacement in progress in the directory of a day; None: there is none.
 
     Raises:
@@ -152,7 +152,7 @@ def read_journal(directory: Path) -> Journal | None:
     path = directory / JOURNAL
     try:
         document = json.loads(path.read_bytes())
-        return Journal(str(document["file"]), tuple(map(str, document["replaces"])))
+        return ReplacementJournal(str(document["file"]), tuple(map(str, document["replaces"])))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -161,7 +161,7 @@ def read_journal(directory: Path) -> Journal | None:
         ) from error
 
 
-def write_journal(directory: Path, journal: Journal) -> None:
+def write_journal(directory: Path, journal: ReplacementJournal) -> None:
     """Record the start of a replacement.
 
     Raises:

@@ -45,7 +45,7 @@ class QueryTooLargeError(PermanentError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryResult:
     """The answer to a question."""
 
     columns: tuple[str, ...]
@@ -59,8 +59,8 @@ class Answer:
 
 def ask(
     report_dir: Path, question: str, *, limit: int, timeout_s: float, values: Mapping[str, object] | None = None
-) -> Answer:
-    """Answer one question.
+) -> QueryResult:
+    """QueryResult one question.
 
     Args:
         report_dir: the report directory of all runs; it is not changed.
@@ -88,7 +88,7 @@ class _ReplacedError(Exception):
 
 def _attempt(
     report_dir: Path, question: str, limit: int, timeout_s: float, values: Mapping[str, object] | None
-) -> Answer:
+) -> QueryResult:
     files: list[str] = []
     try:
         with _opened(report_dir, files) as (connection, left_out):
@@ -111,7 +111,7 @@ def _answer(
     limit: int,
     timeout_s: float,
     values: Mapping[str, object] | None,
-) -> Answer:
+) -> QueryResult:
     is_late, is_done = threading.Event(), threading.Event()
 
     def interrupt_after_timeout() -> None:
@@ -143,7 +143,7 @@ def _answer(
     finally:
         is_done.set()
         watch.join()
-    return Answer(_distinct(names), rows[:limit], len(rows) > limit, left_out)
+    return QueryResult(_distinct(names), rows[:limit], len(rows) > limit, left_out)
 
 
 def _sentence(error: duckdb.Error) -> str:

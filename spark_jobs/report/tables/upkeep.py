@@ -28,8 +28,8 @@ from spark_jobs.kept import Kept
 from spark_jobs.report.files import HISTORY, ReportDirError
 from spark_jobs.report.tables.files import (
     JOURNAL,
-    Journal,
     NewerTablesError,
+    ReplacementJournal,
     check_version,
     day_dir,
     day_files,
@@ -203,7 +203,7 @@ def _compact(directory: Path, runs: Path | None, *, is_over: bool) -> None:
         if len(small) < 2:
             return
     digest = hashlib.sha256("\n".join(small).encode()).hexdigest()[:16]
-    journal = Journal(f"{_COMPACTED}{digest}.parquet", tuple(small))
+    journal = ReplacementJournal(f"{_COMPACTED}{digest}.parquet", tuple(small))
     hidden = directory / f".{journal.file}.tmp"
     try:
         write_merged([directory / name for name in small], hidden)

@@ -22,8 +22,8 @@ from bookie.model.times import rfc3339_if_known
 from bookie.runtime.human import counted
 from spark_jobs.checks.inventory.asking import HELD_DDL, InventoryState, InventoryTasks
 from spark_jobs.checks.inventory.comparison import damage_findings, surplus_findings, suspects
-from spark_jobs.checks.inventory.second_look import SEEN_DDL, SecondLookSettings, checking
-from spark_jobs.checks.inventory.verdict import Grace, NotJudged, Verdict
+from spark_jobs.checks.inventory.second_look import SEEN_DDL, InventoryLookSettings, checking
+from spark_jobs.checks.inventory.verdict import CopyNotJudged, CopyVerdict, Grace
 from spark_jobs.report.counts import InventoryBookie, InventoryCounts
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.port import Phase
@@ -37,7 +37,7 @@ _SAMPLED: Final = 1000
 """Number of ledgers of a sample of all. Their nodes and those of the newest old ledgers are read to find a transaction
 before the grace time."""
 _NAMED_MAX: Final = 5
-_NOT_JUDGED: Final = Verdict.NOT_JUDGED.value
+_NOT_JUDGED: Final = CopyVerdict.NOT_JUDGED.value
 _FACTS: Final = """
     inline(transform(concat(array(CAST(NULL AS string)), bookies),
                      bookie -> named_struct('verdict', verdict, 'reason', reason, 'bookie_id', bookie)))
@@ -82,7 +82,7 @@ def inventory_part(
         grace = _grace(context, ledgers)
     slots, budget = session_slots(context.spark), context.budget
     tasks = budget.tasks(slots.now)
-    second_look = SecondLookSettings(
+    second_look = InventoryLookSettings(
         context.settings.metadata_uri,
         context.settings.connect_timeout_s,
         grace,
@@ -141,10 +141,10 @@ def _counts(grace_s: float, answers: Sequence[Row], sums: Sequence[Row], damaged
     return InventoryCounts(
         grace_s,
         tuple(_bookie(row, copies) for row in sorted(answers, key=lambda row: row["bookie_id"])),
-        ledgers.get((Verdict.OVER_REPLICATED.value, None), 0),
-        ledgers.get((Verdict.UNOWNED.value, None), 0),
+        ledgers.get((CopyVerdict.OVER_REPLICATED.value, None), 0),
+        ledgers.get((CopyVerdict.UNOWNED.value, None), 0),
         damaged,
-        {reason.value: count for reason in NotJudged if (count := ledgers.get((_NOT_JUDGED, reason.value), 0))},
+        {reason.value: count for reason in CopyNotJudged if (count := ledgers.get((_NOT_JUDGED, reason.value), 0))},
     )
 
 
@@ -155,8 +155,8 @@ def _bookie(row: Row, copies: Mapping[tuple[str, str], int]) -> InventoryBookie:
         state=row["state"],
         detail=row["detail"],
         ledgers=row["ledgers"],
-        over_replicated=copies.get((bookie, Verdict.OVER_REPLICATED.value), 0),
-        unowned=copies.get((bookie, Verdict.UNOWNED.value), 0),
+        over_replicated=copies.get((bookie, CopyVerdict.OVER_REPLICATED.value), 0),
+        unowned=copies.get((bookie, CopyVerdict.UNOWNED.value), 0),
         damaged_entries=row["damaged"],
         scrub=row["scrub"],
         scrub_finished=_time(row["scrub_finished_ms"]),

@@ -31,7 +31,7 @@ from spark_jobs.checks.metadata_check import unreadable_metadata
 from spark_jobs.checks.references.comparison import (
     HAS_UNKNOWN_REFERENCE,
     NotJudged,
-    Verdict,
+    ReferenceVerdict,
     compared,
     suspects,
     unread,
@@ -126,7 +126,7 @@ class ReferenceRun:
             counts = self._counts(settled, seen, doubts)
             if self._settings.export is not None:
                 with self._context.tasks(Phase.CHECK, is_reported=False):
-                    export(_with_verdict(seen, Verdict.UNREFERENCED), self._settings.export)
+                    export(_with_verdict(seen, ReferenceVerdict.UNREFERENCED), self._settings.export)
             recount = self._cluster.count_planned(plan, scan.totals)
             bookies = self._cluster.bookies()
             incomplete = problems(plan, scan.totals, recount) + _undecodable_problems(counts)
@@ -180,8 +180,8 @@ class ReferenceRun:
         with self._context.tasks(Phase.CHECK, is_reported=False), _reading():
             rows = first.groupBy("verdict", "reason").agg(F.count("*").alias("ledgers")).collect()
         settled = Counter({(row["verdict"], row["reason"]): int(row["ledgers"]) for row in rows})
-        lost = settled.pop((Verdict.LOST.value, None), 0)
-        settled.pop((Verdict.UNREFERENCED.value, None), 0)
+        lost = settled.pop((ReferenceVerdict.LOST.value, None), 0)
+        settled.pop((ReferenceVerdict.UNREFERENCED.value, None), 0)
         slots = session_slots(self._context.spark)
         budget = self._context.budget
         tasks = budget.tasks(max(1, slots.now - 1))
@@ -209,33 +209,35 @@ class ReferenceRun:
         with self._context.tasks(Phase.CHECK, is_reported=False):
             rows = seen.groupBy("verdict", "reason").agg(*map(F.expr, _SUMS)).collect()
             counted = settled + Counter({(row["verdict"], row["reason"]): row["ledgers"] for row in rows})
-            stored_bytes = sum(int(row["stored_bytes"]) for row in rows if row["verdict"] == Verdict.UNREFERENCED.value)
+            stored_bytes = sum(
+                int(row["stored_bytes"]) for row in rows if row["verdict"] == ReferenceVerdict.UNREFERENCED.value
+            )
             largest = []
-            if (Verdict.UNREFERENCED.value, None) in counted:
-                sums = _with_verdict(seen, Verdict.UNREFERENCED).groupBy("namespace").agg(*map(F.expr, _SUMS))
+            if (ReferenceVerdict.UNREFERENCED.value, None) in counted:
+                sums = _with_verdict(seen, ReferenceVerdict.UNREFERENCED).groupBy("namespace").agg(*map(F.expr, _SUMS))
                 order = sums.orderBy(F.desc("stored_bytes"), F.desc("ledgers"), "namespace").limit(NAMESPACES_MAX)
                 largest = order.collect()
 
-        def number(verdict: Verdict) -> int:
+        def number(verdict: ReferenceVerdict) -> int:
             return counted[verdict.value, None]
 
-        also_elsewhere = number(Verdict.ALSO_ELSEWHERE)
+        also_elsewhere = number(ReferenceVerdict.ALSO_ELSEWHERE)
         return ReferenceCounts(
             roots=tuple(root or "/" for root in self._roots),
             grace_s=self._settings.reference_grace_s,
-            referenced=number(Verdict.REFERENCED) + also_elsewhere,
+            referenced=number(ReferenceVerdict.REFERENCED) + also_elsewhere,
             offloaded_and_here=also_elsewhere,
-            offloaded=number(Verdict.OFFLOADED),
-            unreferenced=number(Verdict.UNREFERENCED),
+            offloaded=number(ReferenceVerdict.OFFLOADED),
+            unreferenced=number(ReferenceVerdict.UNREFERENCED),
             unreferenced_stored_bytes=stored_bytes,
             namespaces=tuple(
                 NamespaceCount(row["namespace"], row["ledgers"], int(row["stored_bytes"])) for row in largest
             ),
-            lost=number(Verdict.LOST),
+            lost=number(ReferenceVerdict.LOST),
             not_judged={
                 reason.value: count
                 for reason in NotJudged
-                if (count := counted[Verdict.NOT_JUDGED.value, reason.value])
+                if (count := counted[ReferenceVerdict.NOT_JUDGED.value, reason.value])
             },
             undecodable=doubts.undecodable,
             undecodable_nodes=doubts.nodes,
@@ -244,14 +246,14 @@ class ReferenceRun:
     def _report(
         self, scan: LedgerScan, seen: DataFrame, unread: DataFrame | None, bookies: Bookies, counts: ReferenceCounts
     ) -> CheckResult:
-        lost = ledgers_found(_findings(_with_verdict(seen, Verdict.LOST), _LOST))
+        lost = ledgers_found(_findings(_with_verdict(seen, ReferenceVerdict.LOST), _LOST))
         lost = lost.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             with self._context.tasks(Phase.REPORT, is_reported=False), _reading():
                 sums = finding_sums(lost) if counts.lost else FindingSums((), {})
                 limit = self._settings.worst_ledgers_max if sums.severities else 0
                 worst = worst_ledgers(lost, limit) if limit else ()
-            others = _findings(_with_verdict(seen, Verdict.UNREFERENCED), _UNREFERENCED)
+            others = _findings(_with_verdict(seen, ReferenceVerdict.UNREFERENCED), _UNREFERENCED)
             undecodable = seen.where(F.col("reason") == NotJudged.UNDECODABLE.value)
             others = others.unionByName(_findings(undecodable, _UNDECODABLE))
             if unread is not None:
@@ -264,7 +266,7 @@ class ReferenceRun:
         return CheckResult(bookies, sums, worst, published, references=counts)
 
 
-def _with_verdict(seen: DataFrame, verdict: Verdict) -> DataFrame:
+def _with_verdict(seen: DataFrame, verdict: ReferenceVerdict) -> DataFrame:
     return seen.where(F.col("verdict") == verdict.value)
 
 

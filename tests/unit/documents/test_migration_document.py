@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from auditor.cli import main
-from spark_jobs.shadow.reasons import Outcome, Reason
+from spark_jobs.shadow.reasons import Agreement, Reason
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "migration.md").read_text()
@@ -61,7 +61,7 @@ def test_every_reason_is_in_the_table_as_explained_or_not(reason: Reason) -> Non
 
 
 def test_every_outcome_is_in_the_document() -> None:
-    assert all(outcome.value.split()[0] in TEXT for outcome in Outcome)
+    assert all(outcome.value.split()[0] in TEXT for outcome in Agreement)
 
 
 def test_links_within_the_page_point_to_headings() -> None:

@@ -45,11 +45,10 @@ CORES: dict[str, set[str]] = {
 NAMES_OF_TWO_CLASSES = {
     # Requests of Apache's clients to a bookie, and the requests of our own transport.
     *("Info", "ListEntries", "Read", "ReadLac", "WriteLac"),
-    # A writer, a reader and their options on the client's side, and on the side of the storage or of Spark.
-    *("Cursor", "LedgerOptions", "LedgerReader", "LedgerState", "LedgerWriter"),
-    # What two parts of the storage or of Spark's jobs, or these and another package, call the same.
-    *("Answer", "Changes", "Copy", "CopyReply", "DamagedEntry", "Java", "Journal", "NotJudged", "Outcome"),
-    *("PageView", "Part", "Reading", "SecondLookSettings", "Verdict"),
+    # A reader and its options in the client, and in Spark's data source.
+    *("LedgerOptions", "LedgerReader"),
+    # The copy of an entry range as a request, and a copy of a ledger in the inventory; two sides of a Java process.
+    *("Copy", "Java"),
 }
 """Public names with more than one class in the product. Do not add one: find the better noun."""
 

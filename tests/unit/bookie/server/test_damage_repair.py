@@ -16,7 +16,7 @@ from bookie.server.metrics import DAMAGED, REPLACED, bookie_metrics
 from bookie.server.upkeep.damage_repair import DamageRepair, sources_of
 from bookie.server.upkeep.scrubber import Scrubber, ScrubProgress
 from bookie.storage.entry_logs.entry_log import HEADER_SIZE, RECORD_HEADER_SIZE, log_path
-from bookie.storage.scrubbing import DamagedEntry
+from bookie.storage.scrubbing import DamagedCopy
 from bookie.storage.settings import StorageSettings
 from bookie.wire.port import AddBatch, EntryResult, Status
 from tests.unit.bookie.server.test_copying_bookie import Source
@@ -134,13 +134,13 @@ async def test_the_log_has_one_line_per_ledger_with_the_reason(caplog: pytest.Lo
     world = DamagedWorld()
     bookie = await world.prepare()
     repair = DamageRepair(world.cluster.ledgers, bookie.service, US, "uuid")
-    damaged = [DamagedEntry(LEDGER, EntryId(entry_id), "1.log", 0, "damaged") for entry_id in (3, 5)]
+    damaged = [DamagedCopy(LEDGER, EntryId(entry_id), "1.log", 0, "damaged") for entry_id in (3, 5)]
     world.source.answers.clear()
     assert await repair.repair(damaged) == 0
     world.source.answers.set()
     world.source.missing = frozenset({3, 5})
     assert await repair.repair(damaged) == 0
-    assert await repair.repair([DamagedEntry(LEDGER, EntryId(30), "1.log", 0, "damaged")]) == 0
+    assert await repair.repair([DamagedCopy(LEDGER, EntryId(30), "1.log", 0, "damaged")]) == 0
     found = [record.__dict__ for record in caplog.records if record.message == "damaged entries not replaced"]
     assert [(each["ledger_id"], each["entries"], each["first_entry_id"]) for each in found] == [
         (3, 2, 3),

@@ -14,7 +14,7 @@ from bookie.storage.checkpoint import _state_pairs
 from bookie.storage.disks.index_format import state_key
 from bookie.storage.disks.memory import MemoryIndex, Operation
 from bookie.storage.errors import UnsupportedFormatError
-from bookie.storage.ledger_state import LedgerState, LedgerStates
+from bookie.storage.ledger_state import LedgerStates, StoredLedgerState
 from bookie.storage.port import DiskError
 from bookie.wire.port import Status
 
@@ -27,8 +27,8 @@ def taken(states: LedgerStates) -> list[tuple[bytes, bytes]]:
 
 @given(st.none() | st.binary(max_size=30), st.booleans(), st.booleans())
 def test_state_survives_the_round_trip(key: bytes | None, is_fenced: bool, is_limbo: bool) -> None:
-    state = LedgerState(SEVEN, key, key is not None, is_known=True, is_fenced=is_fenced, is_limbo=is_limbo)
-    found = LedgerState(SEVEN)
+    state = StoredLedgerState(SEVEN, key, key is not None, is_known=True, is_fenced=is_fenced, is_limbo=is_limbo)
+    found = StoredLedgerState(SEVEN)
     found.restore(state.encode())
     assert (found.master_key, found.is_known, found.is_fenced, found.is_fence_durable, found.is_limbo) == (
         key,
@@ -42,22 +42,22 @@ def test_state_survives_the_round_trip(key: bytes | None, is_fenced: bool, is_li
 @pytest.mark.parametrize("value", [b"", b"\x01", b"\x02\x00key"])
 def test_state_of_an_unknown_format_is_refused(value: bytes) -> None:
     with pytest.raises(UnsupportedFormatError, match="ledger 7"):
-        LedgerState(SEVEN).restore(value)
+        StoredLedgerState(SEVEN).restore(value)
 
 
 def test_absence_is_reported_only_if_it_is_certain() -> None:
-    assert LedgerState(SEVEN).absent_status is Status.NO_LEDGER
-    assert LedgerState(SEVEN, is_known=True).absent_status is Status.NO_ENTRY
-    assert LedgerState(SEVEN, is_known=True, is_limbo=True).absent_status is Status.LIMBO
+    assert StoredLedgerState(SEVEN).absent_status is Status.NO_LEDGER
+    assert StoredLedgerState(SEVEN, is_known=True).absent_status is Status.NO_ENTRY
+    assert StoredLedgerState(SEVEN, is_known=True, is_limbo=True).absent_status is Status.LIMBO
 
 
 def test_repr_of_a_state_never_shows_its_key() -> None:
-    assert "secret" not in repr(LedgerState(SEVEN, b"secret"))
+    assert "secret" not in repr(StoredLedgerState(SEVEN, b"secret"))
 
 
 def test_key_that_is_not_durable_is_not_saved() -> None:
-    found = LedgerState(SEVEN)
-    found.restore(LedgerState(SEVEN, b"key", is_key_durable=False, is_limbo=True).encode())
+    found = StoredLedgerState(SEVEN)
+    found.restore(StoredLedgerState(SEVEN, b"key", is_key_durable=False, is_limbo=True).encode())
     assert found.master_key is None
 
 
@@ -70,10 +70,10 @@ async def test_all_users_share_one_object_that_is_loaded_once() -> None:
         await asyncio.sleep(0)
 
     index = MemoryIndex()
-    await index.write([(state_key(7), LedgerState(SEVEN, b"key", is_key_durable=True, is_fenced=True).encode())])
+    await index.write([(state_key(7), StoredLedgerState(SEVEN, b"key", is_key_durable=True, is_fenced=True).encode())])
     index.before = slow
     states = LedgerStates(index, 1, kept=0)
-    seen: list[LedgerState] = []
+    seen: list[StoredLedgerState] = []
 
     async def use() -> None:
         async with states.using(SEVEN) as state:
@@ -94,7 +94,7 @@ async def test_failed_load_is_tried_again_by_the_next_user() -> None:
             raise DiskError("unreadable")
 
     index = MemoryIndex()
-    await index.write([(state_key(7), LedgerState(SEVEN, b"key", is_key_durable=True).encode())])
+    await index.write([(state_key(7), StoredLedgerState(SEVEN, b"key", is_key_durable=True).encode())])
     index.before = broken
     states = LedgerStates(index, 1, kept=10)
     with pytest.raises(DiskError):
@@ -266,8 +266,8 @@ async def test_checkpoint_encodes_no_state_and_yields_between_parts(monkeypatch:
     states = LedgerStates(MemoryIndex(), 0, kept=0)
     numbers = random.Random(1).sample(range(1 << 40), 10_000)
     await change(states, *numbers)
-    expected = [(state_key(number), LedgerState(LedgerId(number)).encode()) for number in sorted(numbers)]
-    monkeypatch.setattr(LedgerState, "encode", lambda state: pytest.fail("encoded at the checkpoint"))
+    expected = [(state_key(number), StoredLedgerState(LedgerId(number)).encode()) for number in sorted(numbers)]
+    monkeypatch.setattr(StoredLedgerState, "encode", lambda state: pytest.fail("encoded at the checkpoint"))
     assert taken(states) == expected
     assert all(len(part) <= 2000 for part in states.take_changed().parts())
     turns, is_done = 0, False

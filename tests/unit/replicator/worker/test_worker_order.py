@@ -12,8 +12,8 @@ from bookie.metadata.tasks.boosts import Boost, Boosts
 from bookie.model.ids import BookieId, LedgerId
 from bookie.wire.port import Status
 from replicator.queue import ordering
+from replicator.queue.places import LARGE_IN_FLIGHT_MAX
 from replicator.telemetry.events import Ending
-from replicator.worker import LARGE_IN_FLIGHT_MAX
 from tests.worlds.ledgers import LEDGER, make_metadata, names
 from tests.worlds.repair import RepairWorld, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
@@ -93,8 +93,7 @@ async def test_failing_ledgers_keep_a_quarter_of_the_places() -> None:
         async with world.running(running):
             for _ in range(600):
                 await world.clock.sleep(1.0)
-                flying = running.worker._failing
-                most = max(most, len(flying))
+                most = max(most, running.worker._places.failing_count)
         repaired = [result for result in running.recorder.results if result.ending is Ending.REPAIRED]
         assert len(repaired) == 200
         assert 0 < most <= places // 4

@@ -30,7 +30,7 @@ from spark_jobs.checks.replicas.asking import (
     UNREAD_LEDGERS_MAX,
     Answers,
     Asker,
-    CopyReply,
+    LedgerAnswer,
 )
 from spark_jobs.checks.replicas.expected import SettledLedger, settled_metadata
 from spark_jobs.checks.replicas.task import TaskSettings, accepted_entries, answer_rows
@@ -103,7 +103,7 @@ async def test_the_denying_bookies_are_computed_once_for_each_check(monkeypatch:
     looks: list[set[BookieId]] = []
     real = asking._deniers
 
-    def counted(ledger: SettledLedger, replies: Mapping[BookieId, CopyReply]) -> set[BookieId]:
+    def counted(ledger: SettledLedger, replies: Mapping[BookieId, LedgerAnswer]) -> set[BookieId]:
         looks.append(real(ledger, replies))
         return looks[-1]
 

@@ -21,7 +21,16 @@ from bookie.metadata.tasks.reservations import Reservations
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import Fragment, LedgerMetadata
 from spark_jobs.checks.inventory.second_look import check_again
-from spark_jobs.checks.inventory.verdict import Copy, Deleted, Grace, NotJudged, Present, Verdict, is_placed, judged
+from spark_jobs.checks.inventory.verdict import (
+    Copy,
+    CopyNotJudged,
+    CopyVerdict,
+    Deleted,
+    Grace,
+    Present,
+    is_placed,
+    judged,
+)
 from tests.worlds.cluster import formatted
 
 NONE = Grace(1 << 60, None)
@@ -60,23 +69,23 @@ OF_D = (Copy(BookieId("d"), 0, 19),)
 @pytest.mark.parametrize(
     ("ledger", "grace", "expected"),
     [
-        (Present(MOVED, 100, is_in_repair=False), NONE, (Verdict.OVER_REPLICATED, None)),
-        (Present(MOVED, 100, is_in_repair=False), Grace(100, 0), (Verdict.OVER_REPLICATED, None)),
-        (Present(MOVED, 101, is_in_repair=False), Grace(100, 0), (Verdict.NOT_JUDGED, NotJudged.CHANGED)),
-        (Present(MOVED, 100, is_in_repair=True), NONE, (Verdict.NOT_JUDGED, NotJudged.REPAIR)),
+        (Present(MOVED, 100, is_in_repair=False), NONE, (CopyVerdict.OVER_REPLICATED, None)),
+        (Present(MOVED, 100, is_in_repair=False), Grace(100, 0), (CopyVerdict.OVER_REPLICATED, None)),
+        (Present(MOVED, 101, is_in_repair=False), Grace(100, 0), (CopyVerdict.NOT_JUDGED, CopyNotJudged.CHANGED)),
+        (Present(MOVED, 100, is_in_repair=True), NONE, (CopyVerdict.NOT_JUDGED, CopyNotJudged.REPAIR)),
         (
             Present(LedgerMetadata(2, 2, 2, MOVED.fragments), 100, is_in_repair=False),
             NONE,
-            (Verdict.NOT_JUDGED, NotJudged.OPEN),
+            (CopyVerdict.NOT_JUDGED, CopyNotJudged.OPEN),
         ),
-        (Present(None, 100, is_in_repair=False), NONE, (Verdict.NOT_JUDGED, NotJudged.UNREADABLE)),
-        (Deleted(7), NONE, (Verdict.UNOWNED, None)),
-        (Deleted(7), Grace(0, 7), (Verdict.UNOWNED, None)),
-        (Deleted(7), Grace(0, 6), (Verdict.NOT_JUDGED, NotJudged.DELETED)),
+        (Present(None, 100, is_in_repair=False), NONE, (CopyVerdict.NOT_JUDGED, CopyNotJudged.UNREADABLE)),
+        (Deleted(7), NONE, (CopyVerdict.UNOWNED, None)),
+        (Deleted(7), Grace(0, 7), (CopyVerdict.UNOWNED, None)),
+        (Deleted(7), Grace(0, 6), (CopyVerdict.NOT_JUDGED, CopyNotJudged.DELETED)),
     ],
 )
 def test_an_uncertain_copy_has_no_verdict(
-    ledger: Present | Deleted, grace: Grace, expected: tuple[Verdict, NotJudged | None]
+    ledger: Present | Deleted, grace: Grace, expected: tuple[CopyVerdict, CopyNotJudged | None]
 ) -> None:
     assert [(*verdict, tuple(found)) for *verdict, found in judged(ledger, OF_D, grace)] == [(*expected, OF_D)]
 
@@ -84,7 +93,7 @@ def test_an_uncertain_copy_has_no_verdict(
 def test_each_copy_of_a_ledger_has_its_own_verdict() -> None:
     here = Copy(BookieId("a"), 0, 5)
     found = list(judged(Present(MOVED, 0, is_in_repair=False), (here, *OF_D), NONE))
-    assert found == [(Verdict.PLACED, None, [here]), (Verdict.OVER_REPLICATED, None, list(OF_D))]
+    assert found == [(CopyVerdict.PLACED, None, [here]), (CopyVerdict.OVER_REPLICATED, None, list(OF_D))]
 
 
 @dataclass(slots=True)
@@ -118,10 +127,10 @@ async def test_a_mark_a_lock_or_a_reservation_means_a_repair(place: Place) -> No
     await create_with_parents(place.store, task_path(root, 1), b"replica: 'x'", root)
     await create_with_parents(place.store, lock_path(root, 2), b"", root)
     await create_with_parents(place.store, Reservations(place.store, root).path(LedgerId(3)), b"", "/")
-    repaired = (Verdict.NOT_JUDGED.value, NotJudged.REPAIR.value, ["d"])
+    repaired = (CopyVerdict.NOT_JUDGED.value, CopyNotJudged.REPAIR.value, ["d"])
     assert await place.check(1, 2, 3, 4) == {
         **dict.fromkeys((1, 2, 3), repaired),
-        4: (Verdict.OVER_REPLICATED.value, None, ["d"]),
+        4: (CopyVerdict.OVER_REPLICATED.value, None, ["d"]),
     }
 
 
@@ -131,9 +140,9 @@ async def test_a_ledger_that_exists_again_or_is_unreadable_is_not_unowned(place:
     store = LedgerStore(place.store, place.cluster, random.Random(1))
     await place.store.set(store.path(LedgerId(2)), b"damage", -1)
     assert await place.check(1, 2, 3) == {
-        1: (Verdict.PLACED.value, None, ["d"]),
-        2: (Verdict.NOT_JUDGED.value, NotJudged.UNREADABLE.value, ["d"]),
-        3: (Verdict.UNOWNED.value, None, ["d"]),
+        1: (CopyVerdict.PLACED.value, None, ["d"]),
+        2: (CopyVerdict.NOT_JUDGED.value, CopyNotJudged.UNREADABLE.value, ["d"]),
+        3: (CopyVerdict.UNOWNED.value, None, ["d"]),
     }
 
 
@@ -150,7 +159,10 @@ async def test_a_deletion_is_as_old_as_the_last_change_of_its_parent(place: Plac
     last = await place.store.stat(path)
     assert last is not None
     before, after = Grace(0, made.children_zxid), Grace(0, last.czxid)
-    waiting, unowned = (Verdict.NOT_JUDGED.value, NotJudged.DELETED.value, ["d"]), (Verdict.UNOWNED.value, None, ["d"])
+    waiting, unowned = (
+        (CopyVerdict.NOT_JUDGED.value, CopyNotJudged.DELETED.value, ["d"]),
+        (CopyVerdict.UNOWNED.value, None, ["d"]),
+    )
     assert await place.check(2, 20_001, 30_001, grace=before) == dict.fromkeys((2, 20_001, 30_001), waiting)
     assert await place.check(2, 20_001, 30_001, grace=after) == dict.fromkeys((2, 20_001, 30_001), unowned)
 
@@ -173,17 +185,19 @@ async def test_denied_metadata_is_unknown(place: Place, monkeypatch: pytest.Monk
     monkeypatch.setattr(place.store, "get_many", get_many)
     monkeypatch.setattr(place.store, "get", get)
     found = await place.check(1, 2)
-    assert found[1] == (Verdict.NOT_JUDGED.value, NotJudged.UNREADABLE.value, ["d"])
-    assert found[2] == (Verdict.OVER_REPLICATED.value, None, ["d"])
+    assert found[1] == (CopyVerdict.NOT_JUDGED.value, CopyNotJudged.UNREADABLE.value, ["d"])
+    assert found[2] == (CopyVerdict.OVER_REPLICATED.value, None, ["d"])
 
 
 async def test_a_deletion_under_a_denied_parent_is_not_old(place: Place) -> None:
     await place.create({1: MOVED, 2: MOVED})
     await place.delete(2)
     any_time = Grace(1 << 60, 1 << 60)
-    assert await place.check(2, grace=any_time) == {2: (Verdict.UNOWNED.value, None, ["d"])}
+    assert await place.check(2, grace=any_time) == {2: (CopyVerdict.UNOWNED.value, None, ["d"])}
     place.store.cell.deny("/ledgers/00/0000")
-    assert await place.check(2, grace=any_time) == {2: (Verdict.NOT_JUDGED.value, NotJudged.DELETED.value, ["d"])}
+    assert await place.check(2, grace=any_time) == {
+        2: (CopyVerdict.NOT_JUDGED.value, CopyNotJudged.DELETED.value, ["d"])
+    }
 
 
 async def test_a_denied_lock_counts_as_a_repair(place: Place) -> None:
@@ -191,7 +205,10 @@ async def test_a_denied_lock_counts_as_a_repair(place: Place) -> None:
     root = place.cluster.root
     await create_with_parents(place.store, lock_path(root, 1), b"", root)
     place.store.cell.deny(lock_path(root, 1))
-    repaired, over = (Verdict.NOT_JUDGED.value, NotJudged.REPAIR.value), (Verdict.OVER_REPLICATED.value, None)
+    repaired, over = (
+        (CopyVerdict.NOT_JUDGED.value, CopyNotJudged.REPAIR.value),
+        (CopyVerdict.OVER_REPLICATED.value, None),
+    )
     assert await place.check(1, 2) == {1: (*repaired, ["d"]), 2: (*over, ["d"])}
 
 
@@ -203,9 +220,9 @@ async def test_the_age_of_a_change_counts_from_the_last_write_of_the_metadata() 
     path = LedgerStore(store, place.cluster, random.Random(1)).path(LedgerId(1))
     created = await store.get(path)
     grace = Grace(created.stat.ctime_ms, None)
-    assert await place.check(1, grace=grace) == {1: (Verdict.OVER_REPLICATED.value, None, ["d"])}
+    assert await place.check(1, grace=grace) == {1: (CopyVerdict.OVER_REPLICATED.value, None, ["d"])}
     await store.set(path, created.data, -1)
-    assert await place.check(1, grace=grace) == {1: (Verdict.NOT_JUDGED.value, NotJudged.CHANGED.value, ["d"])}
+    assert await place.check(1, grace=grace) == {1: (CopyVerdict.NOT_JUDGED.value, CopyNotJudged.CHANGED.value, ["d"])}
 
 
 async def test_a_repair_that_ends_during_the_check_is_detected_in_the_metadata(
@@ -227,7 +244,7 @@ async def test_a_repair_that_ends_during_the_check_is_detected_in_the_metadata(
 
     monkeypatch.setattr(place.store, "get_many", then_repaired)
     (verdict, _, _) = (await place.check(1))[1]
-    assert verdict == Verdict.PLACED.value
+    assert verdict == CopyVerdict.PLACED.value
 
 
 async def test_a_stale_server_does_not_make_a_copy_superfluous(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,4 +264,4 @@ async def test_a_stale_server_does_not_make_a_copy_superfluous(place: Place, mon
 
     monkeypatch.setattr(place.store, "get_many", behind)
     monkeypatch.setattr(place.store, "sync", caught_up)
-    assert await place.check(1) == {1: (Verdict.PLACED.value, None, ["d"])}
+    assert await place.check(1) == {1: (CopyVerdict.PLACED.value, None, ["d"])}

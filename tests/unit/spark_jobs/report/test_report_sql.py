@@ -16,7 +16,7 @@ from spark_jobs.report.findings.filters import ANY, FindingFilter
 from spark_jobs.report.tables import sql
 from spark_jobs.report.tables.files import table_files
 from spark_jobs.report.tables.schemas import TABLES
-from spark_jobs.report.tables.sql import Answer, QueryRefusedError, QueryTooLargeError, ask
+from spark_jobs.report.tables.sql import QueryRefusedError, QueryResult, QueryTooLargeError, ask
 from spark_jobs.report.tables.sql_values import as_json, as_text
 from spark_jobs.report.writing import ReportDirError
 from tests.worlds.report_tables import HISTORY, dangling, finding, run, unreadable, write, write_history
@@ -29,7 +29,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def answer(report_dir: Path, question: str, limit: int = 100) -> Answer:
+def answer(report_dir: Path, question: str, limit: int = 100) -> QueryResult:
     return ask(report_dir, question, limit=limit, timeout_s=60)
 
 
@@ -38,7 +38,7 @@ def test_a_query_can_join_tables(reports: Path) -> None:
         reports,
         "SELECT verdict, count(*) AS found FROM findings JOIN runs USING (run_id) GROUP BY ALL ORDER BY found, verdict",
     )
-    assert found == Answer(("verdict", "found"), [("no live copy", 4), ("under-replicated", 4)], False, ())
+    assert found == QueryResult(("verdict", "found"), [("no live copy", 4), ("under-replicated", 4)], False, ())
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -49,7 +49,7 @@ def test_an_empty_directory_has_every_table_without_rows(tmp_path: Path, table: 
 
 def test_rows_above_the_limit_are_cut_off_and_columns_have_distinct_names(reports: Path) -> None:
     found = answer(reports, "SELECT 1 AS a, 2 AS a, ledger_id FROM findings ORDER BY ledger_id", 2)
-    assert found == Answer(("a", "a_2", "ledger_id"), [(1, 2, 1), (1, 2, 1)], True, ())
+    assert found == QueryResult(("a", "a_2", "ledger_id"), [(1, 2, 1), (1, 2, 1)], True, ())
     assert not answer(reports, "SELECT * FROM range(2)", 2).is_cut
 
 
@@ -142,7 +142,9 @@ def test_a_damaged_file_is_named_and_the_others_are_queried(tmp_path: Path) -> N
     write_history(tmp_path)
     path = table_files(tmp_path, "findings").partitioned[0]
     path.write_bytes(path.read_bytes()[:-2])
-    assert answer(tmp_path, "SELECT count(*) FROM findings") == Answer(("count_star()",), [(4,)], False, (str(path),))
+    assert answer(tmp_path, "SELECT count(*) FROM findings") == QueryResult(
+        ("count_star()",), [(4,)], False, (str(path),)
+    )
 
 
 ALL = [("03", 1), ("03", 3), ("03", 4), ("03", 9), ("02", 1), ("02", 2), ("02", 3), ("02", 3)]

@@ -25,7 +25,14 @@ from spark_jobs.report.summary import RunSummary
 from spark_jobs.report.tables import sql
 from spark_jobs.report.tables import upkeep as table_upkeep
 from spark_jobs.report.tables import writing as table_writing
-from spark_jobs.report.tables.files import Journal, NewerTablesError, day_files, days, table_files, write_journal
+from spark_jobs.report.tables.files import (
+    NewerTablesError,
+    ReplacementJournal,
+    day_files,
+    days,
+    table_files,
+    write_journal,
+)
 from spark_jobs.report.tables.run_tables import bookies_table, runs_table, trend
 from spark_jobs.report.tables.schemas import BOOKIES, FINDINGS, RUNS, SCHEMA_VERSION, TABLES, TASKS
 from spark_jobs.report.tables.sql import ask
@@ -266,7 +273,7 @@ def test_a_crash_at_any_step_of_the_upkeep_loses_and_duplicates_nothing(tmp_path
 def test_while_files_are_replaced_each_row_counts_once(tmp_path: Path) -> None:
     for name in ("1.parquet", "2.parquet", "3.parquet", "compacted-ab.parquet"):
         (tmp_path / name).touch()
-    write_journal(tmp_path, Journal("compacted-ab.parquet", ("1.parquet", "2.parquet")))
+    write_journal(tmp_path, ReplacementJournal("compacted-ab.parquet", ("1.parquet", "2.parquet")))
     assert day_files(tmp_path) == ("3.parquet", "compacted-ab.parquet")
     (tmp_path / "compacted-ab.parquet").rename(tmp_path / ".compacted-ab.parquet.tmp")
     assert day_files(tmp_path) == ("1.parquet", "2.parquet", "3.parquet")

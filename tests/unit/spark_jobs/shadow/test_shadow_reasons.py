@@ -21,10 +21,10 @@ from spark_jobs.connect import Connection
 from spark_jobs.report.counts import BookieCount, LedgerCounts, PublishOutcome, PublishResult
 from spark_jobs.report.summary import ClusterName, RunSummary
 from spark_jobs.shadow.reasons import (
+    Agreement,
     ClusterAtSecondLook,
     Difference,
     LedgerAtSecondLook,
-    Outcome,
     Reason,
     present_difference,
 )
@@ -67,16 +67,16 @@ def around(
 def reason(
     second: tuple[Versioned | Unreadable | None, Task | UnreadableTask | None],
     cluster: ClusterAtSecondLook,
-    first: Outcome = Outcome.ONLY_HERE,
-) -> tuple[Outcome, Reason] | None:
+    first: Agreement = Agreement.ONLY_HERE,
+) -> tuple[Agreement, Reason] | None:
     found = present_difference(first, LedgerAtSecondLook(LEDGER, *second), cluster)
     return None if found is None else (found.outcome, found.reason)
 
 
 def test_a_lost_bookie_that_an_auditor_should_have_marked_is_not_explained() -> None:
-    assert reason((ledger("abx"), None), around()) == (Outcome.ONLY_HERE, Reason.NOT_MARKED)
-    assert reason((ledger("abx"), task("y")), around()) == (Outcome.DIFFER, Reason.NOT_MARKED)
-    assert reason((ledger("abx"), task("")), around()) == (Outcome.DIFFER, Reason.NOT_MARKED)
+    assert reason((ledger("abx"), None), around()) == (Agreement.ONLY_HERE, Reason.NOT_MARKED)
+    assert reason((ledger("abx"), task("y")), around()) == (Agreement.DIFFER, Reason.NOT_MARKED)
+    assert reason((ledger("abx"), task("")), around()) == (Agreement.DIFFER, Reason.NOT_MARKED)
 
 
 @pytest.mark.parametrize(
@@ -93,30 +93,30 @@ def test_a_lost_bookie_that_an_auditor_should_have_marked_is_not_explained() -> 
 def test_a_condition_that_prevents_marking_explains_a_difference(
     cluster: ClusterAtSecondLook, expected: Reason
 ) -> None:
-    assert reason((ledger("abx"), None), cluster) == (Outcome.ONLY_HERE, expected)
+    assert reason((ledger("abx"), None), cluster) == (Agreement.ONLY_HERE, expected)
 
 
 def test_a_difference_is_not_explained_if_the_delay_of_one_of_two_bookies_is_over() -> None:
-    assert reason((ledger("axy"), None), around(waiting="x")) == (Outcome.ONLY_HERE, Reason.NOT_MARKED)
-    assert reason((ledger("axy"), None), around(waiting="x", new="y")) == (Outcome.ONLY_HERE, Reason.NEW_LOSS)
-    assert reason((ledger("axy"), task("y")), around(waiting="x")) == (Outcome.DIFFER, Reason.WITHIN_DELAY)
+    assert reason((ledger("axy"), None), around(waiting="x")) == (Agreement.ONLY_HERE, Reason.NOT_MARKED)
+    assert reason((ledger("axy"), None), around(waiting="x", new="y")) == (Agreement.ONLY_HERE, Reason.NEW_LOSS)
+    assert reason((ledger("axy"), task("y")), around(waiting="x")) == (Agreement.DIFFER, Reason.WITHIN_DELAY)
 
 
 def test_a_difference_that_has_resolved_itself_is_not_reported() -> None:
-    for first in (Outcome.ONLY_HERE, Outcome.DIFFER):
+    for first in (Agreement.ONLY_HERE, Agreement.DIFFER):
         assert reason((ledger("abx"), task("x")), around(), first) is None  # marked in the meantime
         assert reason((ledger("abx"), task("yx")), around(), first) is None  # a task may name more bookies
     assert reason((None, None), around()) is None  # deleted
     assert reason((ledger("abc"), None), around()) is None  # the bookie returned, or the ledger was repaired
-    assert reason((ledger("abc"), None), around(), Outcome.ONLY_THERE) is None  # completed
-    assert reason((ledger("abx"), task("x")), around(), Outcome.ONLY_THERE) is None  # lost after the run
+    assert reason((ledger("abc"), None), around(), Agreement.ONLY_THERE) is None  # completed
+    assert reason((ledger("abx"), task("x")), around(), Agreement.ONLY_THERE) is None  # lost after the run
 
 
 def test_a_drain_explains_only_differences_on_our_side() -> None:
-    assert reason((ledger("abc"), None), around(draining="c")) == (Outcome.ONLY_HERE, Reason.DRAIN)
-    assert reason((ledger("abc"), task("")), around(draining="c")) == (Outcome.DIFFER, Reason.DRAIN)
-    assert reason((ledger("abc"), task("c")), around(draining="c"), Outcome.ONLY_THERE) is None
-    assert reason((ledger("acx"), task("x")), around(draining="c"), Outcome.DIFFER) is None
+    assert reason((ledger("abc"), None), around(draining="c")) == (Agreement.ONLY_HERE, Reason.DRAIN)
+    assert reason((ledger("abc"), task("")), around(draining="c")) == (Agreement.DIFFER, Reason.DRAIN)
+    assert reason((ledger("abc"), task("c")), around(draining="c"), Agreement.ONLY_THERE) is None
+    assert reason((ledger("acx"), task("x")), around(draining="c"), Agreement.DIFFER) is None
 
 
 @pytest.mark.parametrize(
@@ -130,13 +130,13 @@ def test_a_drain_explains_only_differences_on_our_side() -> None:
     ],
 )
 def test_a_task_without_a_loss_is_explained(members: str, marked: Task, registered_ms: int, expected: Reason) -> None:
-    found = reason((ledger(members), marked), around(registered_ms=registered_ms), Outcome.ONLY_THERE)
-    assert found == (Outcome.ONLY_THERE, expected)
+    found = reason((ledger(members), marked), around(registered_ms=registered_ms), Agreement.ONLY_THERE)
+    assert found == (Agreement.ONLY_THERE, expected)
     assert expected.is_explained
 
 
 def test_a_task_of_a_deleted_ledger_is_explained_and_one_of_unreadable_metadata_is_not() -> None:
-    there = Outcome.ONLY_THERE
+    there = Agreement.ONLY_THERE
     assert reason((None, task("x")), around(), there) == (there, Reason.LEDGER_DELETED)
     assert reason((Unreadable(LEDGER, "?"), task("x")), around(), there) == (there, Reason.UNREADABLE_METADATA)
     assert not Reason.UNREADABLE_METADATA.is_explained
@@ -144,41 +144,45 @@ def test_a_task_of_a_deleted_ledger_is_explained_and_one_of_unreadable_metadata_
 
 def test_an_unreadable_task_is_never_agreement() -> None:
     broken = UnreadableTask(LEDGER, "?")
-    assert reason((ledger("abx"), broken), around()) == (Outcome.DIFFER, Reason.UNREADABLE_TASK)
-    assert reason((ledger("abc"), broken), around()) == (Outcome.ONLY_THERE, Reason.UNREADABLE_TASK)
+    assert reason((ledger("abx"), broken), around()) == (Agreement.DIFFER, Reason.UNREADABLE_TASK)
+    assert reason((ledger("abc"), broken), around()) == (Agreement.ONLY_THERE, Reason.UNREADABLE_TASK)
 
 
 def test_a_loss_that_the_run_should_have_found_is_not_explained_away() -> None:
-    found = reason((ledger("abx"), task("x")), around(lost_in_run="x"), Outcome.ONLY_THERE)
-    assert found == (Outcome.ONLY_THERE, Reason.OVERLOOKED)
+    found = reason((ledger("abx"), task("x")), around(lost_in_run="x"), Agreement.ONLY_THERE)
+    assert found == (Agreement.ONLY_THERE, Reason.OVERLOOKED)
     assert not Reason.OVERLOOKED.is_explained
-    assert reason((ledger("abx"), task("x")), around(lost_in_run="x"), Outcome.ONLY_HERE) is None
+    assert reason((ledger("abx"), task("x")), around(lost_in_run="x"), Agreement.ONLY_HERE) is None
 
 
 def test_a_task_for_an_accepted_loss_is_explained_and_one_for_any_other_loss_is_not() -> None:
     def outcome(
         members: str, named: str | None, *accepted: tuple[int, str], ctime_ms: int | None = None
-    ) -> tuple[Outcome, Reason] | None:
+    ) -> tuple[Agreement, Reason] | None:
         positions, bookies = zip(*accepted, strict=True)
         lost = LostFragment(EntryId(0), EntryId(9), positions, tuple(map(BookieId, bookies)))
         decision = Decision(LEDGER, DecisionKind.LOSS_ACCEPTED, "me", 1, "fire", lost=(lost,), ledger_ctime_ms=ctime_ms)
         cluster = replace(around(lost_in_run="xy"), accepted={LEDGER: decision})
         marked = None if named is None else task(named)
-        return reason((ledger(members), marked), cluster, Outcome.ONLY_HERE if named is None else Outcome.ONLY_THERE)
+        return reason(
+            (ledger(members), marked), cluster, Agreement.ONLY_HERE if named is None else Agreement.ONLY_THERE
+        )
 
-    assert outcome("xy", "xy", (0, "x"), (1, "y")) == (Outcome.ONLY_THERE, Reason.LOSS_ACCEPTED)
+    assert outcome("xy", "xy", (0, "x"), (1, "y")) == (Agreement.ONLY_THERE, Reason.LOSS_ACCEPTED)
     assert Reason.LOSS_ACCEPTED.is_explained
     assert outcome("xy", None, (0, "x"), (1, "y")) is None
     of_deleted_ledger = outcome("xy", None, (0, "x"), (1, "y"), ctime_ms=5)
-    assert of_deleted_ledger == (Outcome.ONLY_HERE, Reason.NOT_MARKED)
+    assert of_deleted_ledger == (Agreement.ONLY_HERE, Reason.NOT_MARKED)
     for other in ([(0, "x")], [(1, "x"), (0, "y")]):
-        assert outcome("xy", "xy", *other) == (Outcome.ONLY_THERE, Reason.OVERLOOKED)
-        assert outcome("xy", None, *other) == (Outcome.ONLY_HERE, Reason.NOT_MARKED)
+        assert outcome("xy", "xy", *other) == (Agreement.ONLY_THERE, Reason.OVERLOOKED)
+        assert outcome("xy", None, *other) == (Agreement.ONLY_HERE, Reason.NOT_MARKED)
 
 
 def test_a_loss_that_no_task_names_is_never_agreement() -> None:
     """Every small combination of states, with each result of the first check."""
-    worlds = itertools.product(Outcome, ("abx", "axy"), (None, "", "x", "y", "a"), ("", "c"), ("", "x"), (True, False))
+    worlds = itertools.product(
+        Agreement, ("abx", "axy"), (None, "", "x", "y", "a"), ("", "c"), ("", "x"), (True, False)
+    )
     for first, members, named, draining, waiting, is_disabled in worlds:
         cluster = around(draining=draining, waiting=waiting, is_disabled=is_disabled)
         marked = None if named is None else task(named)
@@ -188,9 +192,9 @@ def test_a_loss_that_no_task_names_is_never_agreement() -> None:
 
 
 def test_a_difference_names_the_missing_bookies_and_the_mark() -> None:
-    found = present_difference(Outcome.DIFFER, LedgerAtSecondLook(LEDGER, ledger("ayx"), task("z")), around())
+    found = present_difference(Agreement.DIFFER, LedgerAtSecondLook(LEDGER, ledger("ayx"), task("z")), around())
     assert found == Difference(
-        LEDGER, Outcome.DIFFER, Reason.NOT_MARKED, (BookieId("x"), BookieId("y")), (BookieId("z"),), 1_000
+        LEDGER, Agreement.DIFFER, Reason.NOT_MARKED, (BookieId("x"), BookieId("y")), (BookieId("z"),), 1_000
     )
 
 
@@ -231,6 +235,6 @@ def test_the_second_check_reads_valid_accepted_losses() -> None:
         for bookies, reason_found in (("ab", Reason.LOSS_ACCEPTED), ("ac", Reason.OVERLOOKED)):
             second_look = SecondLook(runner, runner.run(accept(*bookies)), cluster.clock, {}, ids("ab"), 0)
             (second,), seen = second_look.read_state([LEDGER])
-            found = present_difference(Outcome.ONLY_THERE, second, seen)
+            found = present_difference(Agreement.ONLY_THERE, second, seen)
             assert found is not None
             assert found.reason is reason_found, "c is registered, so the second acceptance is not valid"

@@ -1,7 +1,7 @@
 """A queue of adds that wait until the ledger disk catches up with the journal, in the order of their arrival.
 
-An add that may wait never overtakes an add that is already waiting. Each add proceeds only after the one before it has
-left the line, so the adds reach the journal in the order of their arrival.
+An add that may wait never overtakes one that is already waiting. Each add proceeds only after the one before it has
+left the queue, so the adds reach the journal in the order of their arrival.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bookie.wire.add_wait import AddWait
 
 
 class AddQueue:
-    """The line of one store. The callers bound its length: each of them has reserved memory for its adds."""
+    """The queue of one store. The callers bound its length: each of them has reserved memory for its adds."""
 
     def __init__(self, is_behind: Callable[[], bool]) -> None:
         """Start empty. None proceeds while ``is_behind`` returns true; call ``advance`` when that may have changed."""
@@ -24,7 +24,7 @@ class AddQueue:
         """True if adds no longer wait."""
 
     async def turn(self, wait: AddWait) -> bool:
-        """Wait for the turn of an add, or until its wait ends. Return False if the line was closed before then."""
+        """Wait for the turn of an add, or until its wait ends. Return False if the queue was closed first."""
         if not self._places and not self._is_behind():
             return True
         place = asyncio.Event()
