@@ -320,7 +320,10 @@ class LedgerRepair:
         return self._ended(await self._completion.complete(ending, view))
 
     async def _end_replaced(self, detail: str) -> TaskResult:
-        """End the turn because another ledger has the id. What this turn has read and copied belongs to the deleted ledger."""
+        """End the turn because another ledger has the id.
+
+        All that this turn has read and copied belongs to the deleted ledger.
+        """
         await self._reservation.release()
         self._completion.forget_copies()
         return self._ended(Ending.MARKED_AGAIN, detail=detail)
