@@ -42,7 +42,11 @@ _ERRORS_BY_CODE: Final[dict[int, tuple[type[BkhealError], str]]] = {
     -110: (NodeExistsError, "it exists already"),
     -111: (NotEmptyError, "it has children"),
     -113: (RequestRefusedError, "invalid callback"),
-    -114: (AccessDeniedError, "the ACL for it is invalid: `creator` needs a login or a certificate (zk_acl)"),
+    -114: (
+        AccessDeniedError,
+        "the ACL for it is invalid (zk_acl): `creator` needs a login or a certificate, and each identity in a list must "
+        "fit its scheme, such as digest:user:hash",
+    ),
     -115: (AccessDeniedError, LOGIN_REFUSED),
     -118: (StoreUnavailableError, "the session moved to another server; the request was not carried out"),
     -119: (StoreUnavailableError, "the server is read-only (it has lost its quorum)"),

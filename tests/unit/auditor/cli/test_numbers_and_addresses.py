@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
-from bookie.model.errors import BkhealError
 from bookie.metadata.port import AccessDeniedError, MultiFailedError, NodeExistsError
+from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 
 HUGE, LONG = "9" * 23, "9" * 5000
