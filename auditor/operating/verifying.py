@@ -253,9 +253,9 @@ def verified_document(result: VerifiedLedger, outcome: str | None) -> Document:
 
 def heading(row: Document) -> str:
     """Return the line above the table of a ledger. Pure."""
-    what = f"digest {row['digest_type']}" if row["verified"] == "digest" else "the ids of each entry"
+    what = f"its digest ({row['digest_type']})" if row["verified"] == "digest" else "its ids only"
     entries = counted(row["entries"], "entry")
-    return f"ledger {row['ledger_id']} ({row['state']}): {entries} verified by {what}"
+    return f"ledger {row['ledger_id']} ({row['state']}): {entries}; each copy is compared with {what}"
 
 
 def verified_lines(row: Document) -> list[str]:
@@ -286,8 +286,8 @@ def _without_good_text(without: Document, entries: int, verdict: str) -> str:
             return "every copy is good" if entries else "there is no copy to verify"
         return "every entry has a good copy"
     text = (
-        f"{counted(without['entries'], 'entry')} {agreeing(without['entries'], 'has', 'have')} no good copy on the "
-        f"bookies that answered: {_ranges_text(without['ranges'], without['entries'])}"
+        f"{counted(without['entries'], 'entry')} (id {_ids_text(without['ranges'], without['entries'])}) "
+        f"{agreeing(without['entries'], 'has', 'have')} no good copy on the bookies that answered"
     )
     if without["perhaps_on"]:
         return f"{text}; {', '.join(without['perhaps_on'])} may have one"
@@ -328,6 +328,13 @@ def _mark_lines(row: Document) -> list[str]:
 
 def _ranges(ranges: EntryRanges) -> list[Document]:
     return [{"first": each.first, "last": each.last, "entries": each.entries} for each in ranges.kept]
+
+
+def _ids_text(ranges: Sequence[Document], count: int) -> str:
+    """Return ranges of consecutive ids as text."""
+    parts = [str(each["first"]) if each["entries"] == 1 else f"{each['first']}-{each['last']}" for each in ranges]
+    more = count - sum(each["entries"] for each in ranges)
+    return ", ".join(parts) + (f" and {more} more" if more else "")
 
 
 def _ranges_text(ranges: Sequence[Document], count: int) -> str:
