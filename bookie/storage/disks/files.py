@@ -51,6 +51,7 @@ _REMEDIES: Final = {
     errno.EMFILE: "allow this process more open files, as with ulimit -n",
     errno.ENFILE: "allow more open files on this machine",
     errno.EIO: "its disk fails: see the log of the kernel",
+    errno.EFBIG: "raise the limit of the size of files, as with ulimit -f",
     errno.EROFS: "mount its file system for writing; if an error ended this, see the log of the kernel",
     errno.EACCES: "give the user of this process access to it",
 }
