@@ -191,6 +191,8 @@ class DiskWatch:
             await self._check()
 
     async def _check(self) -> None:
+        if self._storage.fatal.done():
+            return
         self._check_stalls()
         which = max(self._changes, key=self._stalled_s, default=0)
         stalled_s = self._stalled_s(which)

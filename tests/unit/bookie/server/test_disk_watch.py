@@ -193,13 +193,15 @@ async def test_a_hanging_journal_disk_makes_the_bookie_read_only_until_it_answer
 
 
 @in_virtual_time
-async def test_a_journal_disk_that_hangs_for_a_minute_stops_the_bookie() -> None:
+async def test_a_journal_disk_that_hangs_for_a_minute_stops_the_bookie(caplog: pytest.LogCaptureFixture) -> None:
     world = await DiskWatchWorld().open(threshold=0)
     HangingSync(world)
     adding = asyncio.create_task(world.add(is_recovery=False))
     await watched_for(world, 71)
     assert isinstance(await world.storage.fatal, StalledDiskError)
     assert await adding is Status.IO_ERROR
+    await world.watch.check()
+    assert sum(record.levelname == "CRITICAL" for record in caplog.records) == 1, "the end is logged repeatedly"
 
 
 @in_virtual_time
