@@ -14,8 +14,9 @@ from replicator.telemetry.events import Ending
 from tests.worlds.cluster import ROOT
 from tests.worlds.ledgers import LEDGER, PASSWORD, make_metadata, names
 from tests.worlds.repair import RepairWorld, a_world
-from tests.worlds.virtual_time import in_virtual_time
+from tests.worlds.virtual_time import in_virtual_time, until, when
 
+MIB = 1 << 20
 OLD = make_metadata((0, "a b"), quorum=(2, 2), last=9)
 DIGEST = digest_for(DigestType.CRC32C, PASSWORD)
 OTHER_PACKETS = {
@@ -83,3 +84,25 @@ async def test_the_task_of_another_ledger_with_the_id_of_a_deleted_one_stays() -
         await running.worker.run()
         assert running.recorder.endings() == [Ending.MARKED_AGAIN, Ending.REPAIRED]
         await world.assert_whole(LEDGER, OTHER_PACKETS, "t")
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_the_copy_of_a_deleted_ledger_ends_soon(is_replaced: bool) -> None:
+    @in_virtual_time
+    async def story() -> None:
+        async with a_world("a b t") as world:
+            metadata = make_metadata((0, "a b"), quorum=(2, 2), last=599)
+            await world.ledger(LEDGER, metadata, 600, payload_bytes=100_000)
+            await world.lose("b")
+            async with world.running(world.worker(once=False, bytes_per_second=MIB)):
+                await when(lambda: bool(world.bookies["t"].adds))
+                await world.ledgers.delete(LEDGER)
+                if is_replaced:
+                    await replace_ledger(world, "a b")
+                await until(world.is_clean, 30)
+            copied = sum(len(entry) for batch in world.bookies["t"].adds for entry in batch.entries)
+            assert copied < 20 * MIB
+            if is_replaced:
+                await world.assert_whole(LEDGER, OTHER_PACKETS)
+
+    story()
