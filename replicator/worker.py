@@ -2,9 +2,10 @@
 
 ``queue.task_queue`` lists the tasks in their order, ``queue.places`` limits the turns in flight, and
 ``repair.ledger_repair`` is one turn. A worker without work is on standby until another worker calls it
-(``queue.standby``), so a change does not wake all workers. Neither a ledger whose repair fails nor a temporarily
-unreachable store stops the worker. The end of the store's session cancels all work in flight immediately (S14); the
-next session begins with a new listing.
+(``queue.standby``), so a change does not wake all workers.
+
+Neither a ledger whose repair fails nor a temporarily unreachable store stops the worker. The end of the store's session
+cancels all work in flight immediately (S14); the next session begins with a new listing.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _NOW = Row(
         stat("Paused", "Paused runs and schedules.", f"sum(bkheal_audit_paused{{{_KIND}}})", steps=NOTE),
         stat(
             "Held by the brake",
-            "Whether the last run published nothing because too much was missing.",
+            "Whether the last run marked nothing because too many bookies were missing.",
             f"max(bkheal_audit_last_run_held{{{_KIND}}})",
             steps=ALARM,
             words=YES_NO,

@@ -323,7 +323,7 @@ STATE: Final = (
         is_leader_only=True,
         is_free=True,
     ),
-    _state(LAST_HELD, "Whether the last run was held by the brake and published nothing (1)", _BY_KIND, "it is 1"),
+    _state(LAST_HELD, "Whether the last run was held by the brake and marked nothing (1)", _BY_KIND, "it is 1"),
 )
 """The service, its runs and its cluster at the last observation."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
 
 from auditor.service.runs.schedule import SchedulerPort
@@ -24,41 +25,23 @@ CLOCK_STEP_S_MAX: Final = 60.0
 _RETRY_S: Final = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Housekeeping:
     """The records in the store that a leader keeps in order: runs, pauses, windows and returns of bookies."""
 
-    def __init__(
-        self,
-        runs: Runs,
-        tasks: UnderReplication,
-        windows: MaintenanceWindows,
-        returned: ReturnedBookies,
-        clock: Clock,
-        on_pause_ended: Callable[[], None],
-        *,
-        runs_kept: int,
-        pause_s: float,
-    ) -> None:
-        """Prepare.
-
-        Args:
-            runs: the records of runs.
-            tasks: the tasks, and the nodes of auto-recovery.
-            windows: the maintenance windows.
-            returned: the bookies that returned.
-            clock: for ages.
-            on_pause_ended: called if the pause of a schedule has ended.
-            runs_kept: number of records of ended runs that stay.
-            pause_s: how long a pause of a schedule lasts.
-        """
-        self._runs = runs
-        self._tasks = tasks
-        self._windows = windows
-        self._returned = returned
-        self._clock = clock
-        self._on_pause_ended = on_pause_ended
-        self._runs_kept = runs_kept
-        self._pause_s = pause_s
+    runs: Runs
+    tasks: UnderReplication
+    """The tasks, and the nodes of auto-recovery."""
+    windows: MaintenanceWindows
+    returned: ReturnedBookies
+    """The bookies that returned."""
+    clock: Clock
+    on_pause_ended: Callable[[], None]
+    """Called if the pause of a schedule has ended."""
+    runs_kept: int
+    """The number of records of ended runs that stay."""
+    pause_s: float
+    """How long a pause of a schedule lasts."""
 
     async def initialize(self) -> None:
         """Create the nodes of auto-recovery as Apache's auditor does at its start, because Apache's tools need them.
@@ -67,8 +50,8 @@ class Housekeeping:
             TransientError, OutcomeUnknownError: try again.
         """
         try:
-            await self._tasks.initialize()
-            await self._tasks.switches.initialize_lost_bookie_delay()
+            await self.tasks.initialize()
+            await self.tasks.switches.initialize_lost_bookie_delay()
         except (ConflictError, PermanentError) as error:  # a leader must do its housekeeping even so
             _log.error("the nodes of auto-recovery cannot be created", extra={"reason": str(error)})
 
@@ -79,18 +62,18 @@ class Housekeeping:
             TransientError, OutcomeUnknownError: try again.
             ConflictError, PermanentError: something cannot be removed.
         """
-        await self._runs.abandon_orphans(self._clock.epoch_ms())
-        await self._runs.prune(self._runs_kept, self._clock.epoch_ms())
-        for kind in await self._runs.end_pauses(self._clock.epoch_ms(), self._pause_s):
+        await self.runs.abandon_orphans(self.clock.epoch_ms())
+        await self.runs.prune(self.runs_kept, self.clock.epoch_ms())
+        for kind in await self.runs.end_pauses(self.clock.epoch_ms(), self.pause_s):
             _log.warning("the pause of a schedule has ended", extra={"kind": kind.value})
-            self._on_pause_ended()
-        await self._windows.remove_ended(self._clock.epoch_ms())
-        await self._returned.remove_old(self._clock.epoch_ms())
-        await self._runs.note_kept(self._runs_kept)
+            self.on_pause_ended()
+        await self.windows.remove_ended(self.clock.epoch_ms())
+        await self.returned.remove_old(self.clock.epoch_ms())
+        await self.runs.note_kept(self.runs_kept)
 
 
 class LeaderTerm:
-    """What a leader does from the beginning to the end of its term."""
+    """The work of one term of leadership. Call ``run`` once for each term."""
 
     def __init__(
         self,
@@ -107,7 +90,7 @@ class LeaderTerm:
             housekeeping: done every ``HOUSEKEEPING_S``.
             runs: the records of runs, from which the first time of each schedule follows.
             clock: for pauses and dates.
-            prepare: called at the beginning of each term, to start what takes long; None: nothing does.
+            prepare: called at the beginning of each term, for preparations that take long; None: there are none.
         """
         self._scheduler = scheduler
         self._housekeeping = housekeeping
@@ -116,7 +99,7 @@ class LeaderTerm:
         self._prepare = prepare
 
     async def run(self) -> None:
-        """Start the schedules, then keep house, until the end of the term cancels this."""
+        """Start the schedules, then do the housekeeping, until the end of the term cancels this."""
         preparing = None if self._prepare is None else guarded("prepare", _of(self._prepare()))
         try:
             is_initialized, is_scheduled, offset_s = False, False, 0.0

@@ -50,7 +50,7 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
 from bookie.runtime.version import installed_version
 from spark_jobs.runs.gate import Stop
-from spark_jobs.runs.needs import NoPulsarError, require_pulsar, roots_in
+from spark_jobs.runs.prerequisites import NoPulsarError, require_pulsar, roots_in
 
 _log = logging.getLogger(__name__)
 
@@ -443,12 +443,12 @@ class AuditorService(Control):
 
         manager.on_ended(ended)
         housekeeping = Housekeeping(
-            runs,
-            tasks,
-            MaintenanceWindows(store, cluster.root),
-            ReturnedBookies(store, cluster.root),
-            ports.clock,
-            overview.request_observation,
+            runs=runs,
+            tasks=tasks,
+            windows=MaintenanceWindows(store, cluster.root),
+            returned=ReturnedBookies(store, cluster.root),
+            clock=ports.clock,
+            on_pause_ended=overview.request_observation,
             runs_kept=settings.runs_kept,
             pause_s=settings.pause_s,
         )

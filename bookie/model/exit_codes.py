@@ -23,7 +23,7 @@ class ExitCode(enum.IntEnum):
     PARTIAL = 5
     """A run ended before it was complete. Its findings are published."""
     HELD = 6
-    """Nothing was published because too many bookies are missing: a person must decide."""
+    """Nothing was marked because too many bookies are missing: an operator must decide."""
     CANCELLED = 7
     """The run was cancelled. Marks already written remain."""
     UNAVAILABLE = 69

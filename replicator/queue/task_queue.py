@@ -8,12 +8,6 @@ The ids of all tasks are listed first. Then tasks, parked records and metadata a
 order of the reads matters in one place: the bookies are listed after the metadata of each part, so a bookie that
 registers after the read does not look lost (R2).
 
-Records that remain without a task are deleted. They remain if a worker died between the completion of a task and the
-deletion of its records, or if a worker of Apache, which does not know these records, completed the task. Parked records
-are deleted immediately, and so are reservations, because a write based on a deleted reservation is refused. A doubt is
-kept while its ledger is open, because the list may then be minutes old, and a worker with a newer list may have
-recorded the doubt.
-
 A task waits if it is locked, parked or failed recently, or if its ledger is open and in its grace period. No lock is
 held while it waits. Parked and failed tasks have a record in ZooKeeper that all workers respect: an attempt by any
 worker starts the pause again for all. A worker with an outdated list detects the attempts of others under the lock
@@ -29,20 +23,20 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Unreadable, Versioned
-from bookie.metadata.nodes import in_steps, read_each_permitted
+from bookie.metadata.nodes import in_steps
 from bookie.metadata.port import Children, Node
 from bookie.metadata.tasks.boosts import Boosts
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkedTask
 from bookie.metadata.tasks.underreplication import UnreadableTask
-from bookie.model.errors import BkhealError, ConflictError, PermanentError
+from bookie.model.errors import BkhealError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.waiting import run_cooperatively
@@ -64,6 +58,7 @@ from replicator.queue.ordering import (
     mark_time_ms,
     rank,
 )
+from replicator.queue.orphans import OrphanRecords
 from replicator.queue.parking import (
     Circumstances,
     Memory,
@@ -71,6 +66,7 @@ from replicator.queue.parking import (
     judging_move_retry,
     judging_retry,
 )
+from replicator.queue.renewal import NAP_S, Renewal
 from replicator.telemetry.events import Ending, QueueState
 
 _log = logging.getLogger(__name__)
@@ -88,20 +84,6 @@ TASKS_JUDGED_PER_STEP: Final = 25
 """The number of ledgers judged between two turns of the event loop: some milliseconds if each is planned again."""
 _FRAGMENTS_OF_ORDINARY_LEDGER: Final = 20
 """A ledger with this many fragments more counts as one ledger more in these numbers."""
-REFRESH_SHARE: Final = 0.05
-"""The largest share of time that is spent on reading the list again while there is other work."""
-_LISTING_S: Final = 0.5
-_LISTED_TASK_S: Final = 0.01
-"""A listing takes at most ``_LISTING_S``, and ``_LISTED_TASK_S`` for each ordinary ledger. For the rest of its time, it
-waited for the store (R149)."""
-_LOGGED_MAX: Final = 1000
-"""The most records that cannot be deleted for which the log has a line, one line for each."""
-_RESERVATION_SEARCH_INTERVAL_S: Final = 600.0
-"""The time between two searches for reservations without a task."""
-_NAP_S: Final = 0.01
-"""The shortest wait for the end of a grace period. A shorter one, which rounding can leave, might not advance the
-clock."""
-
 _UNCHANGED: Final = frozenset({Ending.BUSY, Ending.STOPPED, Ending.FAILED})
 _COMPLETED: Final = frozenset({Ending.REPAIRED, Ending.MOVED, Ending.NOTHING_MISSING, Ending.LEDGER_DELETED})
 
@@ -213,7 +195,8 @@ class TaskQueue:
         self._boosts = Boosts(ports.store, ports.cluster.root)
         self._absences = absences
         self._grace_periods = grace_periods
-        self._poll_interval_s = poll_interval_s
+        self._renewal = Renewal(ports.clock, poll_interval_s)
+        self._orphans = OrphanRecords(ports)
         self._memory = Memory(ports.clock, ports.rng)
         self._order = Order()
         self._failures_noted: set[LedgerId] = set()
@@ -226,18 +209,10 @@ class TaskQueue:
         settles these."""
         self._completed: set[LedgerId] = set()
         """The tasks completed after the current listing started, which may still contain them."""
-        self._is_changed = True
         self._left_because = ""
         """Why the last listing did not take placement marks."""
         self._left_logged: set[str] = set()
-        self._undeletable_logged: set[tuple[str, LedgerId]] = set()
-        """The records that cannot be deleted and have been logged, by kind and ledger; at most ``_LOGGED_MAX``."""
-        self._changes_noted = 0
-        self._renew_after_change_s = -1.0
-        self._last_listing_s = 0.0
-        self._renew_anyway_s = -1.0
         self._empty_top: Children | None = None
-        self._reserved_due_s = ports.clock.monotonic_s() + _RESERVATION_SEARCH_INTERVAL_S
         self.queue_state = QueueState()
         self.unreadable_tasks = 0
         """The ledgers of the last listing whose task cannot be read. No worker repairs them."""
@@ -266,22 +241,16 @@ class TaskQueue:
     @property
     def is_stale(self) -> bool:
         """Whether the tasks should be listed again before the next one is taken."""
-        return self._renewal_in_s() <= 0
+        return self._renewal.remaining_s(has_tasks=bool(self._order)) <= 0
 
     @property
     def seconds_until_stale(self) -> float:
         """The seconds until the list is stale if nothing happens."""
-        return max(0.0, self._renewal_in_s())
-
-    def _renewal_in_s(self) -> float:
-        is_used_up = self._is_changed and not self._order
-        due_s = self._renew_after_change_s if is_used_up else self._renew_anyway_s
-        return due_s - self._ports.clock.monotonic_s()
+        return max(0.0, self._renewal.remaining_s(has_tasks=bool(self._order)))
 
     def mark_stale(self) -> None:
         """Mark the list as stale, because an event may have made other tasks eligible."""
-        self._changes_noted += 1
-        self._renew_anyway_s = -1.0
+        self._renewal.mark_stale()
 
     async def wait_first_task(self) -> None:
         """Wait until there may be a task although the list is empty, and mark the list as stale.
@@ -294,7 +263,7 @@ class TaskQueue:
         else:
             await self._ports.tasks.wait_top_changed(self._empty_top)
             self._empty_top = None
-            self._renew_anyway_s = self._renew_after_change_s
+            self._renewal.hasten()
 
     def take(self, passed_over: Collection[QueueKind] = ()) -> Turn | None:
         """Take the next task that is not of the kinds ``passed_over`` from the list, and return its turn; else None."""
@@ -336,7 +305,8 @@ class TaskQueue:
             self._completed.add(turn.ledger_id)
         if ending is Ending.IN_GRACE:
             self._grace_periods.record_grace_rest(turn.ledger_id, turn.circumstances)
-        self._is_changed |= ending not in _UNCHANGED
+        if ending not in _UNCHANGED:
+            self._renewal.note_changed()
 
     def is_outdated(self, turn: Turn, parked: Node | None, failure: Node | None) -> bool:
         """Whether another worker has failed at the task or parked it after it was listed.
@@ -376,8 +346,7 @@ class TaskQueue:
         Raises:
             StoreUnavailableError: the store does not answer; the old list stays.
         """
-        started_s, changes_noted = self._ports.clock.monotonic_s(), self._changes_noted
-        self._is_changed = False
+        self._renewal.begin()
         self._completed.clear()
         listing, judged = await self._list_ids(), _ListingVerdicts()
         done, count = 0, FIRST_LEDGERS
@@ -389,15 +358,19 @@ class TaskQueue:
             done, count = done + count, _next_count(count, part.ledgers)
             await asyncio.sleep(0)
         await self._replace_list(judged)
-        await self._forget_orphans(listing, judged.ledger_ids | judged.unreadable)
-        self._plan_renewal(started_s, judged)
-        if changes_noted != self._changes_noted:  # a part of the list may be older than the change
-            self._renew_anyway_s = self._renew_after_change_s
+        marked = judged.ledger_ids | judged.unreadable
+        await self._orphans.forget(
+            parked=listing.parked - marked,
+            failed=listing.failed - marked,
+            reserved=listing.reserved - marked,
+            doubted=listing.doubted - marked,
+        )
+        self._renewal.end(judged.weight, self._due_in_s(judged))
 
     async def _list_ids(self) -> _Listing:
         await self._ports.tasks.locks.prune()
         doubted = await self._ports.doubts.ledgers()
-        reserved = await self._reserved()
+        reserved = await self._orphans.reserved()
         top = await self._ports.tasks.top()
         marked = await self._ports.tasks.ids()
         self._empty_top = None if marked else top
@@ -559,26 +532,11 @@ class TaskQueue:
             extra = {"ledgers": self.queue_state.left, "reason": self._left_because}
             _log.info("placement marks are left to Apache's workers", extra=extra)
 
-    def _plan_renewal(self, started_s: float, judged: _ListingVerdicts) -> None:
-        """List again after the poll interval or when a waiting task is due, but use only a small share of the time.
-
-        The shorter of the last two listings counts, and no more time than its ledgers need, because a listing may
-        have waited for the store (R149).
-        """
-        now_s = self._ports.clock.monotonic_s()
-        due_in_s = min(self._due_in_s(judged), default=self._poll_interval_s)
-        if fault_point("queue.renew_early"):
-            due_in_s = _NAP_S
-        took_s = min(now_s - started_s, _LISTING_S + _LISTED_TASK_S * judged.weight)
-        self._renew_after_change_s = now_s + min(took_s, self._last_listing_s) / REFRESH_SHARE
-        self._last_listing_s = took_s
-        self._renew_anyway_s = max(self._renew_after_change_s, now_s + min(self._poll_interval_s, due_in_s))
-
     def _due_in_s(self, judged: _ListingVerdicts) -> Iterator[float]:
         for ledger_id in judged.backing_off:
             yield self._memory.due_in_s(ledger_id)
         for ledger_id in judged.in_grace:
-            yield max(_NAP_S, self._grace_periods.due_in_s(ledger_id))
+            yield max(NAP_S, self._grace_periods.due_in_s(ledger_id))
 
     async def _failed(self) -> AbstractSet[LedgerId]:
         """Return the ledgers for which any worker has recorded a failure, and remember the records."""
@@ -590,46 +548,6 @@ class TaskQueue:
         ledger_ids = {record.ledger_id for record in records}
         self._memory.forget_deleted_failures(ledger_ids, started_s)
         return ledger_ids
-
-    async def _reserved(self) -> AbstractSet[LedgerId]:
-        """Return the ledgers with reservations; empty if recently listed, because leftovers are rare and harmless."""
-        now_s = self._ports.clock.monotonic_s()
-        if now_s < self._reserved_due_s:
-            return frozenset()
-        reserved = await self._ports.reservations.ledgers()
-        await self._ports.parked.forget_lists()
-        self._reserved_due_s = now_s + _RESERVATION_SEARCH_INTERVAL_S
-        return reserved
-
-    async def _forget_orphans(self, listing: _Listing, marked: AbstractSet[LedgerId]) -> None:
-        """Delete records of ledgers without a task. A record that cannot be deleted remains.
-
-        A ledger may have been marked again after the tasks were listed, and a worker may have written a new record. A
-        lost parked record costs one attempt. A lost doubt may cost an acknowledged entry, so doubts stay until the
-        ledger is closed or deleted; after that they are never needed and never written.
-        """
-        for ledger_id in sorted(listing.parked - marked):
-            await self._delete("parked", ledger_id, self._ports.parked.unpark)
-        for ledger_id in sorted(listing.failed - marked):
-            await self._delete("failures", ledger_id, self._ports.failures.forget)
-        for ledger_id in sorted(listing.reserved - marked):
-            await self._delete("reservations", ledger_id, self._ports.reservations.discard)
-        if not (orphans := sorted(listing.doubted - marked)):
-            return
-        ledgers = await read_each_permitted(self._ports.ledgers.read_many, orphans)
-        for ledger_id, ledger in zip(orphans, ledgers, strict=True):
-            if ledger is None or (isinstance(ledger, Versioned) and ledger.metadata.is_closed):
-                await self._delete("doubts", ledger_id, self._ports.doubts.forget)
-
-    async def _delete(self, kind: str, ledger_id: LedgerId, delete: Callable[[LedgerId], Awaitable[object]]) -> None:
-        """Delete a record if possible. A node with children and a damaged reservation cannot be deleted, and remain."""
-        try:
-            await delete(ledger_id)
-        except (ConflictError, PermanentError) as error:
-            if (kind, ledger_id) not in self._undeletable_logged and len(self._undeletable_logged) < _LOGGED_MAX:
-                self._undeletable_logged.add((kind, ledger_id))
-                extra = {"kind": kind, "ledger_id": ledger_id, "error": str(error)}
-                _log.warning("record of a ledger without a task remains", extra=extra)
 
 
 def _is_placement_mark(task: Task, ledger: Versioned | Unreadable | None, bookies: Bookies) -> bool:

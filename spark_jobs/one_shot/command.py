@@ -29,16 +29,16 @@ _log = logging.getLogger(__name__)
 _EXIT_CODES: Final = """
 exit codes:
   0   done
-  1   findings at or above --fail-on
+  1   there are findings of --fail-on or worse
   2   wrong usage
-  3   the metadata store cannot be reached, or was lost
-  5   partial: not every ledger was checked
-  6   the mass-loss brake holds, nothing was published
-  7   cancelled; marks that were written stay
+  3   ZooKeeper cannot be reached, or the connection was lost
+  5   incomplete: not every ledger was checked
+  6   the brake: too many bookies are missing, nothing was marked
+  7   cancelled; existing marks stay
   70  Spark or this program failed
   75  another run of this kind is under way, nothing was done (see --wait)
-  78  wrong configuration, no cluster at the metadata URI, nothing to judge placement by, a snapshot that cannot be
-      used, or the report could not be written (marks were)
+  78  wrong configuration, no BookKeeper cluster at the metadata URI, no topology, an unusable snapshot, or no report
+      (the ledgers are marked nevertheless)
   128 + the number of a signal that ended the run (143: SIGTERM)
 """
 

@@ -29,8 +29,8 @@ from bookie.runtime.clock import Clock
 from bookie.runtime.tasks import cancel, guarded
 from spark_jobs.runs.gate import RunGate, Stop
 from spark_jobs.runs.life_cycle import RunLifeCycle, RunOutcome, described
-from spark_jobs.runs.needs import check_run_prerequisites
 from spark_jobs.runs.port import Phase, Progress, ProgressEvent
+from spark_jobs.runs.prerequisites import check_run_prerequisites
 from spark_jobs.settings import AuditSettings
 
 _log = logging.getLogger(__name__)

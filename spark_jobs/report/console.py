@@ -109,7 +109,7 @@ def _sources(summary: RunSummary) -> Iterator[str]:
 
 def _marks(summary: RunSummary) -> Iterator[str]:
     """Yield the marks, and the reasons for missing ones."""
-    yield f"published   {published_text(summary.published)}"
+    yield f"marked      {published_text(summary.published)}"
     if summary.published.repaired_early:
         yield f"repaired    {repaired_early_text(summary.published.repaired_early)}"
     if summary.published.damage_marked:

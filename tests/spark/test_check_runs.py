@@ -42,8 +42,8 @@ from spark_jobs.report.summary import Verdict
 from spark_jobs.runs.gate import RunGate, Stop
 from spark_jobs.runs.kinds import bookie_run, placement_run, replica_run
 from spark_jobs.runs.marking.publish import publish
-from spark_jobs.runs.needs import NoTopologyError
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
+from spark_jobs.runs.prerequisites import NoTopologyError
 from spark_jobs.runs.reading.ledger_scan import LedgerScan
 from spark_jobs.runs.run import run_check
 from spark_jobs.runs.spark_tasks import spark_tasks

@@ -34,8 +34,8 @@ from spark_jobs.report.findings.one_run import read_findings
 from spark_jobs.report.summary import Verdict
 from spark_jobs.runs.cluster_view import ClusterView
 from spark_jobs.runs.kinds import reference_run
-from spark_jobs.runs.needs import ExportError, NoPulsarError
 from spark_jobs.runs.port import RunStoppedError
+from spark_jobs.runs.prerequisites import ExportError, NoPulsarError
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.runs.spark_failures import ScanFailedError
 from spark_jobs.settings import FailOn

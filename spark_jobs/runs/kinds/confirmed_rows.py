@@ -21,8 +21,8 @@ from bookie.model.ids import BookieId
 from spark_jobs.checks.metadata_check import metadata_faults
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.kinds.placement_part import PlacementTally, placement_part
-from spark_jobs.runs.needs import NoTopologyError
 from spark_jobs.runs.port import Phase
+from spark_jobs.runs.prerequisites import NoTopologyError
 from spark_jobs.runs.reading.reread_rows import reread_rows
 from spark_jobs.runs.releasing import unpersist
 

@@ -36,9 +36,9 @@ from spark_jobs.runs.kinds.placement_part import (
     placement_part,
 )
 from spark_jobs.runs.marking.limits import MarkLimiter
-from spark_jobs.runs.needs import NoTopologyError
 from spark_jobs.runs.outcome import ScanResult
 from spark_jobs.runs.port import Phase
+from spark_jobs.runs.prerequisites import NoTopologyError
 from spark_jobs.runs.reading.ledger_scan import LedgerScan
 from spark_jobs.runs.releasing import unpersist
 

@@ -33,8 +33,8 @@ from spark_jobs.runs.kinds.rack_matrix import RackMatrix
 from spark_jobs.runs.marking.held_back import held_back
 from spark_jobs.runs.marking.limits import MarkLimiter
 from spark_jobs.runs.marking.publish import publish
-from spark_jobs.runs.needs import require_locations
 from spark_jobs.runs.port import Phase
+from spark_jobs.runs.prerequisites import require_locations
 from spark_jobs.runs.reading.completeness import ScanTotals
 from spark_jobs.runs.releasing import unpersist
 

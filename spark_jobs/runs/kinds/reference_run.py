@@ -52,9 +52,9 @@ from spark_jobs.report.counts import (
 )
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.findings import finding_sums, ledgers_found, worst_ledgers
-from spark_jobs.runs.needs import ExportError, require_export, require_pulsar, roots_in
 from spark_jobs.runs.outcome import CheckResult, Outcome, ScanResult
 from spark_jobs.runs.port import Phase
+from spark_jobs.runs.prerequisites import ExportError, require_export, require_pulsar, roots_in
 from spark_jobs.runs.reading.completeness import problems
 from spark_jobs.runs.reading.ledger_scan import LedgerScan, restricted_to_readings, scan_ledgers, store_error
 from spark_jobs.runs.reading.one_reading import retry_until_one_reading

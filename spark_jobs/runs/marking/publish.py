@@ -93,10 +93,10 @@ def publish(
         except RunStoppedError:
             raise
         except (TransientError, ConflictError, OutcomeUnknownError) as error:
-            _log.error("publishing interrupted", extra={"ledgers_marked": ledgers, "reason": str(error)})
+            _log.error("marking interrupted", extra={"ledgers_marked": ledgers, "reason": str(error)})
             return PublishResult(PublishOutcome.INTERRUPTED, ledgers, changed)
         if marked is None:
-            _log.warning("publishing stopped, auto-recovery is disabled", extra={"ledgers_marked": ledgers})
+            _log.warning("marking stopped, auto-recovery is disabled", extra={"ledgers_marked": ledgers})
             return PublishResult(PublishOutcome.DISABLED, ledgers, changed)
         ledgers += len(batch)
         changed += marked

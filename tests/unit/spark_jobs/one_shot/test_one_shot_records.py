@@ -39,8 +39,8 @@ from spark_jobs.one_shot.keeper import WAIT_S_MAX, RunKeeper, non_default_option
 from spark_jobs.report.files import ReportDirError
 from spark_jobs.runs.gate import RunGate
 from spark_jobs.runs.life_cycle import RunLifeCycle, RunOutcome
-from spark_jobs.runs.needs import ExportError, NoPulsarError, NoTopologyError
 from spark_jobs.runs.port import Progress
+from spark_jobs.runs.prerequisites import ExportError, NoPulsarError, NoTopologyError
 from spark_jobs.session import SessionSettings, SparkEndedError
 from spark_jobs.settings import AuditSettings
 from spark_jobs.snapshot.errors import SnapshotError

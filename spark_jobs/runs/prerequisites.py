@@ -1,8 +1,7 @@
-"""What a run of a kind cannot do without: locations to judge placement by, ledgers of Pulsar to compare with, a
-snapshot if it reads one, and places for its report and its list of ids.
+"""The prerequisites of each kind of run: a topology, ledgers of Pulsar, a readable snapshot, writable output files.
 
-A run that a person starts is refused before it is on record. The run of a schedule fails, so its record shows that the
-schedule is useless.
+A run started by an operator is refused before it is recorded. The run of a schedule fails instead, so its record shows
+that the schedule is useless.
 """
 
 from __future__ import annotations
