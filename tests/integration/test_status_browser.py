@@ -75,7 +75,9 @@ async def test_the_page_fits_a_narrow_screen_with_scrollable_tables(browser: Chr
 
 def test_a_long_name_is_wrapped_and_not_cut_off(browser: Chrome, tmp_path: Path) -> None:
     owner = "bookie-0.bookies.bookkeeper.svc.cluster.local:3181"
-    run = RunRecord("r1", RunKind.BOOKIES, RunCause.BOOKIE_LOSS, owner, "h:1", RunState.FAILED, detail="x" * 90)
+    run = RunRecord("20261201T101500Z-0a1b2c", RunKind.REFERENCES, RunCause.BOOKIE_LOSS, owner, "h:1")
+    run = replace(run, state=RunState.CANCELLED, is_dry_run=True, started_ms=NOW_MS - 200_000, finished_ms=NOW_MS - 1)
+    run = replace(run, detail="no session from zk+hierarchical://zookeeper-0.zookeeper:2181/ledgers")
     file = tmp_path / "status.html"
     file.write_text(status_page(TwinControl().status(), [run] * 20, NOW_MS).html)
     screen = {"width": 1100, "height": 900, "deviceScaleFactor": 1, "mobile": False}
