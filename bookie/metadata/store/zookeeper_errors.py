@@ -29,6 +29,10 @@ class RequestUnknownError(RequestRefusedError):
 _ACCESS_DENIED_CODE: Final = -102
 _REQUESTS: Final = ("read ", "list ", "look for ", "sync ", "create ", "change ", "delete ")
 """The first words of requests; a sentence about what was denied needs a verb before them."""
+_INVALID_ACL: Final = (
+    "the ACL for it is invalid (zk_acl): `creator` needs a login or a certificate, and each identity in a list must "
+    "fit its scheme, such as digest:user:hash"
+)
 LOGIN_REFUSED: Final = (
     "ZooKeeper refused the login: check the user and the password (zk_username, zk_password_file), and for "
     "GSSAPI the ticket or keytab of this process and the principal of the server (docs/zookeeper.md)"
@@ -42,11 +46,7 @@ _ERRORS_BY_CODE: Final[dict[int, tuple[type[BkhealError], str]]] = {
     -110: (NodeExistsError, "it exists already"),
     -111: (NotEmptyError, "it has children"),
     -113: (RequestRefusedError, "invalid callback"),
-    -114: (
-        AccessDeniedError,
-        "the ACL for it is invalid (zk_acl): `creator` needs a login or a certificate, and each identity in a list must "
-        "fit its scheme, such as digest:user:hash",
-    ),
+    -114: (AccessDeniedError, _INVALID_ACL),
     -115: (AccessDeniedError, LOGIN_REFUSED),
     -118: (StoreUnavailableError, "the session moved to another server; the request was not carried out"),
     -119: (StoreUnavailableError, "the server is read-only (it has lost its quorum)"),
