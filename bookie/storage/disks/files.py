@@ -46,7 +46,7 @@ _IOV_MAX: Final = 1024
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 """No space, or no more open files in this process or system (R134)."""
 _REMEDIES: Final = {
-    errno.ENOSPC: "free space on its disk",
+    errno.ENOSPC: "free space, or inodes, on its disk",
     errno.EDQUOT: "free space, or raise the quota",
     errno.EMFILE: "allow this process more open files, as with ulimit -n",
     errno.ENFILE: "allow more open files on this machine",
