@@ -8,21 +8,19 @@ even if its caller is cancelled. A long poll ends with its caller.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, assert_never, cast
 
 from typing_extensions import override
 
-from bookie.model.errors import BkhealError
 from bookie.model.ids import EntryId, LedgerId
 from bookie.runtime.fault_points import fault_point
-from bookie.runtime.tasks import guarded
 from bookie.server.copying import Copying
 from bookie.server.damaged_entries import DamagedEntries
 from bookie.server.lac_board import LacBoard, check_packet, proven_lac
 from bookie.server.read_places import ReadPlaces
+from bookie.server.running_requests import RunningRequests
 from bookie.storage.port import Disk
 from bookie.storage.store import LedgerStorage
 from bookie.wire.handler import BookieHandler
@@ -46,50 +44,8 @@ from bookie.wire.port import (
 from bookie.wire.request_shape import batch_size_problem, beyond_problem, copy_problem, entry_ids_problem
 from bookie.wire.requests import AnyRequest, Copy, Fence, Info, ListEntries, Read, ReadLac, ReadLast, WaitLac, WriteLac
 
-_log = logging.getLogger(__name__)
-
-
-class RunningRequests:
-    """The requests in the storage. Each is completed, even if its caller is cancelled."""
-
-    def __init__(self) -> None:
-        self._running: set[asyncio.Task[Any]] = set()
-
-    @property
-    def count(self) -> int:
-        """The number of running requests."""
-        return len(self._running)
-
-    async def run_uncancelled(self, work: Coroutine[Any, Any, ReplyT], failed: Failed[ReplyT]) -> ReplyT:
-        """Run ``work`` to its end even if the caller is cancelled. An error becomes a reply with IO_ERROR."""
-        task = guarded("bookie request", _answered(work, failed))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return await asyncio.shield(task)
-
-    async def drain(self, deadline_s: float) -> bool:
-        """Wait for the running requests. Return whether they ended in time."""
-        if not self._running:
-            return True
-        _, late = await asyncio.wait(self._running, timeout=deadline_s)
-        return not late
-
-
-async def _answered(work: Coroutine[Any, Any, ReplyT], failed: Failed[ReplyT]) -> ReplyT:
-    try:
-        return await work
-    except BkhealError as error:
-        _log.warning("request failed", extra={"error": str(error)})
-        return failed(Status.IO_ERROR, detail=str(error))
-    except Exception:  # noqa: BLE001 (task boundary: a bug in one request must answer it, and end no other)
-        _log.exception("request failed unexpectedly")
-        return failed(Status.IO_ERROR, detail="internal error of the bookie, see its log")
-
-
 _CHANGEABLE_STATUSES: Final = frozenset((Status.OK, Status.NO_ENTRY, Status.NO_LEDGER, Status.LIMBO))
 """The statuses after which a long poll continues, because the bookie may have more later."""
-
-
 _ADDABLE_STATUSES: Final = frozenset((Status.OK, Status.NO_LEDGER, Status.LIMBO))
 """The results of the comparison of a master key that allow adds. An unknown ledger accepts any key."""
 
@@ -138,7 +94,7 @@ class BookieService(BookieHandler):
     def __init__(
         self,
         storage: LedgerStorage,
-        ledgers: Disk,
+        ledger_disk: Disk,
         identity: BookieIdentity,
         limits: ServiceLimits | None = None,
         copying: Copying | None = None,
@@ -148,7 +104,7 @@ class BookieService(BookieHandler):
         self.is_read_only = False
         """True if plain adds are refused; set by the disk watch."""
         self._storage = storage
-        self._ledgers = ledgers
+        self._ledger_disk = ledger_disk
         self._identity = identity
         self._limits = limits or ServiceLimits()
         self._copying = copying
@@ -295,7 +251,7 @@ class BookieService(BookieHandler):
         return AddReply(status)
 
     async def _info(self) -> InfoReply:
-        total, free = await self._ledgers.space()
+        total, free = await self._ledger_disk.space()
         info = BookieInfo(
             incarnation=self._identity.incarnation,
             version=self._identity.version,

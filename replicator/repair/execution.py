@@ -27,7 +27,7 @@ from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.waiting import results_as_completed, run_cooperatively
-from replicator.copying.copier import CopyOutcome
+from replicator.copying.outcome import CopyOutcome
 from replicator.copying.receiver import PositionCopy
 from replicator.knowledge.damage import without
 from replicator.knowledge.holdings import HoldingsReader, Shortfall

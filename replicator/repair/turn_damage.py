@@ -29,7 +29,7 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import Status
-from replicator.copying.copier import CopyOutcome
+from replicator.copying.outcome import CopyOutcome
 from replicator.copying.receiver import REPORTED_MAX
 from replicator.knowledge.damage import LEDGER_COPIES_MAX, KnownDamage
 from replicator.knowledge.evidence import BookieAnswer, CorruptCopy, UnreadableEntry

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from bookie.metadata.tasks.locks import Task
 from bookie.metadata.tasks.parked import ParkReason
 from bookie.model.ids import BookieId, EntryId
-from replicator.copying.copier import CopyOutcome
+from replicator.copying.outcome import CopyOutcome
 from replicator.knowledge.evidence import BookieAnswer, describe
 from replicator.plan.installable import CopiedStep
 from replicator.plan.steps import Cause, CopyPosition, PositionKey

@@ -1,4 +1,7 @@
-"""The points at which a run may be paused and stopped: between phases, chunks, batches, and inside a Spark job."""
+"""What a run requires of its caller: a gate, at which it is paused and stopped, and a receiver of its progress.
+
+The gate is passed between phases, chunks and batches. During a Spark job, it is polled for the reason to stop.
+"""
 
 from __future__ import annotations
 

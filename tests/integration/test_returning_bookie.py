@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from bookie.wire.port import BATCH_BYTES_MAX
-from replicator.copying.copier import LANES_MAX
+from replicator.copying.copy_run import LANES_MAX
 from tests.deadlines import STATE_S
 from tests.integration.auditors import when
 from tests.integration.clusters import connected, start_cluster

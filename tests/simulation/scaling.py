@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from replicator import worker
-from replicator.copying import copier, receiver
+from replicator.copying import copy_run, receiver
 from replicator.repair import execution, reservation_holder
 from tests.simulation.planting import swap
 
@@ -28,13 +28,13 @@ def window_bytes(entry_bytes_max: int, positions: int) -> int:
 
     ``positions``: the largest number of copied positions.
     """
-    chunks = min(COPIES_AT_ONCE, positions) * copier.LANES_MAX
+    chunks = min(COPIES_AT_ONCE, positions) * copy_run.LANES_MAX
     return 2 * PROGRESS_BYTES + KEPT_BYTES_MIN + chunks * CHUNK_ENTRIES * entry_bytes_max
 
 
 def use_small_windows(stack: ExitStack, *, has_small_budget: bool) -> None:
     """Replace the constants until ``stack`` is closed."""
-    swap(stack, copier, "BATCH_ENTRIES_MAX", lambda _: CHUNK_ENTRIES)
+    swap(stack, copy_run, "BATCH_ENTRIES_MAX", lambda _: CHUNK_ENTRIES)
     swap(stack, reservation_holder, "PROGRESS_BYTES", lambda _: PROGRESS_BYTES)
     swap(stack, receiver, "AHEAD_BYTES_MAX", lambda _: PROGRESS_BYTES)
     swap(stack, reservation_holder, "KEPT_BYTES_MIN", lambda _: KEPT_BYTES_MIN)

@@ -36,7 +36,9 @@ from bookie.wire.port import (
 )
 from bookie.wire.requests import Read
 from replicator.copying import receiver
-from replicator.copying.copier import LANES_MAX, Copier, CopyOutcome, MayContinue, NoteLacking, note_no_lacking
+from replicator.copying.copier import Copier
+from replicator.copying.copy_run import LANES_MAX
+from replicator.copying.outcome import CopyOutcome, MayContinue, NoteLacking, note_no_lacking
 from replicator.copying.pace import CopyPace
 from replicator.copying.receiver import NOTHING_HELD, NoteProgress, PositionCopy, entries_without, note_nothing
 from replicator.copying.sources import EntrySource, Speculation

@@ -16,7 +16,8 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import BATCH_BYTES_MAX, Status
-from replicator.copying.copier import Copier, CopyOutcome
+from replicator.copying.copier import Copier
+from replicator.copying.outcome import CopyOutcome
 from replicator.copying.pace import CopyPace
 from replicator.copying.receiver import NOTHING_HELD, NoteProgress, PositionCopy
 from replicator.copying.target import BUSY_S_MAX

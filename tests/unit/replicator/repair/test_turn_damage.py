@@ -6,7 +6,7 @@ from bookie.metadata.ledgers.ledgers import Versioned
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId, EntryId
 from bookie.wire.port import Status
-from replicator.copying.copier import CopyOutcome
+from replicator.copying.outcome import CopyOutcome
 from replicator.knowledge.damage import KnownDamage
 from replicator.knowledge.evidence import BookieAnswer, CorruptCopy, UnreadableEntry
 from replicator.knowledge.holdings import Shortfall

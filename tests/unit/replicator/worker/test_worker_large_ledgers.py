@@ -13,7 +13,7 @@ from bookie.metadata.store.memory import Fault
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.wire.port import AddBatch, AddReply, ReadReply, ReplyT, Request, Status, Transport
 from bookie.wire.requests import Read
-from replicator.copying.copier import LANES_MAX
+from replicator.copying.copy_run import LANES_MAX
 from replicator.repair import execution
 from replicator.repair.execution import FRAGMENTS_AT_ONCE
 from tests.worlds.ledgers import LEDGER, make_metadata, names

@@ -17,7 +17,7 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import DigestType
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, Status
 from replicator.copying import pull as module
-from replicator.copying.copier import LANES_MAX
+from replicator.copying.copy_run import LANES_MAX
 from replicator.copying.pull import NO_PATH_S, Pulls
 from replicator.copying.throttle import BURST_S
 from replicator.telemetry.events import Ending, WorkerLoad

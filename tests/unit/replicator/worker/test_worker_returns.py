@@ -10,7 +10,7 @@ from bookie.metadata.store.memory import Fault
 from bookie.model.ids import BookieId, EntryId, LedgerId
 from bookie.model.metadata import DigestType
 from bookie.wire.port import BATCH_BYTES_MAX
-from replicator.copying.copier import LANES_MAX
+from replicator.copying.copy_run import LANES_MAX
 from replicator.knowledge.returns import RETURNS_MAX, SAME_RETURN_S, WINDOW_S, Returns
 from replicator.telemetry.events import Ending
 from tests.worlds.clocks import ManualClock
