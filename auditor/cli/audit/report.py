@@ -17,7 +17,7 @@ from auditor.cli.audit.report_findings import findings
 from auditor.cli.audit.report_options import ReportDirOption, RunArgument
 from auditor.cli.audit.report_sql import sql
 from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_line, print_note
-from auditor.cli.paging import print_page
+from auditor.cli.paging import print_note_at_limit, print_page
 from auditor.cli.running import OutputOption, StreamOutputOption
 from bookie.model.times import epoch_ms, utc_text
 from bookie.runtime.human import agreeing, counted, duration, printable
@@ -56,6 +56,7 @@ def list_reports(
         right=(4, 5, 6, 7),
         nothing=f"no reports {where}; `bkheal audit run` writes one",
     )
+    print_note_at_limit(output, len(rows), limit)
 
 
 def _listed(report_dir: Path, limit: int) -> list[dict[str, Any]]:

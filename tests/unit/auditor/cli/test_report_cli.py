@@ -43,6 +43,12 @@ def test_runs_are_listed_newest_first(reports: Path) -> None:
     assert [item["run_id"] for item in document["items"]] == [SECOND.run_id]
 
 
+@pytest.mark.parametrize(("limit", "form", "is_noted"), [(1, "table", True), (3, "table", False), (1, "json", False)])
+def test_a_list_that_ends_at_its_limit_says_so(reports: Path, limit: int, form: str, *, is_noted: bool) -> None:
+    words = ["report", "list", "--report-dir", str(reports), "--limit", str(limit), "-o", form]
+    assert ("only the newest 1 are listed" in CliRunner().invoke(app, words).stderr) == is_noted
+
+
 def test_a_run_is_shown_with_advice_and_as_its_document(reports: Path) -> None:
     text = bkheal("show", reports=reports)
     assert "verdict     no live copy" in text
