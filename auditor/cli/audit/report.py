@@ -174,9 +174,12 @@ def fetch(
     """
     from spark_jobs.report.store import ReportStore
     from spark_jobs.report.store_runs import fetch_missing, stored_runs
-    from spark_jobs.store_address import parse_address
+    from spark_jobs.store_address import StoreAddressError, parse_address
 
-    store = ReportStore(parse_address(report_store))
+    try:
+        store = ReportStore(parse_address(report_store))
+    except StoreAddressError as error:
+        raise typer.BadParameter(str(error), param_hint="'report_store'") from error
     fetched = fetch_missing(store, report_dir, limit)
     for run_id in fetched:
         print_line(run_id)
