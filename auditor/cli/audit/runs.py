@@ -76,7 +76,8 @@ def _cause_and_owner(run: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _kind(run: Mapping[str, Any]) -> str:
-    return f"{run['kind']} (dry run)" if run["dry_run"] else str(run["kind"])
+    notes = [*(["dry run"] if run["dry_run"] else []), *([] if run.get("every_ledger", True) else ["part"])]
+    return f"{run['kind']} ({', '.join(notes)})" if notes else str(run["kind"])
 
 
 def _state(run: Mapping[str, Any]) -> str:
