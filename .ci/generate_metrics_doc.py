@@ -47,6 +47,7 @@ bookie to the first mark ([operations.md](operations.md#which-process-shows-what
 
 A run outside the service (`bkheal audit run`) can write the `bkheal_audit_last_*` metrics of its kind to a file for
 node-exporter, or push them to a Pushgateway under the job `bkheal_audit`, grouped by `cluster` and `kind`.
+There, a dry run and a run of a range or a sample count as the last run too, but not as a success.
 During such a run, `--http-port` serves `bkheal_audit_running`, `bkheal_audit_running_seconds` and
 `bkheal_audit_progress_ratio` of its kind.
 

@@ -70,3 +70,16 @@ def print_page(
         print_line(nothing)
     if page.get("next_after") is not None:
         print_note(f"there are more: --after {page['next_after']}")
+
+
+def print_note_at_limit(output: StreamFormat, shown: int, limit: int, limit_max: int | None = None) -> None:
+    """Print a note below a table of the newest rows that is as long as its limit, so there are perhaps more.
+
+    Args:
+        output: the form of the output.
+        shown: the number of rows.
+        limit: the most rows that were requested.
+        limit_max: the highest limit; None: there is none.
+    """
+    if output is StreamFormat.TABLE and shown == limit != limit_max:
+        print_note(f"only the newest {limit} are listed; --limit lists more")

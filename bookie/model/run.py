@@ -139,6 +139,12 @@ class RunRecord:
     """The contained checks that checked every ledger; the run as a whole may be incomplete."""
 
     @property
+    def kind_text(self) -> str:
+        """The kind, with a note if the run is a dry run or checks only a range or a sample: ``replicas (part)``."""
+        notes = [*(["dry run"] if self.is_dry_run else []), *([] if self.is_every_ledger else ["part"])]
+        return f"{self.kind.value} ({', '.join(notes)})" if notes else self.kind.value
+
+    @property
     def is_complete(self) -> bool:
         """Whether the run is done, checked every ledger and was not held: what it did not find did not exist."""
         is_whole = self.is_every_ledger and self.exit_code not in (ExitCode.HELD, ExitCode.PARTIAL)
@@ -204,6 +210,7 @@ class RunRecord:
             "process": self.process,
             "state": self.state.value,
             "dry_run": self.is_dry_run,
+            "every_ledger": self.is_every_ledger,
             "phase": self.phase,
             "done": self.done,
             "total": self.total or None,

@@ -96,10 +96,10 @@ def find(report_dir: Path, name: str) -> RunSummary:
     ]
     exact = [document for document in found if document["run_id"] == name]
     if not found:
-        what = "holds no report" if name == LATEST else f"holds no report of a run {name!r}"
-        raise NoSuchReportError(
-            f"{report_dir.absolute()} {what}; `bkheal audit run` writes one, --report-dir names another place"
-        )
+        what, advice = "holds no report", "`bkheal audit run` writes one"
+        if name != LATEST:
+            what, advice = f"{what} of a run {name!r}", "`bkheal report list` lists the reports there"
+        raise NoSuchReportError(f"{report_dir.absolute()} {what}; {advice}, --report-dir names another place")
     if name != LATEST and not exact and len(found) > 1:
         raise ambiguous(name, [str(document["run_id"]) for document in found])
     chosen = latest(found, round(time.time() * 1000)) if name == LATEST else None

@@ -177,7 +177,7 @@ def _run_line(run: RunView, now_ms: int, api: str) -> RunLine:
     return RunLine(
         run_id=record.run_id,
         link=safe_link(run.report_url),
-        kind=record.kind.value + (" (dry run)" if record.is_dry_run else ""),
+        kind=record.kind_text,
         state=record.state.value,
         progress=None if record.state.is_final else _progress(record, now_ms),
         buttons=_buttons(record, f"{api}{RUNS_PATH}/{record.run_id}"),

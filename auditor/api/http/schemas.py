@@ -56,6 +56,7 @@ _RUN: Final = fields_of(
         "process": TEXT,
         "state": one_of([state.value for state in RunState]),
         "dry_run": BOOLEAN,
+        "every_ledger": {**BOOLEAN, "description": "False for an ended run of a range or a sample."},
         "phase": TEXT,
         "done": COUNT,
         "total": nullable(COUNT),

@@ -247,7 +247,7 @@ def _run(run: RunRecord, now_ms: int) -> StatusRunLine:
     return StatusRunLine(
         run_id=run.run_id,
         quoted_id=quote(run.run_id, safe=""),
-        kind=run.kind.value + (" (dry run)" if run.is_dry_run else ""),
+        kind=run.kind_text,
         state=f"{run.state.value}{progress}",
         started=_when(run.started_ms, now_ms) or When(),
         took=duration((run.finished_ms or now_ms) - run.started_ms) if run.started_ms else "",

@@ -17,7 +17,7 @@ from auditor.cli.audit.report_findings import findings
 from auditor.cli.audit.report_options import ReportDirOption, RunArgument
 from auditor.cli.audit.report_sql import sql
 from auditor.cli.output import OutputFormat, StreamFormat, print_json, print_line, print_note
-from auditor.cli.paging import print_page
+from auditor.cli.paging import print_note_at_limit, print_page
 from auditor.cli.running import OutputOption, StreamOutputOption
 from bookie.model.times import epoch_ms, utc_text
 from bookie.runtime.human import agreeing, counted, duration, printable
@@ -56,6 +56,7 @@ def list_reports(
         right=(4, 5, 6, 7),
         nothing=f"no reports {where}; `bkheal audit run` writes one",
     )
+    print_note_at_limit(output, len(rows), limit)
 
 
 def _listed(report_dir: Path, limit: int) -> list[dict[str, Any]]:
@@ -173,9 +174,12 @@ def fetch(
     """
     from spark_jobs.report.store import ReportStore
     from spark_jobs.report.store_runs import fetch_missing, stored_runs
-    from spark_jobs.store_address import parse_address
+    from spark_jobs.store_address import StoreAddressError, parse_address
 
-    store = ReportStore(parse_address(report_store))
+    try:
+        store = ReportStore(parse_address(report_store))
+    except StoreAddressError as error:
+        raise typer.BadParameter(str(error), param_hint="'report_store'") from error
     fetched = fetch_missing(store, report_dir, limit)
     for run_id in fetched:
         print_line(run_id)

@@ -15,7 +15,7 @@ import typer
 from auditor.cli.audit import options as opt
 from auditor.cli.changing import connected, refuse, whoami
 from auditor.cli.output import OutputFormat, StreamFormat, print_error, print_json, print_line, print_note
-from auditor.cli.paging import print_page
+from auditor.cli.paging import print_note_at_limit, print_page
 from auditor.cli.running import ConfigOption, MetadataUriOption, OutputOption, StreamOutputOption, metadata_uri
 from auditor.cli.running import run as run_to_end
 from bookie.model.exit_codes import ExitCode
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_LIMIT_MAX: Final = 500
 _RECORDS_MAX: Final = 500
 """Largest number of runs that are read in a search for those of one kind."""
 
@@ -37,7 +38,7 @@ _RECORDS_MAX: Final = 500
 def list_runs(
     uri: MetadataUriOption = None,
     config: ConfigOption = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="Most rows to list.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=_LIMIT_MAX, help="Most rows to list.")] = 20,
     kind: Annotated[RunKind | None, typer.Option(help="Only this check.", show_default=False)] = None,
     output: StreamOutputOption = StreamFormat.TABLE,
     at: opt.AtOption = None,
@@ -65,6 +66,7 @@ def list_runs(
         nothing="no run is on record",
         member="run",
     )
+    print_note_at_limit(output, len(documents), limit, _LIMIT_MAX)
 
 
 def _cause_and_owner(run: Mapping[str, Any]) -> tuple[str, str]:
@@ -74,7 +76,8 @@ def _cause_and_owner(run: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _kind(run: Mapping[str, Any]) -> str:
-    return f"{run['kind']} (dry run)" if run["dry_run"] else str(run["kind"])
+    notes = [*(["dry run"] if run["dry_run"] else []), *([] if run.get("every_ledger", True) else ["part"])]
+    return f"{run['kind']} ({', '.join(notes)})" if notes else str(run["kind"])
 
 
 def _state(run: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import typer
 from auditor.cli.at import Service, reachable
 from auditor.cli.changing import connected
 from auditor.cli.output import StreamFormat
-from auditor.cli.paging import print_page
+from auditor.cli.paging import print_note_at_limit, print_page
 from auditor.cli.running import ConfigOption, MetadataUriOption, StreamOutputOption, metadata_uri, run
 from bookie.metadata.tasks.changes import CHANGES_MAX
 from bookie.runtime.human import printable
@@ -45,6 +45,7 @@ def changes(
         right=(),
         nothing="no change is on record",
     )
+    print_note_at_limit(output, len(page["items"]), limit, CHANGES_MAX)
 
 
 async def _list(uri: str, limit: int) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def list_ledgers(
             "-" if row.get("length") is None else size(row["length"]),
         ),
         right=(0, 4, 5, 6),
-        nothing="no such ledger",
+        nothing="no ledger was found",
     )
 
 

@@ -95,6 +95,13 @@ def test_the_cause_of_a_run_is_a_lost_bookie_or_the_user_who_requested_it() -> N
     assert ">alice (command)</td>" in page_of(STATUS, [RUN])
 
 
+def test_a_run_of_a_part_of_the_ledgers_is_not_shown_like_one_of_all() -> None:
+    assert "<td>bookies</td>\n<td>done</td>" in page_of(STATUS, [RUN])
+    sample = replace(RUN, kind=RunKind.REPLICAS, is_every_ledger=False)
+    assert "<td>replicas (part)</td>" in page_of(STATUS, [sample])
+    assert "<td>replicas (dry run, part)</td>" in page_of(STATUS, [replace(sample, is_dry_run=True)])
+
+
 def test_the_headline_is_the_worst_of_what_is_known() -> None:
     lost = TwinControl().status().lost
     marked = Backlog(NOW_MS, {Severity.CRITICAL: SeverityBacklog(2)})

@@ -43,6 +43,12 @@ def test_runs_are_listed_newest_first(reports: Path) -> None:
     assert [item["run_id"] for item in document["items"]] == [SECOND.run_id]
 
 
+@pytest.mark.parametrize(("limit", "form", "is_noted"), [(1, "table", True), (3, "table", False), (1, "json", False)])
+def test_a_list_that_ends_at_its_limit_says_so(reports: Path, limit: int, form: str, *, is_noted: bool) -> None:
+    words = ["report", "list", "--report-dir", str(reports), "--limit", str(limit), "-o", form]
+    assert ("only the newest 1 are listed" in CliRunner().invoke(app, words).stderr) == is_noted
+
+
 def test_a_run_is_shown_with_advice_and_as_its_document(reports: Path) -> None:
     text = bkheal("show", reports=reports)
     assert "verdict     no live copy" in text
@@ -107,6 +113,8 @@ def test_errors_contain_advice(reports: Path, tmp_path: Path) -> None:
     for command in (("show",), ("diff",), ("open",)):
         with pytest.raises(BkhealError, match="holds no report"):
             bkheal(*command, reports=tmp_path)
+    with pytest.raises(BkhealError, match="no report of a run 'x'; `bkheal report list` lists the reports there"):
+        bkheal("show", "x", reports=reports)
     with pytest.raises(BkhealError, match="2 runs begin with"):
         bkheal("show", "2026", reports=reports)
     world.write(tmp_path, FIRST)
@@ -123,6 +131,12 @@ def test_a_store_without_reports_is_named_and_one_without_new_reports_is_not(tmp
         done = CliRunner().invoke(app, [*words, str(reports)])
         assert (done.exit_code, done.stdout) == (0, "")
         assert (store.as_uri() in done.stderr) is is_named
+
+
+def test_an_address_that_is_no_store_is_wrong_usage() -> None:
+    refused = CliRunner().invoke(app, ["report", "fetch", "s3x://bucket"])
+    message = " ".join(refused.stderr.replace("│", " ").split())
+    assert (refused.exit_code, "address of a store begins with one of s3://" in message) == (2, True)
 
 
 def test_control_characters_in_names_are_not_printed(tmp_path: Path) -> None:
