@@ -759,6 +759,38 @@ async def test_a_disk_error_keeps_a_log_for_one_run(
     assert await served(bookie, OTHER, 5) == {Status.OK}
 
 
+@pytest.mark.parametrize("bookie", ["memory"], indirect=True)
+async def test_a_log_that_cannot_be_removed_does_not_keep_the_space_of_others(bookie: Bookie) -> None:
+    for first in range(0, 1200, 100):
+        await bookie.store.add(batch(first, first + 1))
+        await bookie.store.checkpoint()
+    old = await logs(bookie)
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+    disk = bookie.twins[1]
+    disk.before = OneFailure(Operation.UNLINK, 1, DiskError("structure needs cleaning")).before
+    done = await bookie.store.compact()
+    assert (done.removed_logs, done.kept_damaged) == (len(old) - 1, 1)
+    assert old[0] in await logs(bookie)
+    done = await bookie.store.compact()
+    assert (done.removed_logs, done.kept_damaged) == (1, 0)
+
+
+@pytest.mark.parametrize("bookie", ["memory"], indirect=True)
+async def test_a_disk_from_which_nothing_can_be_removed_ends_a_compaction(bookie: Bookie) -> None:
+    for first in range(0, 1200, 100):
+        await bookie.store.add(batch(first, first + 1))
+        await bookie.store.checkpoint()
+    assert await bookie.store.collect(LEDGER, bookie.store.mark(LEDGER))
+
+    async def fail(operation: Operation, path: str) -> None:
+        if operation is Operation.UNLINK:
+            raise DiskError("input/output error")
+
+    bookie.twins[1].before = fail
+    with pytest.raises(DiskError, match="input/output error"):
+        await bookie.store.compact()
+
+
 @ON_ALL
 async def test_the_end_of_limbo_is_durable_and_the_ledger_stays_fenced(bookie: Bookie) -> None:
     await bookie.store.set_limbo([LEDGER, OTHER])

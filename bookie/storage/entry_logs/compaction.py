@@ -75,6 +75,8 @@ _PAGE_KEYS: Final = 10_000
 _UNFINISHED: Final = 1 << 62
 """Dead bytes recorded for a log while compaction fills it, so that it is compacted after a crash regardless of its
 content."""
+_UNDELETABLE_MAX: Final = 8
+"""If more logs cannot be removed, the run ends: the whole disk may be failing."""
 
 
 @dataclass(slots=True)
@@ -85,7 +87,7 @@ class CompactionResult:
     freed_bytes: int = 0
     copied_bytes: int = 0
     kept_damaged: int = 0
-    """The number of logs that should be compacted, but cannot be opened or cannot be read to their end."""
+    """The number of logs that should be compacted, but cannot be opened, read to their end, or removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,10 @@ class _UnreadableLogError(Exception):
 
 class _DamagedLogError(_UnreadableLogError):
     """A log cannot be read to its end because its content is damaged."""
+
+
+class _UndeletableLogError(Exception):
+    """The file of a log cannot be removed. Not raised outside this module."""
 
 
 @dataclass(slots=True)
@@ -131,11 +137,11 @@ class Compactor:
         Raises:
             DiskFullError: no space for a copy, or no more files may be opened; the logs compacted before remain
                 compacted.
-            DiskError: a disk failed.
+            DiskError: a disk failed, or more than ``_UNDELETABLE_MAX`` logs cannot be removed.
         """
         if self._completing is not None:  # otherwise its target would have no live entries yet, and would be removed
             await asyncio.wait([self._completing])
-        done = CompactionResult()
+        done, undeletable = CompactionResult(), 0
         if below is not None:
             self._damaged.clear()
         for log_id, size in await self._candidates(self.settings.compact_below if below is None else below, done):
@@ -157,7 +163,16 @@ class Compactor:
             ) as error:  # the old log stays; a later run copies the rest
                 _log.error("entry log not compacted", extra={"log_id": log_id, "error": str(error)})
                 continue
-            if not await self._remove(log_id):
+            try:
+                is_removed = await self._remove(log_id)
+            except _UndeletableLogError as error:
+                _log.error("entry log not removed", extra={"log_id": log_id, "error": str(error)})
+                undeletable += 1
+                done.kept_damaged += 1
+                if undeletable > _UNDELETABLE_MAX:
+                    raise DiskError(str(error)) from error
+                continue
+            if not is_removed:
                 continue
             done.removed_logs += 1
             done.freed_bytes += size
@@ -321,6 +336,10 @@ class Compactor:
 
         If a directory fails before the removal is durable, the log may return with it. Its records in the index stay,
         so that a later run removes the log.
+
+        Raises:
+            _UndeletableLogError: its file cannot be removed.
+            DiskError: the removal cannot be made durable.
         """
         before = self.disk.out_of_use_count
         try:
@@ -328,6 +347,10 @@ class Compactor:
         except DirectoryFailedError as error:
             _log.error("entry log not removed", extra={"log_id": log_id, "error": str(error)})
             return False
+        except DiskFullError:
+            raise
+        except DiskError as error:  # for example a damaged inode: the removal of other logs may succeed
+            raise _UndeletableLogError(str(error)) from error
         await self.logs.forget(log_id)
         await self.disk.sync_directory(DIRECTORY)
         if self.disk.out_of_use_count == before:

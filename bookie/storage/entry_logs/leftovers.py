@@ -90,13 +90,16 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
         except FileNotFoundError:
             removed.append(log_id)  # the crash was before its creation or after its removal
             continue
-        except _UnreadableLogError as error:  # its records stay for the next start
+        except _FileError as error:  # its records stay for the next start
             _log.error("entry log of an unfinished flush kept", extra={"log_id": log_id, "error": str(error)})
             continue
         if found.is_readable and not found.live_end:
-            with suppress(DirectoryFailedError):
-                await disk.unlink(log_path(log_id))
-                removed.append(log_id)
+            try:
+                with _file_errors(), suppress(DirectoryFailedError):
+                    await disk.unlink(log_path(log_id))
+                    removed.append(log_id)
+            except _FileError as error:  # for example a damaged inode; its records stay for the next start
+                _log.error("entry log not removed", extra={"log_id": log_id, "error": str(error)})
             continue
         _log.warning("entry log of an unfinished flush kept", extra={"log_id": log_id})
         puts = [(dead_key(log_id), pack_dead(found.dead_bytes))] if found.is_readable else []
@@ -109,8 +112,8 @@ async def remove_leftovers(disk: Disk, index: EntryIndex, log_ids: Sequence[int]
         await index.write((), [key for log_id in removed for key in (dead_key(log_id), end_key(log_id))])
 
 
-class _UnreadableLogError(Exception):
-    """The device cannot read a log. Not raised outside this module."""
+class _FileError(Exception):
+    """The device cannot read or remove a log. Not raised outside this module."""
 
 
 @contextmanager
@@ -120,7 +123,7 @@ def _file_errors() -> Iterator[None]:
     except DiskFullError:
         raise
     except DiskError as error:
-        raise _UnreadableLogError(str(error)) from error
+        raise _FileError(str(error)) from error
 
 
 @dataclass(slots=True)
@@ -145,7 +148,7 @@ async def _read_contents(
     """Read the readable part of a log. Unreadable bytes after its recorded end are dead.
 
     Raises:
-        _UnreadableLogError: the device reports an error.
+        _FileError: the device reports an error.
         DiskError: the index cannot be read or written.
     """
     found = _Contents()

@@ -116,6 +116,23 @@ async def test_a_log_that_the_device_cannot_read_is_kept_and_does_not_prevent_th
     assert (await log_ids(disk), await uncounted(index)) == ([1], [])
 
 
+async def test_a_log_that_cannot_be_removed_does_not_prevent_the_start() -> None:
+    disk, _ = await disk_with_log()
+    index = MemoryIndex()
+    await index.write([log_end_put(1, HEADER_SIZE)])
+
+    async def before(operation: Operation, path: str) -> None:
+        if operation is Operation.UNLINK:
+            raise DiskError("structure needs cleaning")
+
+    disk.before = before
+    await remove_leftovers(disk, index, [])
+    disk.before = MemoryDisk().before
+    assert (await log_ids(disk), await uncounted(index)) == ([1], [1])
+    await remove_leftovers(disk, index, [])
+    assert (await log_ids(disk), await uncounted(index)) == ([], [])
+
+
 async def test_too_many_open_files_prevent_the_start() -> None:
     disk, _ = await disk_with_log()
 
