@@ -16,8 +16,10 @@ Chunks may arrive in any order, because an add replaces an entry with the same i
 concurrent lanes. Each lane takes the next chunk, reads it, and sends it. Thus reading and storing overlap, and several
 sources are read at the same time. One write of the metadata installs a whole position. A lane checks before it reads
 and before it sends whether the copy may continue, because it may have waited long: for a slot, for memory, for
-unresponsive holders, or for the rate (S7, R94). Lanes run ahead of a slow chunk by at most ``AHEAD_BYTES_MAX``
-(``receiver``), because after an interruption everything after this chunk is copied again (R44).
+unresponsive holders, or for the rate (S7, R94). This is also checked while lanes wait, because with a low rate they may
+wait for hours: soon after a copy must end, its lanes end without their slots and memory. Lanes run ahead of a slow
+chunk by at most ``AHEAD_BYTES_MAX`` (``receiver``), because after an interruption everything after this chunk is copied
+again (R44).
 
 ``TransferSlots`` limits the chunks in flight to one bookie. ``ByteBudget`` limits the memory (R43): a lane reserves the
 size of the largest possible answer before it sends a read, and holds the true size from the answer until the last
@@ -51,6 +53,8 @@ from bookie.model.packet import HEADER_SIZE
 from bookie.model.topology import DEFAULT_RACK, Location
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
+from bookie.runtime.tasks import cancel_all
+from bookie.runtime.waiting import first_of
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, Transport
 from replicator.copying.pace import CopyPace, PacedReads
 from replicator.copying.pull import Pull, Pulls
@@ -74,6 +78,12 @@ LANES_MAX: Final = 4
 """The most chunks of one copy in flight: enough to read, store and sync at the same time."""
 CORRUPT_MAX: Final = 10_000
 """The most damaged copies that the outcome of a copy lists."""
+CHECK_S: Final = 5.0
+"""The time between two checks of whether a copy may continue while its lanes wait: for a slot, for memory, for the rate
+or for a source."""
+END_S: Final = 20.0
+"""The longest time for which a lane continues after its copy must end: longer than one request, so that requests in
+flight are answered. A lane that waits for the rate might continue for hours, with the lock of the ledger."""
 _ENTRY_BYTES_GUESS: Final = 1024
 _SOURCE_PAUSES_S: Final = (0.5, 2.0)
 """The pauses before entries of unresponsive holders are requested again."""
@@ -288,16 +298,29 @@ class _CopyRun:
 
     async def run(self) -> list[CopyOutcome]:
         most = max(each.step.entry_count for each in self._receivers)
-        lanes = min(LANES_MAX, 1 + most // self._chunk_entries())
-        if lanes == 1:  # a small ledger needs no concurrent tasks
-            await self._run_lane()
-        else:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(lanes):
-                    group.create_task(self._run_lane())
+        count = min(LANES_MAX, 1 + most // self._chunk_entries())
+        # Not guarded: the lanes end with this call, and their errors are raised to the caller.
+        lanes = [asyncio.create_task(self._run_lane()) for _ in range(count)]
+        try:
+            await self._wait_for_lanes(lanes)
+        finally:
+            await cancel_all(lanes)
         if self._error is not None:
             raise self._error
         return [self._outcome(each) for each in self._receivers]
+
+    async def _wait_for_lanes(self, lanes: Sequence[asyncio.Task[None]]) -> None:
+        """Wait until the lanes have ended. Once the copy must end, a lane may continue for ``END_S`` at most."""
+        clock, is_over = self._copier.clock, False
+        while left := [lane for lane in lanes if not lane.done()]:
+            await first_of([clock.sleep(END_S if is_over else CHECK_S)], left)
+            for lane in lanes:
+                if lane.done():
+                    lane.result()  # raises an error of the lane
+            if all(not lane.done() for lane in left):
+                if is_over:
+                    return
+                is_over = not await self._should_continue()
 
     def _outcome(self, receiver: Receiver) -> CopyOutcome:
         return CopyOutcome(
