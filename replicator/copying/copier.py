@@ -16,8 +16,10 @@ Chunks may arrive in any order, because an add replaces an entry with the same i
 concurrent lanes. Each lane takes the next chunk, reads it, and sends it. Thus reading and storing overlap, and several
 sources are read at the same time. One write of the metadata installs a whole position. A lane checks before it reads
 and before it sends whether the copy may continue, because it may have waited long: for a slot, for memory, for
-unresponsive holders, or for the rate (S7, R94). Lanes run ahead of a slow chunk by at most ``AHEAD_BYTES_MAX``
-(``receiver``), because after an interruption everything after this chunk is copied again (R44).
+unresponsive holders, or for the rate (S7, R94). This is also checked while lanes wait, because with a low rate they may
+wait for hours: soon after a copy must end, its lanes end without their slots and memory. Lanes run ahead of a slow
+chunk by at most ``AHEAD_BYTES_MAX`` (``receiver``), because after an interruption everything after this chunk is copied
+again (R44).
 
 ``TransferSlots`` limits the chunks in flight to one bookie. ``ByteBudget`` limits the memory (R43): a lane reserves the
 size of the largest possible answer before it sends a read, and holds the true size from the answer until the last

@@ -22,6 +22,7 @@ from bookie.model.ids import BookieId, EntryId
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.packet import HEADER_SIZE
 from bookie.runtime.fault_points import fault_point
+from bookie.runtime.tasks import cancel_all
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
 from replicator.copying.outcome import CopyOutcome, MayContinue, NoteFound, NoteLacking
 from replicator.copying.pace import PacedReads
@@ -47,6 +48,12 @@ LANES_MAX: Final = 4
 """The most chunks of one copy in flight: enough to read, store and sync at the same time."""
 CORRUPT_MAX: Final = 10_000
 """The most damaged copies that the outcome of a copy lists."""
+CHECK_S: Final = 5.0
+"""The time between two checks of whether a copy may continue while its lanes wait: for a slot, for memory, for the rate
+or for a source."""
+END_S: Final = 20.0
+"""The longest time for which lanes continue after their copy must end: longer than one request, so that requests in
+flight are answered. A lane that waits for the rate might continue for hours, with the lock of the ledger."""
 _ENTRY_BYTES_GUESS: Final = 1024
 _SOURCE_PAUSES_S: Final = (0.5, 2.0)
 """The pauses before entries of unresponsive holders are requested again."""
@@ -121,16 +128,29 @@ class CopyRun:
             BkhealError: as raised by the functions of the caller.
         """
         most = max(each.step.entry_count for each in self._receivers)
-        lanes = min(LANES_MAX, 1 + most // self._chunk_entries())
-        if lanes == 1:  # a small ledger needs no concurrent tasks
-            await self._run_lane()
-        else:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(lanes):
-                    group.create_task(self._run_lane())
+        count = min(LANES_MAX, 1 + most // self._chunk_entries())
+        # Not guarded: the lanes end with this call, and their errors are raised to the caller.
+        lanes = [asyncio.create_task(self._run_lane()) for _ in range(count)]
+        try:
+            await self._wait_for_lanes(lanes)
+        finally:
+            await cancel_all(lanes)
         if self._error is not None:
             raise self._error
         return [self._outcome(each) for each in self._receivers]
+
+    async def _wait_for_lanes(self, lanes: Sequence[asyncio.Task[None]]) -> None:
+        """Wait until the lanes have ended. Once the copy must end, they may continue for ``END_S`` at most."""
+        left, is_over = set(lanes), False
+        while left:
+            timeout_s = END_S if is_over else CHECK_S
+            done, left = await asyncio.wait(left, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            for lane in done:
+                lane.result()  # raises an error of the lane
+            if not done and is_over:
+                return
+            if not done:
+                is_over = not await self._should_continue()
 
     def _outcome(self, receiver: Receiver) -> CopyOutcome:
         return CopyOutcome(

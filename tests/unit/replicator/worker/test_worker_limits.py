@@ -19,15 +19,18 @@ from tests.worlds.repair import RepairWorld, Running, a_world
 from tests.worlds.virtual_time import in_virtual_time, until
 
 MIB = 1 << 20
+LOW_RATE = 10_000
+"""A chunk needs more than a minute at this rate, and there are dozens of chunks before it."""
 TARGETS = ("t", "u", "v")
 LEDGERS = 12
+FEW = 3
 ENTRIES = 40
 PAYLOAD_BYTES = 100_000
 
 
-async def lost_ledgers(world: RepairWorld) -> None:
-    """Create about 48 MiB that must be copied."""
-    for number in range(LEDGERS):
+async def lost_ledgers(world: RepairWorld, count: int = LEDGERS) -> None:
+    """Create ledgers with about 4 MiB each that must be copied."""
+    for number in range(count):
         metadata = make_metadata((0, "a b c"), quorum=(3, 3), last=ENTRIES - 1)
         await world.ledger(LedgerId(number), metadata, ENTRIES, payload_bytes=PAYLOAD_BYTES)
         await world.tasks.marking.mark(LedgerId(number), names("b"))
@@ -215,3 +218,36 @@ async def test_a_worker_whose_leave_failed_leaves_later() -> None:
             await asyncio.sleep(120)
             assert not failures
             assert await copying(world) == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "is_pulling"), [("return", False), ("return", True), ("disable", False), ("delete", False)]
+)
+def test_a_copy_that_waits_for_the_rate_ends_soon_after_it_is_not_needed(event: str, *, is_pulling: bool) -> None:
+    @in_virtual_time
+    async def story() -> None:
+        async with a_world("a b c t u v") as world:
+            if is_pulling:
+                world.copying.update("abctuv")
+                await world.register(*"abctuv")
+            await lost_ledgers(world, FEW)
+            async with world.running(world.worker(once=False, bytes_per_second=LOW_RATE, is_pulling=is_pulling)):
+                await until(lambda: are_locked(world))
+                await asyncio.sleep(30)
+                match event:
+                    case "return":
+                        await world.register("b")
+                    case "disable":
+                        await world.tasks.switches.disable()
+                    case _:
+                        for number in range(FEW):
+                            await world.ledgers.delete(LedgerId(number))
+                await asyncio.sleep(60)
+                assert not await world.tasks.locks.locked()
+                assert len(await world.tasks.list()) == (FEW if event == "disable" else 0)
+
+    story()
+
+
+async def are_locked(world: RepairWorld) -> bool:
+    return len(await world.tasks.locks.locked()) == FEW
