@@ -111,15 +111,19 @@ $(VENV)/bin/python:
 		{ echo "bkheal needs Python 3.11 or newer, found $$($(PYTHON) -V). Set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+PIP_OPTIONS ?=
+PIP_INSTALL = $(BIN)/python -W ignore:DEPRECATION -m pip install --quiet $(PIP_OPTIONS) --constraint constraints.txt --editable
+
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing bkheal and its dependencies into $(VENV): about 600 MB, a few minutes the first time"
-	$(BIN)/python -W ignore:DEPRECATION -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
+	$(PIP_INSTALL) '.[demo]'
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -W ignore:DEPRECATION -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "Installing bkheal and what its tests need into $(VENV): 1.5 GB on the disk, a few minutes the first time"
+	$(PIP_INSTALL) '.[dev]'
+	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-site: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -W ignore:DEPRECATION -m pip install --quiet --constraint constraints.txt --editable '.[site]'
+	$(PIP_INSTALL) '.[site]'
 	@touch $@

@@ -23,7 +23,8 @@ need() {
 }
 
 # Two cores install Python's packages and the programs below at the same time.
-make --no-print-directory "$VENV/.installed-dev" &
+# pip compiles no modules: it would compile all of them, one after the other. The tests compile those that they import.
+make --no-print-directory PIP_OPTIONS=--no-compile "$VENV/.installed-dev" &
 packages=$!
 
 # Tests open pages in a real browser and check alerts in a real Prometheus. Without CI they are skipped if it is missing.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
+
+from typing_extensions import override
 
 from bookie.metadata.bookies.marking_policy import MarkingRules
 from bookie.metadata.bookies.marking_times import CRITICAL_DELAY_S
@@ -77,8 +79,27 @@ SNAPSHOT_HELP: Final = (
 )
 SNAPSHOT_READING_KINDS: Final = (RunKind.BOOKIES, RunKind.EVERYTHING)
 """The kinds of runs that may read ledger metadata from a snapshot."""
+KINDS_WITH_OPTION: Final[Mapping[str, tuple[RunKind, ...]]] = {
+    "mark_misplaced": (RunKind.PLACEMENT, RunKind.EVERYTHING),
+    "ledger_min": (RunKind.REPLICAS,),
+    "ledger_max": (RunKind.REPLICAS,),
+    "sample": (RunKind.REPLICAS,),
+    "sample_seed": (RunKind.REPLICAS,),
+    "apache_lists": (RunKind.REPLICAS,),
+    "export": (RunKind.REFERENCES,),
+}
+"""The options of ``AuditSettings`` that change what a run checks or writes, and that only some kinds have. A command
+refuses them for the other kinds, because a run that ignores them would do more than its caller requested."""
 _PLACEMENT: Final = "Placement check"
 _REPLICAS: Final = "Replicas check"
+
+
+def problem_of_kind(kind: RunKind, given: Iterable[str]) -> str | None:
+    """Return why a run of this kind cannot have the given options (by name), in one sentence; None if it can."""
+    wrong = sorted(name for name in given if kind not in KINDS_WITH_OPTION.get(name, (kind,)))
+    having = {name: " and ".join(each.value for each in KINDS_WITH_OPTION[name]) for name in wrong}
+    named = ", ".join(f"--{name.replace('_', '-')} (of {kinds})" for name, kinds in having.items())
+    return f"a run of kind {kind.value} has no {named}" if named else None
 
 
 class FailOn(enum.Enum):
@@ -94,6 +115,26 @@ class FailOn(enum.Enum):
     """Some entry has fewer live copies than its write quorum."""
     ANY = "any"
     """Also findings with a missing bookie that stores no entry of the fragment."""
+
+    @classmethod
+    @override
+    def _missing_(cls, value: object) -> FailOn | None:
+        """Accept underscores in place of hyphens, because reports and metrics write severities with them."""
+        text = str(value).replace("_", "-")
+        return next((each for each in cls if each.value == text), None)
+
+
+def fail_on(text: object) -> FailOn:
+    """Return the level with this name, written with hyphens or underscores.
+
+    Raises:
+        ValueError: there is no such level.
+    """
+    try:
+        return FailOn(text)
+    except ValueError:
+        levels = ", ".join(each.value for each in FailOn)
+        raise ValueError(f"{text!r} is not one of {levels}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +182,20 @@ class AuditSettings:
     mark_misplaced: Annotated[
         bool,
         Option(
-            "Mark closed ledgers with a possible better placement; workers then move their copies.",
+            "With --kind placement or everything, mark closed ledgers that a replacement would improve, so that "
+            "workers move their copies.",
             heading=_PLACEMENT,
         ),
     ] = False
     """Marks are made with an empty list of replicas, as Apache's auditor does with
     ``repairedPlacementPolicyNotAdheringBookieEnabled``."""
-    ledger_min: Annotated[int, Option("Lowest ledger id to check.", minimum=0, heading=_REPLICAS)] = 0
+    ledger_min: Annotated[
+        int, Option("With --kind replicas, the lowest ledger id to check.", minimum=0, heading=_REPLICAS)
+    ] = 0
     ledger_max: Annotated[
         int,
         Option(
-            "Highest ledger id to check.",
+            "With --kind replicas, the highest ledger id to check.",
             minimum=0,
             maximum=LEDGER_ID_MAX,
             default_text="the highest",
@@ -160,15 +204,20 @@ class AuditSettings:
     ] = LEDGER_ID_MAX
     sample: Annotated[
         float,
-        Option("Share of the ledgers to check, such as 0.01; chosen by id.", above=0, maximum=1, heading=_REPLICAS),
+        Option(
+            "With --kind replicas, the share of the ledgers to check, such as 0.01; chosen by id.",
+            above=0,
+            maximum=1,
+            heading=_REPLICAS,
+        ),
     ] = 1.0
     """The selection depends only on the ids and the seed."""
     sample_seed: Annotated[int | None, Option("Seed of the sample; default: a random one.", heading=_REPLICAS)] = None
     apache_lists: Annotated[
         bool,
         Option(
-            "Ask Apache's bookies with SortedLedgerStorage for complete lists. Each list takes memory until the bookie "
-            "restarts, and a bookie that lists too many ledgers hangs: see docs/audits.md.",
+            "With --kind replicas, ask Apache's bookies with SortedLedgerStorage for complete lists. Each list takes "
+            "memory until the bookie restarts, and a bookie that lists too many ledgers hangs: see docs/audits.md.",
             heading=_REPLICAS,
         ),
     ] = False
@@ -180,7 +229,10 @@ class AuditSettings:
     reference_grace_s: ReferenceGrace = REFERENCE_GRACE_S
     export: Annotated[
         Path | None,
-        Option("Write the ids of unreferenced ledgers to this file, one in a line.", heading=REFERENCES),
+        Option(
+            "With --kind references, write the ids of unreferenced ledgers to this file, one in a line.",
+            heading=REFERENCES,
+        ),
     ] = None
     namespaces_in_metrics: NamespacesInMetrics = 0
     security: Annotated[SecurityFiles, Group(heading="How to reach bookies")] = NO_FILES

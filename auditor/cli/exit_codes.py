@@ -10,7 +10,7 @@ from bookie.metadata.bookies.topology import InvalidTopologyError
 from bookie.metadata.cluster import NotAClusterError
 from bookie.metadata.migration import MigratedError
 from bookie.metadata.own_state import StateRootError
-from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
+from bookie.metadata.port import AccessDeniedError, MultiFailedError, StoreUnavailableError
 from bookie.metadata.uri import InvalidUriError
 from bookie.model.errors import BkhealError, ConflictError, FatalError, OutcomeUnknownError, TransientError
 from bookie.model.exit_codes import ExitCode
@@ -37,6 +37,7 @@ def exit_code_of(error: BkhealError) -> ExitCode:
             | ForeignClusterError()
             | ConfigurationError()
             | AccessDeniedError()
+            | MultiFailedError(cause=AccessDeniedError())
             | ZooKeeperAccessError()
             | SecurityFilesError()
             | AddressInUseError()

@@ -116,11 +116,6 @@ class BookieCopies:
         """Whether the bookie returned a damaged copy, or denied one."""
         return bool(self.damaged.count or self.absent.count)
 
-    @property
-    def is_repairable(self) -> bool:
-        """Whether the bookie has a bad copy other than those whose loss was accepted."""
-        return self.damaged.count > 0 or self.absent.count > self.accepted
-
     def add(self, placed: Sequence[EntryId], found: FoundCopies, accepted: AbstractSet[EntryId] = frozenset()) -> None:
         """Add the copies of a window. ``accepted`` are entries whose loss on this bookie was accepted."""
         before, self.expected = self.expected, self.expected + len(placed)
@@ -144,7 +139,9 @@ class LedgerCopies:
     """The copies of a ledger on all bookies that its final fragments name."""
 
     accepted: AcceptedEntries = ()
-    """The accepted losses of the ledger."""
+    """The accepted losses of the ledger that name the lost entries."""
+    accepted_whole: Sequence[LostFragment] = ()
+    """Those without ids: nothing is copied for a position that stores a lost entry."""
     bookies: dict[BookieId, BookieCopies] = field(default_factory=dict)
     entries: int = 0
     """The judged entries."""
@@ -152,6 +149,10 @@ class LedgerCopies:
     """Entries of which no bookie returned a good copy."""
     perhaps_on: set[BookieId] = field(default_factory=set)
     """Bookies that may have copies of ``without_good``: lost ones, and those whose answer is unknown."""
+    _denied: dict[tuple[EntryId, BookieId], int] = field(default_factory=dict)
+    """Absent entries of each fragment in ``accepted_whole`` (by its first entry) on each bookie."""
+    _storing_lost: set[tuple[EntryId, BookieId]] = field(default_factory=set)
+    """Those of ``_denied`` with an absent entry of which no bookie returned a good copy."""
 
     @property
     def is_bad(self) -> bool:
@@ -163,12 +164,18 @@ class LedgerCopies:
         """Whether the state of any copy is unknown."""
         return any(copies.unknown for copies in self.bookies.values())
 
+    def is_repairable(self, copies: BookieCopies) -> bool:
+        """Whether a bookie has a bad copy other than those whose loss was accepted."""
+        return copies.damaged.count > 0 or copies.absent.count > copies.accepted + self._accepted_whole(copies.bookie)
+
     def add(self, window: EntryWindow, found: Mapping[BookieId, FoundCopies], states: Mapping[BookieId, str]) -> None:
         """Add the copies of a window. Bookies that are not in ``found`` received no request."""
         without = set(window.entries).difference(*(each.good for each in found.values()))
         for bookie, placed in window.placed.items():
             copies = self.bookies.setdefault(bookie, BookieCopies(bookie, states[bookie]))
-            copies.add(placed, found.get(bookie, FoundCopies()), self._accepted(bookie, without))
+            seen = found.get(bookie, FoundCopies())
+            copies.add(placed, seen, self._accepted(bookie, without))
+            self._add_denied(bookie, seen.absent, without)
         if without:
             for number, entry_id in enumerate(window.entries, self.entries):
                 if entry_id in without:
@@ -182,6 +189,28 @@ class LedgerCopies:
     def _accepted(self, bookie: BookieId, without: AbstractSet[EntryId]) -> set[EntryId]:
         losses = [entries for bookies, entries in self.accepted if bookie in bookies]
         return {entry_id for entry_id in without for entries in losses if entry_id in entries}
+
+    def _add_denied(self, bookie: BookieId, absent: AbstractSet[EntryId], without: AbstractSet[EntryId]) -> None:
+        for loss in self.accepted_whole:
+            denied = [entry_id for entry_id in absent if loss.first_entry_id <= entry_id <= loss.last_entry_id]
+            if denied:
+                key = (loss.first_entry_id, bookie)
+                self._denied[key] = self._denied.get(key, 0) + len(denied)
+                if not without.isdisjoint(denied):
+                    self._storing_lost.add(key)
+
+    def _accepted_whole(self, bookie: BookieId) -> int:
+        """Return the absent entries of a bookie that losses without ids accept, by the rule of an audit."""
+        return sum(
+            self._denied[loss.first_entry_id, bookie]
+            for loss in self.accepted_whole
+            if (loss.first_entry_id, bookie) in self._storing_lost and self._is_covered(loss)
+        )
+
+    def _is_covered(self, loss: LostFragment) -> bool:
+        denied = {bookie: count for (first, bookie), count in self._denied.items() if first == loss.first_entry_id}
+        positions = [denial.position for denial in loss.denials if denial.bookie in denied]
+        return loss.covers(positions, denied, sum(denied.values()))
 
 
 def accepted_entries(lost: Iterable[LostFragment]) -> AcceptedEntries:

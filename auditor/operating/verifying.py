@@ -117,7 +117,8 @@ class Verifier:
         holdings = HoldingsReader(ports.transport, ports.clock)
         is_tail_written = not ledger.metadata.is_closed and await holdings.is_tail_written(ledger, bookies)
         accepted = await self._accepted(ledger, bookies)
-        copies = LedgerCopies(() if accepted is None else accepted_entries(accepted.lost))
+        losses = () if accepted is None else accepted.lost
+        copies = LedgerCopies(accepted_entries(losses), [loss for loss in losses if not loss.entries])
         result = VerifiedLedger(ledger, copies, judged_end(ledger.metadata, is_tail_written=is_tail_written))
         total = copies_count(ledger.metadata, bookies.registered, is_tail_written=is_tail_written)
         with counting(total) as advance:
@@ -141,8 +142,8 @@ class Verifier:
         named = [each for each in result.copies.bookies.values() if each.bookie in now.metadata.members()]
         lost = [each.bookie for each in named if each.is_lost]
         held_back = await self._held_back(ledger, lost, bookies) if lost else {}
-        bad = {each.bookie for each in named if each.is_repairable} | set(lost) - held_back.keys()
-        accepted = [each.bookie for each in named if each.is_bad and not each.is_repairable]
+        bad = {each.bookie for each in named if result.copies.is_repairable(each)} | set(lost) - held_back.keys()
+        accepted = [each.bookie for each in named if each.is_bad and not result.copies.is_repairable(each)]
         result.held_back = held_back | dict.fromkeys(accepted, "the loss of its absent entries was accepted")
         result.bad = tuple(sorted(bad))
 
@@ -252,9 +253,9 @@ def verified_document(result: VerifiedLedger, outcome: str | None) -> Document:
 
 def heading(row: Document) -> str:
     """Return the line above the table of a ledger. Pure."""
-    what = f"digest {row['digest_type']}" if row["verified"] == "digest" else "the ids of each entry"
+    what = f"its digest ({row['digest_type']})" if row["verified"] == "digest" else "its ids only"
     entries = counted(row["entries"], "entry")
-    return f"ledger {row['ledger_id']} ({row['state']}): {entries} verified by {what}"
+    return f"ledger {row['ledger_id']} ({row['state']}): {entries}; each copy is compared with {what}"
 
 
 def verified_lines(row: Document) -> list[str]:
@@ -285,8 +286,8 @@ def _without_good_text(without: Document, entries: int, verdict: str) -> str:
             return "every copy is good" if entries else "there is no copy to verify"
         return "every entry has a good copy"
     text = (
-        f"{counted(without['entries'], 'entry')} {agreeing(without['entries'], 'has', 'have')} no good copy on the "
-        f"bookies that answered: {_ranges_text(without['ranges'], without['entries'])}"
+        f"{counted(without['entries'], 'entry')} (id {_ids_text(without['ranges'], without['entries'])}) "
+        f"{agreeing(without['entries'], 'has', 'have')} no good copy on the bookies that answered"
     )
     if without["perhaps_on"]:
         return f"{text}; {', '.join(without['perhaps_on'])} may have one"
@@ -327,6 +328,13 @@ def _mark_lines(row: Document) -> list[str]:
 
 def _ranges(ranges: EntryRanges) -> list[Document]:
     return [{"first": each.first, "last": each.last, "entries": each.entries} for each in ranges.kept]
+
+
+def _ids_text(ranges: Sequence[Document], count: int) -> str:
+    """Return ranges of consecutive ids as text."""
+    parts = [str(each["first"]) if each["entries"] == 1 else f"{each['first']}-{each['last']}" for each in ranges]
+    more = count - sum(each["entries"] for each in ranges)
+    return ", ".join(parts) + (f" and {more} more" if more else "")
 
 
 def _ranges_text(ranges: Sequence[Document], count: int) -> str:

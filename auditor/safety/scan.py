@@ -1,7 +1,8 @@
 """Reads the metadata of all ledgers once, for the ledgers of certain bookies. No Spark, bounded memory.
 
 Most ledgers of a large cluster do not name these bookies. For them, only shape and state are decoded; only a ledger
-that may name one is decoded completely. Unreadable metadata is counted and reported, never ignored.
+that may name one is decoded completely. Metadata that cannot be decoded, or may not be read, is counted and reported,
+never ignored.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Final
 from bookie.metadata.ledgers.ledgers import LedgerStore
 from bookie.metadata.ledgers.partial import PartialMetadata, decode_partial
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
+from bookie.metadata.nodes import read_each_permitted
+from bookie.metadata.port import AccessDeniedError
 from bookie.model.ids import BookieId, LedgerId
 from bookie.model.metadata import LedgerMetadata
 
@@ -99,7 +102,7 @@ async def scan_ids(
     needles = [bookie.encode() for bookie in sorted(wanted)]
     for start in range(0, len(ids), CHUNK):
         part = ids[start : start + CHUNK]
-        for ledger_id, data in zip(part, await ledgers.read_many_data(part), strict=True):
+        for ledger_id, data in zip(part, await read_each_permitted(ledgers.read_many_data, part), strict=True):
             if data is not None:
                 _scan_ledger(result, ledger_id, data, wanted, needles, visit)
         advance(len(part))
@@ -118,11 +121,14 @@ async def count(ledgers: LedgerStore) -> int:
 def _scan_ledger(
     result: LedgerScanResult,
     ledger_id: LedgerId,
-    data: bytes,
+    data: bytes | AccessDeniedError,
     wanted: frozenset[BookieId],
     needles: Sequence[bytes],
     visit: Visit,
 ) -> None:
+    if isinstance(data, AccessDeniedError):
+        _note_unreadable(result, ledger_id)
+        return
     seen = decode_partial(data)
     if seen is not None and not any(needle in data for needle in needles):
         _note(result, seen)
@@ -130,13 +136,17 @@ def _scan_ledger(
     try:
         metadata = decode(data)
     except UnreadableMetadataError:
-        result.unreadable_count += 1
-        if len(result.unreadable) < UNREADABLE_KEPT:
-            result.unreadable.append(ledger_id)
+        _note_unreadable(result, ledger_id)
         return
     _note(result, PartialMetadata(metadata.is_closed, metadata.ensemble_size, metadata.write_quorum))
     if not wanted.isdisjoint(metadata.members()):
         visit(ledger_id, metadata)
+
+
+def _note_unreadable(result: LedgerScanResult, ledger_id: LedgerId) -> None:
+    result.unreadable_count += 1
+    if len(result.unreadable) < UNREADABLE_KEPT:
+        result.unreadable.append(ledger_id)
 
 
 def _note(result: LedgerScanResult, seen: PartialMetadata) -> None:
@@ -145,8 +155,12 @@ def _note(result: LedgerScanResult, seen: PartialMetadata) -> None:
         result.unclosed[Shape(seen.ensemble_size, seen.write_quorum)] += 1
 
 
-async def ledger_chunks(ledgers: LedgerStore) -> AsyncGenerator[tuple[list[LedgerId], list[bytes | None]], None]:
-    """Yield the ids of all ledgers with their metadata, a part at a time; None: the ledger was deleted since.
+async def ledger_chunks(
+    ledgers: LedgerStore,
+) -> AsyncGenerator[tuple[list[LedgerId], list[bytes | AccessDeniedError | None]], None]:
+    """Yield the ids of all ledgers with their metadata, a part at a time.
+
+    Instead of metadata, there is None if the ledger was deleted since, and the refusal if it may not be read.
 
     Raises:
         NotAClusterError, StoreUnavailableError: see ``scan``.
@@ -156,4 +170,4 @@ async def ledger_chunks(ledgers: LedgerStore) -> AsyncGenerator[tuple[list[Ledge
         ids = [one for found in await ledgers.ids_under_many(parents[start : start + _PARENTS]) for one in found]
         for first in range(0, len(ids), CHUNK):
             part = ids[first : first + CHUNK]
-            yield part, await ledgers.read_many_data(part)
+            yield part, await read_each_permitted(ledgers.read_many_data, part)

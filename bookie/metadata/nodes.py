@@ -35,6 +35,7 @@ from bookie.model.ids import LedgerId
 
 _log = logging.getLogger(__name__)
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 READS_PER_BATCH: Final = 1500
@@ -131,19 +132,19 @@ async def get_permitted(store: MetadataStore, paths: Sequence[str]) -> list[Node
 
 
 async def read_each_permitted(
-    read: Callable[[Sequence[str]], Awaitable[Sequence[T]]], paths: Sequence[str]
+    read: Callable[[Sequence[K]], Awaitable[Sequence[T]]], keys: Sequence[K]
 ) -> list[T | AccessDeniedError]:
-    """Return the result of a bulk read for each path, or the refusal if this session may not read it.
+    """Return the result of a bulk read for each path or id, or the refusal if this session may not read it.
 
     Raises:
         StoreUnavailableError: no answer.
     """
     try:
-        return [*await read(paths)]
+        return [*await read(keys)]
     except AccessDeniedError as error:
-        if len(paths) == 1:
+        if len(keys) == 1:
             return [error]
-    halves = paths[: len(paths) // 2], paths[len(paths) // 2 :]  # a few more requests, not one for each node
+    halves = keys[: len(keys) // 2], keys[len(keys) // 2 :]  # a few more requests, not one for each node
     return [each for half in halves for each in await read_each_permitted(read, half)]
 
 

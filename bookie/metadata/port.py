@@ -76,7 +76,8 @@ class MultiFailedError(ConflictError):
     """A ``multi`` was refused as a whole; ``index`` names the operation at fault and ``cause`` is its error."""
 
     def __init__(self, index: int, cause: ConflictError | PermanentError) -> None:
-        super().__init__(f"operation {index} of the multi failed: {cause}")
+        is_clear = isinstance(cause, AccessDeniedError)  # for an operator, who needs only the path and the reason
+        super().__init__(str(cause) if is_clear else f"operation {index} of the multi failed: {cause}")
         self.index = index
         self.cause = cause
 

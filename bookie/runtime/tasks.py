@@ -7,13 +7,18 @@ import logging
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
+from bookie.model.errors import BkhealError, InvariantError
+
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _running: set[asyncio.Task[Any]] = set()
 
 
 def guarded(name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Start ``work`` as a task whose failure is logged with ``name``. The caller owns the task and cancels it."""
+    """Start ``work`` as a task whose failure is logged with ``name``. The caller owns the task and cancels it.
+
+    An error of the five families says in its text what failed, so it is logged without a traceback.
+    """
     task = asyncio.get_running_loop().create_task(work, name=name)
     _running.add(task)  # the loop itself keeps only a weak reference
     task.add_done_callback(_finished)
@@ -68,4 +73,6 @@ async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
 def _finished(task: asyncio.Task[Any]) -> None:
     _running.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("task failed", extra={"task": task.get_name()}, exc_info=error)
+        is_expected = isinstance(error, BkhealError) and not isinstance(error, InvariantError)
+        fields = {"task": task.get_name(), "error": str(error)}
+        _log.error("task failed", extra=fields, exc_info=None if is_expected else error)

@@ -19,6 +19,7 @@ from bookie.model.exit_codes import ExitCode, bookie_exit_code
 from bookie.runtime.clock import SystemClock
 from bookie.runtime.configuration.file_watch import following
 from bookie.runtime.configuration.reload import ConfigSource
+from bookie.runtime.file_sizes import raise_file_size_limit
 from bookie.runtime.large_messages import prepare_for_large_messages
 from bookie.runtime.open_files import raise_open_files_limit
 from bookie.runtime.tasks import cancel
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 _RESERVED_FILES: Final = 1024
 """Open files of a bookie without connections: up to 512 of the index and 256 entry logs, the journals, and a
 reserve."""
+_LARGEST_FILE_BYTES: Final = 2 << 30
+"""No file of a bookie becomes larger: an entry log has about 128 MiB, and the manifest of the index up to 1 GiB."""
 
 
 async def run_bookie(settings: BookieSettings, config: ConfigSource | None = None) -> int:
@@ -43,6 +46,8 @@ async def run_bookie(settings: BookieSettings, config: ConfigSource | None = Non
     """
     prepare_for_large_messages()
     _allow_open_files(settings)
+    if (limit := raise_file_size_limit()) < _LARGEST_FILE_BYTES:
+        _log.warning("the hard limit of file sizes is low", extra={"limit": limit, "recommended": _LARGEST_FILE_BYTES})
     try:
         await _run(settings, config, _stop_requested())
         code: int = ExitCode.OK

@@ -15,6 +15,9 @@ DISK_SILENCE_S_MAX: Final = 60.0
 """A disk that does not answer for this time counts as failed. The retries of a disk driver, or of a network volume that
 fails over, take up to about 30 s."""
 
+PROBE_FILE: Final = ".probe"
+"""The file that a probe writes to a directory, to see whether its disk can be written and answers."""
+
 
 class DiskError(FatalError):
     """A write or sync failed: the content of the disk is unknown, so the process must stop acknowledging (J6)."""

@@ -44,7 +44,7 @@ from bookie.storage.flushing import Flusher
 from bookie.storage.inspection import LedgerEnds, LedgerStatus
 from bookie.storage.journal.journal import JournalBusyError, JournalStoppedError
 from bookie.storage.opening import Parts, open_parts
-from bookie.storage.port import Disk, DiskError, DiskFullError, EntryIndex
+from bookie.storage.port import PROBE_FILE, Disk, DiskError, DiskFullError, EntryIndex
 from bookie.storage.read_ahead import ReadAhead
 from bookie.storage.read_cache import ReadCache, WatchedIndex
 from bookie.storage.reading import EntryReader, absent_since
@@ -171,6 +171,14 @@ class LedgerStorage:
     def full_journals(self) -> tuple[bool, ...]:
         """For each journal, whether its disk had no space for the last change, as far as is known."""
         return self._journals.full
+
+    async def probe(self) -> None:
+        """Write a small file to the first ledger directory. ``ledger_changes`` shows whether this hangs.
+
+        Raises:
+            DiskError: the file could not be written.
+        """
+        await self._parts.disk.replace(PROBE_FILE, b"written to see whether the disk answers\n")
 
     def fail(self, error: DiskError) -> None:
         """Stop acknowledging, because a check outside the store found that a disk failed."""

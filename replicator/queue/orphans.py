@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.nodes import read_each_permitted
 from bookie.model.errors import ConflictError, PermanentError
 from bookie.model.ids import LedgerId
 from replicator.ports import RepairPorts
@@ -68,7 +69,8 @@ class OrphanRecords:
         if not doubted:
             return
         ledger_ids = sorted(doubted)
-        for ledger_id, ledger in zip(ledger_ids, await self._ports.ledgers.read_many(ledger_ids), strict=True):
+        ledgers = await read_each_permitted(self._ports.ledgers.read_many, ledger_ids)
+        for ledger_id, ledger in zip(ledger_ids, ledgers, strict=True):
             if ledger is None or (isinstance(ledger, Versioned) and ledger.metadata.is_closed):
                 await self._delete("doubts", ledger_id, self._ports.doubts.forget)
 

@@ -25,7 +25,7 @@ from typing import Final
 
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.ledgers.ledgers import Versioned
-from bookie.metadata.nodes import in_steps
+from bookie.metadata.nodes import in_steps, read_each_permitted
 from bookie.metadata.tasks.debts import PlacementDebt
 from bookie.model.errors import ConflictError
 from bookie.model.ids import BookieId, LedgerId
@@ -109,7 +109,7 @@ class Repayment:
         ports, better = self._ports, []
         ids = [debt.ledger_id for debt in debts]
         tasks = await ports.tasks.read_many(ids)
-        ledgers = await ports.ledgers.read_many(ids)
+        ledgers = await read_each_permitted(ports.ledgers.read_many, ids)
         for number, (debt, task, ledger) in enumerate(zip(debts, tasks, ledgers, strict=True), start=1):
             if number % _DEBTS_JUDGED_PER_STEP == 0:
                 await asyncio.sleep(0)

@@ -22,8 +22,9 @@ class Conditions:
 
     checks: tuple[Operation, ...] = ()
     """Conditions that the transaction checks which deletes the task."""
-    registrations: tuple[SeenNode, ...] = ()
-    """Registrations to compare right before this transaction, which checks only that they exist."""
+    seen: tuple[SeenNode, ...] = ()
+    """Nodes to compare right before this transaction, which cannot check that they are the same: the ledger (R170) and
+    the registrations."""
 
 
 async def verdict_conditions(ports: RepairPorts, ledger: Versioned, task: Task, bookies: Bookies) -> Conditions:
@@ -43,18 +44,19 @@ async def verdict_conditions(ports: RepairPorts, ledger: Versioned, task: Task, 
         StoreUnavailableError: the store does not answer.
     """
     root = ports.cluster.root
-    checks = [Check(ports.ledgers.path(ledger.ledger_id), ledger.version)]
+    path = ports.ledgers.path(ledger.ledger_id)
+    checks = [Check(path, ledger.version)]
+    seen = [] if ledger.czxid is None else [SeenNode(path, ledger.czxid)]  # R170
     named = sorted(set(task.missing) & ledger.metadata.members() & bookies.staying)
     if not named:
-        return Conditions(tuple(checks))
+        return Conditions(tuple(checks), tuple(seen))
     histories = [f"{own_path('incarnations', root)}/{bookie}" for bookie in named]
     paths = [bookie_path(root, bookie, is_read_only=bookie in bookies.read_only) for bookie in named]
     nodes = await ports.store.get_many([*histories, *paths])
     for path, node in zip(histories, nodes, strict=False):
         if node is not None:  # Apache's bookies record no incarnations
             checks.append(Check(path, node.stat.version))
-    registrations = []
     for path, node in zip(paths, nodes[len(histories) :], strict=True):
         checks.append(Check(path, ANY_VERSION))
-        registrations.append(SeenNode(path, None if node is None else node.stat.czxid))
-    return Conditions(tuple(checks), tuple(registrations))
+        seen.append(SeenNode(path, None if node is None else node.stat.czxid))
+    return Conditions(tuple(checks), tuple(seen))

@@ -5,9 +5,9 @@ few fragments are copied concurrently, because a small one has too few chunks to
 run during the copies of other fragments, because it changes only the members of finished positions.
 
 The parts of a round have modules of their own: ``round_targets`` reserves the plan, ``return_watch`` ends the round if
-a lost bookie returns, ``lacking_sources`` marks sources without good copies, ``turn_damage`` decides which damaged
-copies are overwritten, and ``accepted_loss`` which entries may be left out. Problems with bookies are recorded in the
-findings of the turn.
+a lost bookie returns, ``ledger_watch`` if the ledger is deleted, ``lacking_sources`` marks sources without good copies,
+``turn_damage`` decides which damaged copies are overwritten, and ``accepted_loss`` which entries may be left out.
+Problems with bookies are recorded in the findings of the turn.
 
 R rules are defined in docs/failure-model.md.
 """
@@ -41,6 +41,7 @@ from replicator.repair.context import RepairContext
 from replicator.repair.install import Installer, InstallResult
 from replicator.repair.lacking_sources import LackingSources
 from replicator.repair.lease import Lease
+from replicator.repair.ledger_watch import LedgerWatch
 from replicator.repair.reservation_holder import ReservationHolder
 from replicator.repair.return_watch import ReturnWatch
 from replicator.repair.round_targets import RoundTargets, ready_targets
@@ -70,6 +71,7 @@ class CopyingRound:
     """The entries that copies may leave out."""
     targets: RoundTargets
     returns: ReturnWatch
+    watch: LedgerWatch
     is_any_lacking: bool = False
     """Whether a source served no good copy of some entry."""
 
@@ -92,6 +94,7 @@ class Execution:
         accepted: AcceptedLoss,
     ) -> None:
         """Prepare the execution for a turn of this ``rank`` (``queue.ordering.rank``); add its results to ``found``."""
+        self._ports = context.ports
         self._placement = context.ports.placement
         self._recent = context.ports.recent
         self._copier = context.copier
@@ -144,7 +147,8 @@ class Execution:
             log_targets_outside_groups(self._placement, ledger.ledger_id, ledger.metadata, fresh)
             targets = await ready_targets(ledger, steps, self._recent, self._holdings, self._reservation, self._found)
             returns = ReturnWatch(self._lease, self._recent, self._returns)
-            copying = CopyingRound(ledger, steps, shortfall, acceptance, targets, returns)
+            watch = LedgerWatch(self._ports, ledger)
+            copying = CopyingRound(ledger, steps, shortfall, acceptance, targets, returns, watch)
             if await self._try_damaged_bookies(copying):
                 return True  # another check asks these bookies again
             return await self._copy_and_install(copying, len(plan.steps), completing)
@@ -161,6 +165,8 @@ class Execution:
                 ready.extend(copied)
                 if not are_all_copied and not await self._lease.may_continue():
                     return False
+                if copying.watch.has_ended_round:
+                    return True
                 if copying.returns.has_ended_round:
                     copying.returns.count_returns(ledger.ledger_id)
                     break  # another round asks the bookies for their entries
@@ -268,11 +274,19 @@ class Execution:
         return await self._copier.copy(
             copying.ledger,
             copies,
-            partial(copying.returns.may_copy_chunk, wanted),
+            partial(self._may_copy_chunk, copying, wanted),
             self._rank,
             partial(self._mark_lacking, copying),
             partial(self._note_found, copying, filled),
         )
+
+    async def _may_copy_chunk(self, copying: CopyingRound, steps: Sequence[CopyPosition]) -> bool:
+        """Whether the next chunk of ``steps`` may start.
+
+        Raises:
+            StoreUnavailableError: see ``Lease.may_continue``.
+        """
+        return await copying.returns.may_copy_chunk(steps) and await copying.watch.is_same()
 
     def _may_leave_out(self, copying: CopyingRound, step: CopyPosition) -> EntryRuns:
         """Return the entries that a copy may leave out, except those that its own bookie could not read (R148)."""

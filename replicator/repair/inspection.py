@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bookie.metadata.bookies.registration import Bookies
-from bookie.metadata.ledgers.ledgers import Versioned
+from bookie.metadata.ledgers.ledgers import LedgerReplacedError, Versioned
 from bookie.model.availability import EntryRuns
 from bookie.model.ids import BookieId
 from bookie.runtime.fault_points import fault_point
@@ -74,18 +74,24 @@ class Inspection:
         self._accepted = accepted
         self._first_nodes = lease.other_nodes
         """The nodes that were read with the lock; None after the first round, or if none were read."""
+        self._first: Versioned | None = None
+        """The ledger as first read in this turn."""
 
     async def view(self) -> View:
         """Read the metadata, then the bookies, then the members' entries.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted.
+            LedgerReplacedError: another ledger has its id since the last round (R170).
             UnreadableMetadataError: its metadata cannot be decoded.
             StoreUnavailableError: the store does not answer.
         """
         ledger = await self._read()
         if fault_point("replicator.reread"):
             ledger = await self._ports.ledgers.read(self._task.ledger_id)
+        self._first = self._first or ledger
+        if ledger.czxid != self._first.czxid:
+            raise LedgerReplacedError(ledger.ledger_id)
         members, named = ledger.metadata.members(), set(self._task.missing)
         listed = await self._ports.recent.bookies(expected=members - named)
         bookies, drain_checks = await with_draining(self._ports, listed, members & named)

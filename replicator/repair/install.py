@@ -7,9 +7,9 @@ checks its conditions (S4, I20).
 The safety follows from the order:
 
 1. The target lists every entry.
-2. After a ``sync``, one request reads the lock, the task, the registrations and the target's incarnation. From these,
-   ``plan.installable`` decides which steps may still be installed; the others are dropped, and the next round plans
-   again.
+2. After a ``sync``, one request reads the lock, the task, the ledger, the registrations and the target's incarnation.
+   From these, ``plan.installable`` decides which steps may still be installed; the others are dropped, and the next
+   round plans again. If another ledger has the id now, nothing is written (R170).
 3. One transaction writes the metadata at the planned version, and checks the following:
 
    - The reservation, which was made before the first byte was copied, exists. While it does, no collector of bkheal
@@ -43,7 +43,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bookie.metadata.bookies.registration import BookieObservation, Registration
-from bookie.metadata.ledgers.ledgers import PreconditionFailedError, Versioned
+from bookie.metadata.ledgers.ledgers import LedgerReplacedError, PreconditionFailedError, Versioned
 from bookie.metadata.port import Check, Operation, SetData
 from bookie.metadata.tasks.locks import SeenNode
 from bookie.metadata.tasks.reservations import LedgerReservations
@@ -138,6 +138,7 @@ class Installer:
             PreconditionFailedError: the reservation no longer exists, another worker has the ledger, a target has
                 other disks, or the record of the accepted loss has changed; nothing was changed.
             NoSuchLedgerError: the ledger was deleted.
+            LedgerReplacedError: another ledger has its id now (R170); nothing was changed.
             LeaseLostError: the lock is no longer ours; nothing was changed.
             TransientError: the store did not answer; nothing was changed.
             OutcomeUnknownError: the write was sent and its outcome is unknown.
@@ -168,10 +169,13 @@ class Installer:
             await mark_lacking(lacking)
         registrations = self._ports.registrations
         names = sorted({name for copy in complete for name in copy.bookies})
-        judged = () if completing is None else completing.registrations
-        state = await self._lease.reread([*(each.path for each in judged), *registrations.state_paths(names)])
-        is_verdict_valid = state.is_same and all(map(SeenNode.is_same, judged, state.nodes))
-        seen = registrations.decode_states(names, state.nodes[len(judged) :])
+        judged = () if completing is None else completing.seen
+        own = self._ports.ledgers.path(ledger.ledger_id)
+        state = await self._lease.reread([own, *(each.path for each in judged), *registrations.state_paths(names)])
+        if ledger.is_other_ledger(state.nodes[0]):
+            raise LedgerReplacedError(ledger.ledger_id)
+        is_verdict_valid = state.is_same and all(map(SeenNode.is_same, judged, state.nodes[1:]))
+        seen = registrations.decode_states(names, state.nodes[1 + len(judged) :])
         replaced = [copy.step.old for copy in complete if copy.step.is_of_lost_bookie]
         bookies, _ = await with_draining(self._ports, seen.bookies, replaced)
         judgement = installable(complete, bookies, seen, targets)
@@ -270,11 +274,12 @@ class Installer:
         still_reserved = [] if reserved is None else [Check(reserved.path, reserved.version)]
         checks = [lock, *still_reserved, *write.checks]
         try:
-            return await self._ports.ledgers.write(ledger.ledger_id, write.metadata, ledger.version, checks=checks)
+            written = await self._ports.ledgers.write(ledger.ledger_id, write.metadata, ledger.version, checks=checks)
         except PreconditionFailedError as error:
             if error.path != lock.path:
                 raise
             raise self._lease.lost() from error
+        return replace(written, czxid=ledger.czxid)
 
     async def _write_and_complete(self, write: _Write, completing: Sequence[Operation]) -> tuple[Versioned, bool]:
         """Write the metadata and delete the task, its lock and reservation; if refused, only write the metadata."""

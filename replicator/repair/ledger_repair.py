@@ -49,7 +49,12 @@ import logging
 from dataclasses import replace
 from typing import Final
 
-from bookie.metadata.ledgers.ledgers import MetadataConflictError, NoSuchLedgerError, PreconditionFailedError
+from bookie.metadata.ledgers.ledgers import (
+    LedgerReplacedError,
+    MetadataConflictError,
+    NoSuchLedgerError,
+    PreconditionFailedError,
+)
 from bookie.metadata.ledgers.serde import UnreadableMetadataError
 from bookie.metadata.tasks.moves import MOVES_MAX, WINDOW_MS
 from bookie.metadata.tasks.parked import ParkReason
@@ -184,6 +189,8 @@ class LedgerRepair:
             return await self._conclude(plan, view)
         except NoSuchLedgerError:
             return await self._complete(Ending.LEDGER_DELETED)
+        except LedgerReplacedError as error:
+            return await self._end_replaced(str(error))
         except UnreadableMetadataError as error:
             bookies = await self._ports.registrations.list()
             return await self._unfinished.park(ParkReason.UNREADABLE_METADATA, str(error), bookies)
@@ -310,6 +317,15 @@ class LedgerRepair:
     async def _complete(self, ending: Ending, view: View | None = None) -> TaskResult:
         """Delete the task unless the verdict that is based on ``view`` is outdated (None: the ledger was deleted)."""
         return self._ended(await self._completion.complete(ending, view))
+
+    async def _end_replaced(self, detail: str) -> TaskResult:
+        """End the turn because another ledger has the id.
+
+        All that this turn has read and copied belongs to the deleted ledger.
+        """
+        await self._reservation.release()
+        self._completion.forget_copies()
+        return self._ended(Ending.MARKED_AGAIN, detail=detail)
 
     def _stopped(self) -> TaskResult:
         return self._ended(Ending.STOPPED, detail="repair is disabled, or the session with the store has ended")

@@ -9,6 +9,8 @@ of a dead worker. Its removal before the completion of a task also stops a worke
 its writes in flight are refused. If there was no reservation when the lock was taken, none is removed, and the
 completion checks that there still is none. The transaction that installs the last copies and completes the task also
 deletes the reservation.
+
+R rules are defined in docs/failure-model.md.
 """
 
 from __future__ import annotations
@@ -101,12 +103,20 @@ class ReservationHolder:
                 left, self._before = None, None
             else:
                 self._before = () if left is None else left.reservations
+            if left is not None and self._is_of_deleted_ledger(left):
+                left = None
             for each in () if left is None else left.reservations:
                 self._left_targets[each.first_entry_id, each.position] = each.target
                 if each.has_progress:
                     self._progress.setdefault(_Fragment.of(each), {}).setdefault(each.position, each.end_entry_id)
         copied = {(on.first_entry_id, position): on.target for on, ends in self._progress.items() for position in ends}
         return {**self._left_targets, **copied}
+
+    def _is_of_deleted_ledger(self, left: LedgerReservations) -> bool:
+        """Whether a reservation is older than the ledger, so that its copies are of a deleted one (R170)."""
+        other_nodes = self._lease.other_nodes
+        ledger = None if other_nodes is None else other_nodes.metadata
+        return ledger is not None and left.czxid is not None and left.czxid < ledger.stat.czxid
 
     def recorded(self) -> Mapping[tuple[EntryId, int], tuple[Reservation, EntryId]]:
         """Return the most advanced copy of each position, with its exclusive end, by first entry and position.

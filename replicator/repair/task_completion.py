@@ -73,17 +73,17 @@ class TaskCompletion:
         are_doubts_kept = view is not None and not view.ledger.metadata.is_closed and bool(view.bookies.awaited)
         doubts = None if are_doubts_kept else await self._unclosed.doubts_deletion()
         unreserved = SeenNode(self._ports.reservations.path(self._ledger_id), None)
+        deleted = [SeenNode(self._ports.ledgers.path(self._ledger_id), None)] if view is None else []  # R170
         relied = () if view is None else self._accepted.checks()
         operations = (*conditions.checks, *relied, *([] if doubts is None else [doubts]))
-        if not await self._lease.complete(operations, seen=[unreserved, *conditions.registrations]):
+        if not await self._lease.complete(operations, seen=[unreserved, *deleted, *conditions.seen]):
             return Ending.MARKED_AGAIN
         await self.forget_ledger()
         return ending
 
     async def forget_ledger(self) -> None:
         """Forget a ledger whose task was deleted, and delete its other records. Best effort."""
-        self._context.damage.forget(self._ledger_id)
-        self._context.use.forget(self._ledger_id)
+        self.forget_copies()
         other_nodes = self._lease.other_nodes
         # A record that cannot be decoded is deleted too. The queue deletes records that are written later.
         if self._turn.is_parked or (other_nodes is not None and other_nodes.parked is not None):
@@ -94,6 +94,11 @@ class TaskCompletion:
         if self.paid is not None:
             end = self._ports.debts.end_if_unchanged(self.paid)
             await self._best_effort(end, "placement debt could not be removed yet")
+
+    def forget_copies(self) -> None:
+        """Forget what this process knows about the copies of the ledger."""
+        self._context.damage.forget(self._ledger_id)
+        self._context.use.forget(self._ledger_id)
 
     async def forget_failures(self) -> None:
         """Delete the record of earlier failures, if any. Best effort, because a listing deletes it later."""

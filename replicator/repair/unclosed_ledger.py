@@ -115,7 +115,7 @@ class UnclosedLedgerRepair:
         current = await self._ports.ledgers.current(self._ledger_id)
         if current is None:
             raise NoSuchLedgerError(f"ledger {self._ledger_id} does not exist")
-        if current.version != ledger.version:
+        if (current.version, current.czxid) != (ledger.version, ledger.czxid):
             return True  # its writer is alive, or another client recovers it
         if ledger.metadata.password is None:  # a fence with a wrong key would exclude clients with the right key
             self._fail(

@@ -14,7 +14,7 @@ from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 from bookie.model.run import RunKind
 from bookie.runtime.closed_pipes import discard_unread_output
-from bookie.runtime.configuration.options import add_options, build, values_in
+from bookie.runtime.configuration.options import add_options, build, options_of, values_in
 from bookie.runtime.user import user_name
 from spark_jobs.one_shot.keeper import WAIT_S_MAX
 from spark_jobs.one_shot.run import OneShot, exit_code_of, run_one_shot
@@ -22,7 +22,7 @@ from spark_jobs.report.console import table
 from spark_jobs.runs.port import Phase, Progress, ProgressEvent
 from spark_jobs.runs.run import AuditResult
 from spark_jobs.session import SessionSettings
-from spark_jobs.settings import SNAPSHOT_HELP, SNAPSHOT_READING_KINDS, AuditSettings, FailOn
+from spark_jobs.settings import SNAPSHOT_HELP, SNAPSHOT_READING_KINDS, AuditSettings, FailOn, problem_of_kind
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,16 @@ def run_command(argv: Sequence[str] | None = None) -> int:
         arguments.kind
     ) not in SNAPSHOT_READING_KINDS:
         parser.error(f"a run of kind {arguments.kind} has no --snapshot")
+    if problem := problem_of_kind(RunKind(arguments.kind), _given(arguments)):
+        if not arguments.scheduled:
+            parser.error(problem)
+        _say(f"note: {problem}; ignored")
     return guarded_run(lambda: _run(arguments))
+
+
+def _given(arguments: argparse.Namespace) -> list[str]:
+    """Return the names of the options with another value than their default."""
+    return [each.name for each in options_of(AuditSettings) if getattr(arguments, each.name) != each.default]
 
 
 def guarded_run(run: Callable[[], int]) -> int:

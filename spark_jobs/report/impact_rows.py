@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from bookie.model.impact import effect_of, is_unrecoverable, standing_of
+from bookie.model.impact import Standing, effect_of, is_unrecoverable, standing_of
 from bookie.model.metadata import LedgerState
 from bookie.model.metadata_faults import MetadataFault
 from bookie.model.ownership import OWNER_COLUMNS, Component, partitioned_name, system_role
@@ -57,7 +57,8 @@ _COLUMNS: Final = (
 )
 _SIZE: Final = pa.decimal128(38, 0)
 """The type of sums of bytes. With damaged lengths of ledgers, a sum may need more than 64 bits."""
-_KEY: Final = (*OWNER_COLUMNS, "severity_rank", "is_closed", "is_last_fragment", "missing_count", *_NUMBERS[1:])
+_KEY: Final = ("severity_rank", "standing", "is_closed", *OWNER_COLUMNS)
+_COUNTS: Final = ("ledger_id_count", "ledger_id_min", "bytes_estimate_sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,93 +138,147 @@ def _read(report_dir: Path, run_id: str) -> tuple[list[ImpactRow], int, bool]:
                     found = batch.filter(pc.invert(pc.is_in(batch["kind"], _EXCLUDED_FINDING_KINDS)))
                     if found.num_rows:
                         groups.add(pa.Table.from_batches([found]))
+        return groups.rows(), groups.unnamed, groups.is_cut
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         _log.warning("findings are unreadable", extra={"run_id": run_id, "reason": str(error)})
         raise NoSuchReportError(f"the findings of run {run_id} cannot be read") from error
-    return groups.rows(), groups.unnamed, groups.is_cut
 
 
 class _Groups:
-    """Collects findings, batch by batch, into rows of topics."""
+    """Adds findings, batch by batch, up to rows of topics.
+
+    Arrow groups the findings, and Python sees each row of topics once. Otherwise the cost of a finding would depend on
+    the number of topics.
+    """
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[Any, ...], list[int]] = {}
-        """Number of ledgers, bytes and lowest ledger id of each row."""
-        self._last: tuple[int, frozenset[tuple[Any, ...]]] = (-1, frozenset())
-        """The ledger at the end of the last batch, and the rows that count it. The next batch may begin with the same
-        ledger."""
+        self._parts: list[pa.Table] = []
+        """Sums with the columns ``_KEY`` and ``_COUNTS``. A key may be in several parts."""
+        self._rows = 0
+        """Number of rows of these parts."""
+        self._begun: pa.Table | None = None
+        """The findings of the last ledger, which may go on in the next batch."""
         self.unnamed = 0
         self.is_cut = False
 
     def add(self, found: pa.Table) -> None:
-        is_closed = pc.equal(found["state"], LedgerState.CLOSED.name)
-        found = found.append_column("is_closed", pc.fill_null(is_closed, False))
-        found = found.set_column(
-            found.column_names.index("is_last_fragment"),
-            "is_last_fragment",
-            pc.fill_null(found["is_last_fragment"], False),
-        )
-        found = found.append_column("missing_count", pc.list_value_length(found["missing_positions"]))
-        column = found.column_names.index("bytes_estimate")
-        found = found.set_column(column, "bytes_estimate", found["bytes_estimate"].cast(_SIZE))
-        counted: set[tuple[Any, ...]] = set()
-        last = found["ledger_id"][-1].as_py()
-        per_ledger = found.group_by([*_KEY, "ledger_id"], use_threads=False).aggregate([("bytes_estimate", "sum")])
-        sums = per_ledger.group_by(list(_KEY), use_threads=False).aggregate(
-            [("ledger_id", "list"), ("bytes_estimate_sum", "sum")]
-        )
-        merged: dict[tuple[Any, ...], tuple[set[int], int]] = {}
-        for group in sums.to_pylist():
-            row = _row_key(group)
-            ledgers, size = merged.get(row, (set(), 0))
-            ledgers.update(group["ledger_id_list"])
-            merged[row] = ledgers, size + int(group["bytes_estimate_sum_sum"] or 0)
-        for row, (ledgers, size) in merged.items():
-            is_known = self._last[0] in ledgers and row in self._last[1]
-            if last in ledgers:
-                counted.add(row)
-            self._count(row, len(ledgers) - is_known, size, min(ledgers))
-        if last == self._last[0]:
-            counted |= self._last[1]
-        self._last = last, frozenset(counted)
-
-    def _count(self, row: tuple[Any, ...], ledgers: int, size: int, first: int) -> None:
-        if row == _UNNAMED:
-            self.unnamed += ledgers
-        elif row in self._rows:
-            known = self._rows[row]
-            self._rows[row] = [known[0] + ledgers, known[1] + size, min(known[2], first)]
-        elif len(self._rows) < _ROWS_MAX:
-            self._rows[row] = [ledgers, size, first]
-        else:
-            self.is_cut = True
+        """Add findings to the sums, except those of the last ledger."""
+        found = _keyed(found)
+        if self._begun is not None:
+            found = pa.concat_tables([self._begun, found])
+        ledgers = found["ledger_id"]
+        is_last = pc.equal(ledgers, ledgers[-1])
+        self._begun = found.filter(is_last)
+        self._add(found.filter(pc.invert(is_last)))
 
     def rows(self) -> list[ImpactRow]:
-        return [ImpactRow(*row, *counts) for row, counts in self._rows.items()]
+        """Add the findings of the last ledger, and return all rows.
+
+        Raises:
+            ValueError: a severity is not known.
+        """
+        if self._begun is not None:
+            self._add(self._begun)
+            self._begun = None
+        self._merge()
+        counted: dict[tuple[Any, ...], list[int]] = {}
+        for part in self._parts:
+            for row in part.to_pylist():
+                # A ledger is in one of the rows that are merged here: they differ in its state or its component.
+                known = counted.setdefault(_row_key(row), [0, 0, row["ledger_id_min"]])
+                known[0] += row["ledger_id_count"]
+                known[1] += int(row["bytes_estimate_sum"] or 0)
+                known[2] = min(known[2], row["ledger_id_min"])
+        return [ImpactRow(*key, *counts) for key, counts in counted.items()]
+
+    def _add(self, found: pa.Table) -> None:
+        is_named = pc.and_(pc.is_valid(found["topic"]), pc.is_valid(found["severity_rank"]))
+        self.unnamed += pc.count_distinct(found["ledger_id"].filter(pc.invert(is_named))).as_py()
+        named = found.filter(is_named)
+        if not named.num_rows:
+            return
+        per_ledger = named.group_by([*_KEY, "ledger_id"], use_threads=False).aggregate([("bytes_estimate", "sum")])
+        sums = per_ledger.rename_columns([*_KEY, "ledger_id", "bytes_estimate"])
+        sums = sums.group_by(list(_KEY), use_threads=False).aggregate(
+            [("ledger_id", "count"), ("ledger_id", "min"), ("bytes_estimate", "sum")]
+        )
+        self._parts.append(sums.select([*_KEY, *_COUNTS]))
+        self._rows += sums.num_rows
+        if self._rows > 2 * _ROWS_MAX:
+            self._merge()
+
+    def _merge(self) -> None:
+        """Merge the parts into one with at most ``_ROWS_MAX`` rows, those that were found first."""
+        if not self._parts:
+            return
+        merged = pa.concat_tables(self._parts).group_by(list(_KEY), use_threads=False)
+        sums = merged.aggregate([("ledger_id_count", "sum"), ("ledger_id_min", "min"), ("bytes_estimate_sum", "sum")])
+        sums = sums.select([*_KEY, "ledger_id_count_sum", "ledger_id_min_min", "bytes_estimate_sum_sum"])
+        self.is_cut = self.is_cut or sums.num_rows > _ROWS_MAX
+        self._parts = [sums.rename_columns([*_KEY, *_COUNTS]).slice(0, _ROWS_MAX)]
+        self._rows = self._parts[0].num_rows
 
 
-_UNNAMED: Final = ()
+def _keyed(found: pa.Table) -> pa.Table:
+    """Return the columns ``_KEY``, ``ledger_id`` and ``bytes_estimate`` of findings."""
+    is_closed = pc.fill_null(pc.equal(found["state"], LedgerState.CLOSED.name), False)
+    columns = {name: found[name] for name in (*OWNER_COLUMNS, "severity_rank", "ledger_id")}
+    columns |= {
+        "is_closed": is_closed,
+        "standing": _standings(found, is_closed),
+        "bytes_estimate": found["bytes_estimate"].cast(_SIZE),
+    }
+    return pa.table(columns).select([*_KEY, "ledger_id", "bytes_estimate"])
+
+
+def _standings(found: pa.Table, is_closed: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the standing of each finding. Few findings differ in the values that decide it."""
+    is_open_end = pc.and_(pc.fill_null(found["is_last_fragment"], False), pc.invert(is_closed))
+    numbers = [*(found[name] for name in _NUMBERS), pc.list_value_length(found["missing_positions"])]
+    texts = [pc.fill_null(column.cast(pa.int64()).cast(pa.string()), "") for column in (is_open_end, *numbers)]
+    encoded = pc.binary_join_element_wise(*texts, ",").combine_chunks().dictionary_encode()
+    chunks = encoded.chunks if isinstance(encoded, pa.ChunkedArray) else [encoded]
+    return pa.chunked_array(
+        [
+            pc.take(pa.array([_standing(text) for text in each.dictionary.to_pylist()], pa.string()), each.indices)
+            for each in chunks
+        ],
+        pa.string(),
+    )
+
+
+def _standing(text: str) -> str | None:
+    """Return the value of the standing of findings with these numbers; None if their severity is missing."""
+    is_open_end, rank, *others = (int(number) if number else None for number in text.split(","))
+    if rank is None:
+        return None
+    copies_min, write_quorum, ack_quorum, missing = others
+    is_end_unknown = (
+        copies_min is not None
+        and write_quorum is not None
+        and ack_quorum is not None
+        and missing is not None
+        and is_unrecoverable(
+            is_open_end=bool(is_open_end),
+            copies_min=copies_min,
+            missing_positions=missing,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+        )
+    )
+    return standing_of(Severity(rank), is_end_unknown=is_end_unknown).value
+
+
 _COMPONENTS: Final = {component.value: component for component in Component}
 
 
-def _row_key(group: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the key fields of an ``ImpactRow``; ``_UNNAMED`` for findings without a topic."""
-    if group["topic"] is None or group["severity_rank"] is None:
-        return _UNNAMED
-    severity = Severity(group["severity_rank"])
-    component = _COMPONENTS.get(group["component"], Component.UNKNOWN)
-    numbers = group["copies_min"], group["missing_count"], group["write_quorum"], group["ack_quorum"]
-    is_end_unknown = None not in numbers and is_unrecoverable(
-        is_open_end=group["is_last_fragment"] and not group["is_closed"],
-        copies_min=numbers[0],
-        missing_positions=numbers[1],
-        write_quorum=numbers[2],
-        ack_quorum=numbers[3],
-    )
-    role = system_role(group["namespace"], group["topic"])
+def _row_key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the key fields of an ``ImpactRow``."""
+    component = _COMPONENTS.get(row["component"], Component.UNKNOWN)
+    role = system_role(row["namespace"], row["topic"])
     return (
-        severity,
-        standing_of(severity, is_end_unknown=is_end_unknown),
-        effect_of(component, role, is_closed=group["is_closed"]),
-        *(group[name] for name in OWNER_COLUMNS),
+        Severity(row["severity_rank"]),
+        Standing(row["standing"]),
+        effect_of(component, role, is_closed=row["is_closed"]),
+        *(row[name] for name in OWNER_COLUMNS),
     )

@@ -15,6 +15,7 @@ from bookie.model.severity import Severity
 from bookie.model.times import rfc3339
 from spark_jobs.checks.sql_text import in_list, literal
 from spark_jobs.report.counts import FindingSums, SeverityCount, WorstLedger
+from spark_jobs.report.findings.limited import LIMITED
 from spark_jobs.runs.marking.held_back import HeldBookies, LedgerWithFindings
 
 _LEDGER: Final = (
@@ -33,7 +34,6 @@ _CRITICAL_MISSING: Final = f"""
        array_distinct(flatten(transform(
            filter(found, finding -> finding.severity_rank = {Severity.CRITICAL.value}), finding -> finding.missing))))
 """
-_LIMITED: Final = "not marked by this run, which reached its limit (limit), unless it was marked before"
 _PACKED: Final = "packed binary"
 
 
@@ -89,7 +89,7 @@ def _limited_detail_sql(ledgers: DataFrame, first: LedgerId) -> str:
     """
     ranks = [row["severity_rank"] for row in ledgers.where(f"ledger_id = {first}").select("severity_rank").collect()]
     is_after = f"ledger_rank > {ranks[0]} OR (ledger_rank = {ranks[0]} AND ledger_id >= {first})" if ranks else "true"
-    return f"CASE WHEN {is_after} THEN concat_ws('; ', detail, {literal(_LIMITED)}) ELSE detail END"
+    return f"CASE WHEN {is_after} THEN concat_ws('; ', detail, {literal(LIMITED)}) ELSE detail END"
 
 
 def _held_back(held: HeldBookies) -> str:
@@ -167,8 +167,8 @@ def to_mark(ledgers: DataFrame) -> Iterator[LedgerWithFindings]:
 
     Rows are sent as Arrow batches. If the driver unpickled them one by one, this would cost as much as marking does.
     """
-    columns = ("ledger_id", "missing", f"{_CRITICAL_MISSING} AS critical_missing", "bytes_estimate")
-    ordered = ledgers.selectExpr("severity_rank", *columns).orderBy("severity_rank", "ledger_id").drop("severity_rank")
+    columns = ("ledger_id", "missing", f"{_CRITICAL_MISSING} AS critical_missing", "bytes_estimate", "severity_rank")
+    ordered = ledgers.selectExpr(*columns).orderBy("severity_rank", "ledger_id")
     for row in ordered.mapInArrow(_packed, _PACKED).toLocalIterator(prefetchPartitions=True):
         yield from _unpacked(row["packed"])
 
@@ -184,10 +184,11 @@ def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _unpacked(packed: bytes) -> Iterator[LedgerWithFindings]:
     for batch in pa.ipc.open_stream(packed):
-        ledger_ids, missing, critical, sizes = batch.columns
-        rows = zip(ledger_ids.to_pylist(), _bookies(missing), _bookies(critical), sizes.to_pylist(), strict=True)
-        for ledger_id, of_ledger, of_critical, size in rows:
-            yield LedgerWithFindings(LedgerId(ledger_id), of_ledger, of_critical, int(size))
+        ledger_ids, missing, critical, sizes, ranks = batch.columns
+        bookies = _bookies(missing), _bookies(critical)
+        rows = zip(ledger_ids.to_pylist(), *bookies, sizes.to_pylist(), ranks.to_pylist(), strict=True)
+        for ledger_id, of_ledger, of_critical, size, rank in rows:
+            yield LedgerWithFindings(LedgerId(ledger_id), of_ledger, of_critical, int(size), rank)
 
 
 def _bookies(column: pa.Array) -> Iterator[tuple[BookieId, ...]]:

@@ -23,10 +23,12 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from bookie.model.ids import LedgerId
 from bookie.model.topology import Topology
 from spark_jobs.kept import Kept
 from spark_jobs.report import writing
 from spark_jobs.report.files import FINDINGS, TASKS, ReportDirError
+from spark_jobs.report.findings.limited import note_limit
 from spark_jobs.report.history import NoSuchReportError
 from spark_jobs.report.impact import Impact
 from spark_jobs.report.impact_rows import read_impact
@@ -139,6 +141,17 @@ class RunReport:
         except OSError as error:
             return ReportDirError(f"cannot write the findings to {self.directory}: {error.strerror}")
         return None
+
+    def note_limit(self, rank: int, ledger_id: LedgerId) -> None:
+        """Note in the written findings that their ledgers were not marked from this one on (``limited.note_limit``).
+
+        If that fails, the report fails.
+        """
+        if self.problem is None:
+            try:
+                note_limit(self.directory / FINDINGS, rank, ledger_id)
+            except (OSError, pa.ArrowException) as error:
+                self._set_problem(ReportDirError(f"cannot write the findings to {self.directory}: {error}"))
 
     def note_marks(self, marks: Sequence[Marking], now_ms: int) -> None:
         """Add newly confirmed marks, unless the report has already failed.

@@ -177,7 +177,7 @@ class TabHandler:
     def _answer(self, request: TabRequest, status: int, result: ActionResult) -> Answer:
         if request.wants_json:
             values = {"outcome": result.outcome.value, "text": result.text, "run_id": result.run_id or None}
-            return json_answer(status, values)
+            return json_answer(status, values if status == 202 else values | {"error": result.text})
         base = safe_base(request, self._settings)
         if status == 202:
             return Answer(303, headers=(("Location", base + TAB_PATH),))

@@ -115,6 +115,21 @@ async def test_a_bookie_whose_only_ledger_disk_hangs_becomes_read_only_exits_and
         assert await bookie.process.stop(STATE_S) == 0
 
 
+async def test_a_bookie_without_adds_whose_ledger_disk_hangs_exits(machine: Machine, tmp_path: Path) -> None:
+    with fragile_disk(tmp_path) as device, slow_disk(tmp_path, device) as disk:
+        bookie = DiskBookie(machine, [disk])
+        await bookie.start()
+        assert await bookie.flush() == [1]
+        with device.frozen():
+            await machine.until(lambda bookies: bookie.bookie in bookies.read_only)
+            line = await bookie.process.wait_for_line(r"^bookie: a write to the disk of (\S+) has not ended", STATE_S)
+            assert line[1] == str(bookie.directories[0])
+        assert await bookie.process.wait(STATE_S) == ExitCode.STORAGE_FAILED
+        await bookie.start()
+        assert await bookie.statuses() == [Status.OK] * PART
+        assert await bookie.process.stop(STATE_S) == 0
+
+
 async def test_a_bookie_stopped_while_its_ledger_disk_hangs_exits(machine: Machine, tmp_path: Path) -> None:
     with fragile_disk(tmp_path) as device, slow_disk(tmp_path, device) as disk:
         bookie = DiskBookie(machine, [disk])

@@ -10,12 +10,13 @@ import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
+from auditor.api.http.status_page import status_page
 from bookie.metadata.bookies.maintenance import MaintenanceWindow
 from bookie.model.ids import BookieId
-from bookie.model.run import RunKind
+from bookie.model.run import RunCause, RunKind, RunRecord, RunState
 from tests.integration.chromium import browser
 from tests.worlds import report
-from tests.worlds.api import EVIL, NOW_MS, running
+from tests.worlds.api import EVIL, NOW_MS, TwinControl, running
 
 __all__ = ["browser"]
 
@@ -70,3 +71,18 @@ async def test_the_page_fits_a_narrow_screen_with_scrollable_tables(browser: Chr
             assert browser.execute_script(hidden) == 0, "a wide table cannot be scrolled"
 
         await asyncio.to_thread(read)
+
+
+def test_a_long_name_is_wrapped_and_not_cut_off(browser: Chrome, tmp_path: Path) -> None:
+    owner = "bookie-0.bookies.bookkeeper.svc.cluster.local:3181"
+    run = RunRecord("20261201T101500Z-0a1b2c", RunKind.REFERENCES, RunCause.BOOKIE_LOSS, owner, "h:1")
+    run = replace(run, state=RunState.CANCELLED, is_dry_run=True, started_ms=NOW_MS - 200_000, finished_ms=NOW_MS - 1)
+    run = replace(run, detail="no session from zk+hierarchical://zookeeper-0.zookeeper:2181/ledgers")
+    file = tmp_path / "status.html"
+    file.write_text(status_page(TwinControl().status(), [run] * 20, NOW_MS).html)
+    screen = {"width": 1100, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    browser.get(file.as_uri())
+    assert owner in browser.find_element(By.TAG_NAME, "body").text
+    cut = "return [...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth).length"
+    assert browser.execute_script(cut) == 0

@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from bookie.embedded.zookeeper import EmbeddedZooKeeper
 from bookie.metadata.bookies.first_seen_down import FirstSeenDown
 from bookie.metadata.bookies.maintenance import MaintenanceWindow, MaintenanceWindows
+from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.bookies.service_info import PROTOCOL_APACHE, Endpoint, ServiceInfo, encode_service_info
 from bookie.metadata.bookies.topology import TopologyStore
 from bookie.metadata.layout import bookie_path
@@ -28,17 +29,22 @@ from bookie.model.ids import BookieId, LedgerId
 from bookie.model.isolation import POLICY_KEY
 from bookie.model.metadata import LedgerMetadata
 from bookie.model.run import RunKind, RunState
+from bookie.model.severity import Severity
 from bookie.model.spread import PlacementPolicy
 from bookie.runtime.clock import SystemClock
+from spark_jobs.checks.findings import FINDING_DDL, FindingKind
+from spark_jobs.checks.replicas.task import COUNTS_DDL
 from spark_jobs.report import writing as report
 from spark_jobs.report.counts import PublishOutcome
 from spark_jobs.report.files import TASKS
+from spark_jobs.report.findings.limited import LIMITED
 from spark_jobs.report.summary import Verdict
 from spark_jobs.runs.gate import RunGate, Stop
-from spark_jobs.runs.kinds import bookie_run, placement_run
+from spark_jobs.runs.kinds import bookie_run, placement_run, replica_run
 from spark_jobs.runs.marking.publish import publish
 from spark_jobs.runs.port import Phase, ProgressEvent, RunStoppedError
 from spark_jobs.runs.prerequisites import NoTopologyError
+from spark_jobs.runs.reading.ledger_scan import LedgerScan
 from spark_jobs.runs.run import run_check
 from spark_jobs.runs.spark_tasks import spark_tasks
 from spark_jobs.settings import AuditSettings, FailOn
@@ -208,6 +214,40 @@ def test_a_limited_run_marks_the_worst_and_the_next_run_continues(spark: SparkSe
     assert marked == [{3, 4}, {3, 4, 5, 6}], "ledgers with one copy left must be marked first"
     assert explained == [{5, 6}, set()]
     assert place.audited() == {"x:1"}
+
+
+def test_a_limited_replicas_check_marks_the_worst_of_all_its_chunks(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = {2: Severity.BELOW_WRITE_QUORUM, 3: Severity.BELOW_ACK_QUORUM, 10_001: Severity.CRITICAL}
+    monkeypatch.setattr(replica_run, "CHUNK_LEDGERS", 1)  # one chunk per node of the tree
+    monkeypatch.setattr(replica_run.ReplicaRun, "_ask", functools.partialmethod(_lacking_copies, lacking))
+    place.do(place.tasks.marking.mark(LedgerId(3), [BookieId("c:1")]))
+    result = place.check(spark, RunKind.REPLICAS, marks_max=1)
+    assert place.marked().keys() == {3, 10_001}
+    findings = result.summary_path.parent / report.FINDINGS
+    details = {row["ledger_id"]: row["detail"] for row in spark.read.parquet(str(findings)).collect()}
+    assert details == {2: LIMITED, 3: None, 10_001: None}
+    assert result.summary.published.held_back == {"limit": 1}
+
+
+def _lacking_copies(
+    self: replica_run.ReplicaRun, severities: Mapping[int, Severity], scan: LedgerScan, bookies: Bookies
+) -> DataFrame:
+    """Return a finding for each of these ledgers, in place of the answers of bookies."""
+    ranks = " ".join(f"WHEN {ledger_id} THEN {severity.value}" for ledger_id, severity in severities.items())
+    values = {
+        "kind": f"'{FindingKind.MISSING_ENTRIES.value}'",
+        "ledger_id": "ledger_id",
+        "missing": "slice(fragments[0].members, 1, 1)",
+        "severity_rank": f"CASE ledger_id {ranks} END",
+        "bytes_estimate": "1",
+    }
+    columns = [column.split() for column in FINDING_DDL.split(",")]
+    expressions = [f"CAST({values.get(name, 'NULL')} AS {kind}) AS {name}" for name, kind in columns]
+    found = scan.suspects.where(f"ledger_id IN ({', '.join(map(str, severities))})").selectExpr(*expressions)
+    kind = COUNTS_DDL.strip().removeprefix("counts ")
+    return found.selectExpr("*", f"CAST(NULL AS {kind}) AS counts")
 
 
 def test_a_maintenance_window_holds_marks_back_and_the_report_has_the_reason(spark: SparkSession, place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterable, Iterator
 
@@ -54,12 +55,17 @@ def make_packets(
     ledger_id: LedgerId, count: int, *, payload_bytes: int = 10, digest_type: DigestType = DigestType.CRC32C
 ) -> dict[EntryId, bytes]:
     """Return the stored forms of entries 0 to ``count - 1``, as their writer packs them."""
+    return {EntryId(i): packet for i, packet in enumerate(_packed(ledger_id, count, payload_bytes, digest_type))}
+
+
+@functools.lru_cache(maxsize=4)  # the tests of a file use the same large ledger
+def _packed(ledger_id: LedgerId, count: int, payload_bytes: int, digest_type: DigestType) -> tuple[bytes, ...]:
     digest = digest_for(digest_type, PASSWORD)
     rng = random.Random(ledger_id)
-    return {
-        EntryId(i): pack(digest, ledger_id, EntryId(i), i - 1, (i + 1) * payload_bytes, rng.randbytes(payload_bytes))
+    return tuple(
+        pack(digest, ledger_id, EntryId(i), i - 1, (i + 1) * payload_bytes, rng.randbytes(payload_bytes))
         for i in range(count)
-    }
+    )
 
 
 def placed_copies(metadata: LedgerMetadata) -> Iterator[tuple[BookieId, list[EntryId]]]:

@@ -11,6 +11,7 @@ from auditor.api.problems import ContradictionError, InvalidRequestError
 from bookie.metadata.tasks.switches import DELAY_S_MAX
 from bookie.model.ids import LEDGER_ID_MAX
 from bookie.model.run import RunKind
+from spark_jobs.settings import KINDS_WITH_OPTION
 
 
 def refuse_unknown(given: Collection[str], known: Collection[str], what: str) -> None:
@@ -85,11 +86,7 @@ class StartRequest:
 
 
 RUN_OPTIONS: Final[Mapping[str, tuple[RunKind, ...]]] = {
-    "mark_misplaced": (RunKind.PLACEMENT, RunKind.EVERYTHING),
-    "ledger_min": (RunKind.REPLICAS,),
-    "ledger_max": (RunKind.REPLICAS,),
-    "sample": (RunKind.REPLICAS,),
-    "sample_seed": (RunKind.REPLICAS,),
+    name: KINDS_WITH_OPTION[name] for name in ("mark_misplaced", "ledger_min", "ledger_max", "sample", "sample_seed")
 }
 """The options allowed in a request, with the kinds of check for each. They only narrow a check, or add marks that
 request better placement; the brake and the placement policy are settings of the service."""

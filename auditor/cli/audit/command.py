@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,7 @@ from bookie.model.run import RunKind, RunRecord
 from bookie.runtime.closed_pipes import discard_unread_output
 from bookie.runtime.configuration.settings import ConfigurationError
 from bookie.runtime.user import user_name
-from spark_jobs.settings import SNAPSHOT_READING_KINDS, AuditSettings, FailOn
+from spark_jobs.settings import SNAPSHOT_READING_KINDS, AuditSettings, FailOn, problem_of_kind
 
 if TYPE_CHECKING:
     from spark_jobs.one_shot.run import OneShot
@@ -128,12 +128,11 @@ def run(
         raise typer.Exit(code)
     if (snapshot is not None or options["snapshot_url"]) and kind not in SNAPSHOT_READING_KINDS:
         raise typer.BadParameter(f"a run of kind {kind.value} has no --snapshot")
+    _refuse_options_of_other_kinds(context, kind, is_scheduled=scheduled)
     settings = replace(
         _settings(metadata_uri(uri, config), options if scheduled else {**options, "pushgateway": pushgateway}),
         snapshot=snapshot,
     )
-    if settings.export is not None and kind is not RunKind.REFERENCES:
-        raise typer.BadParameter(f"a run of kind {kind.value} has no --export")
     if metrics_file is not None and not scheduled:
         _require_metrics_file(metrics_file)
     exported = _metrics_exporter(metrics_file, pushgateway, cluster_name)
@@ -168,8 +167,7 @@ def _sent_options(context: typer.Context, kind: RunKind) -> dict[str, bool | int
     from auditor.api.http.queries import RUN_OPTIONS
 
     flags = {str(parameter.name): parameter.opts[0] for parameter in context.command.params}
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    by_source = {name: "" if source is None else source.name for name, source in sources.items()}
+    by_source = _sources(context)
     given = {name for name, source in by_source.items() if source == "COMMANDLINE"}
     defaults = {str(parameter.name): parameter.default for parameter in context.command.params}
     given -= _LOCAL_RUN_OPTIONS
@@ -180,10 +178,33 @@ def _sent_options(context: typer.Context, kind: RunKind) -> dict[str, bool | int
             f"{', '.join(named)} cannot be sent with --at: the service has its own settings. Leave it out, or run the "
             "audit here without --at"
         )
-    if wrong := sorted(flags[name] for name in given & RUN_OPTIONS.keys() if kind not in RUN_OPTIONS[name]):
-        raise typer.BadParameter(f"a run of kind {kind.value} has no {', '.join(wrong)}")
+    if problem := problem_of_kind(kind, given):
+        raise typer.BadParameter(problem)
     chosen = {name for name, source in by_source.items() if source != "DEFAULT"}
     return {name: context.params[name] for name in RUN_OPTIONS if name in chosen and kind in RUN_OPTIONS[name]}
+
+
+def _refuse_options_of_other_kinds(context: typer.Context, kind: RunKind, *, is_scheduled: bool) -> None:
+    """Refuse flags of other kinds, except with their defaults. The run of a schedule ignores them, with a note.
+
+    Environment and file may have settings for several kinds.
+
+    Raises:
+        typer.BadParameter: there is such a flag.
+    """
+    defaults = {str(parameter.name): parameter.default for parameter in context.command.params}
+    sources = _sources(context)
+    given = (name for name in sources if sources[name] == "COMMANDLINE" and context.params[name] != defaults[name])
+    if problem := problem_of_kind(kind, given):
+        if not is_scheduled:
+            raise typer.BadParameter(problem)
+        print_note(f"{problem}; ignored")
+
+
+def _sources(context: typer.Context) -> Mapping[str, str]:
+    """Return the sources of the values of a command's options, by name."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name: "" if source is None else source.name for name, source in sources.items()}
 
 
 def _origin(context: typer.Context, name: str, source: str) -> str:

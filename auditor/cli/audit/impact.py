@@ -11,7 +11,7 @@ import typer
 
 from auditor.cli.at import Service, reachable
 from auditor.cli.audit.remote_reports import remote_run_id
-from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityName
+from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityOption
 from auditor.cli.output import StreamFormat, print_note
 from auditor.cli.paging import PAGE_ROWS_MAX, print_page
 from auditor.cli.running import StreamOutputOption
@@ -26,7 +26,7 @@ _LIMIT_MAX = 100_000
 def impact(
     run: RunArgument = "latest",
     report_dir: ReportDirOption = Path("reports"),
-    severity: Annotated[SeverityName | None, typer.Option(help="Only this severity.", show_default=False)] = None,
+    severity: SeverityOption = None,
     namespace: Annotated[
         str | None, typer.Option(help="Only this namespace of Pulsar, as `public/default`.", show_default=False)
     ] = None,

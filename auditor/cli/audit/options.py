@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from bookie.model.run import RunKind
-from spark_jobs.settings import SNAPSHOT_HELP, FailOn
+from spark_jobs.settings import SNAPSHOT_HELP, FailOn, fail_on
 
 _SERVICE = "Through a running service"
 _METRICS = "Metrics"
@@ -16,7 +16,14 @@ _METRICS = "Metrics"
 KindOption: TypeAlias = Annotated[RunKind, typer.Option(help="The check, as described above.")]
 ReportDirOption: TypeAlias = Annotated[Path, typer.Option(help="Holds a directory with the report of each run.")]
 MasterOption: TypeAlias = Annotated[str | None, typer.Option(help="Spark master; default: all cores of this machine.")]
-FailOnOption: TypeAlias = Annotated[FailOn, typer.Option(help="Exit with 1 from these findings on.")]
+FailOnOption: TypeAlias = Annotated[
+    FailOn,
+    typer.Option(
+        parser=fail_on,
+        metavar=f"<{'|'.join(level.value for level in FailOn)}>",
+        help="Exit with 1 from these findings on.",
+    ),
+]
 SnapshotOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(metavar="FILE", exists=True, dir_okay=False, help=SNAPSHOT_HELP, show_default=False),

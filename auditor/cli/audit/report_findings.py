@@ -11,7 +11,7 @@ import typer
 
 from auditor.cli.at import Service, reachable
 from auditor.cli.audit.remote_reports import remote_report_rows, remote_run_id
-from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityName, print_note_if_no_runs
+from auditor.cli.audit.report_options import ReportDirOption, RunArgument, SeverityOption, print_note_if_no_runs
 from auditor.cli.output import StreamFormat, print_note
 from auditor.cli.paging import LIMIT_DEFAULT, PAGE_ROWS_MAX, LimitOption, print_page
 from auditor.cli.running import StreamOutputOption
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def findings(
     run: RunArgument = "latest",
     report_dir: ReportDirOption = Path("reports"),
-    severity: Annotated[SeverityName | None, typer.Option(help="Only this severity.", show_default=False)] = None,
+    severity: SeverityOption = None,
     bookie: Annotated[
         str | None, typer.Option(help="Only those that lack this bookie's copy.", show_default=False)
     ] = None,
@@ -74,6 +74,8 @@ def findings(
         headings, cells, right = ("RUN", *headings), _cells_of_runs, (1, 2, 4)
     left_out = page.get("left_out", ())
     nothing = "nothing was found" if since is not None else f"run {page['run_id']} {_nothing(wanted, after)}"
+    if run == "latest" and since is None and after is None:
+        nothing += "; it is the newest run of any kind: name another run, or list those of all runs with --since 1d"
     print_page(output, "FindingList", page, headings, cells, right=right, nothing=nothing, member="finding")
     for path in left_out:
         print_note(f"{printable(path)} is damaged, and its findings are left out")

@@ -15,6 +15,29 @@ from bookie.runtime.human import printable
 SeverityName = StrEnum("SeverityName", [(level.name, level.label) for level in Severity])  # type: ignore[misc]
 """The severities, named as in documents."""
 
+
+def severity_name(text: object) -> SeverityName:
+    """Return a severity by its name, which may be written with hyphens or in upper case.
+
+    Raises:
+        ValueError: there is no such severity.
+    """
+    name = str(text).lower().replace("-", "_")
+    if name not in [each.value for each in SeverityName]:
+        raise ValueError(f"{text!r} is not one of {', '.join(each.value for each in SeverityName)}")
+    return SeverityName(name)
+
+
+SeverityOption = Annotated[
+    SeverityName | None,
+    typer.Option(
+        parser=severity_name,
+        metavar=f"<{'|'.join(each.value for each in SeverityName)}>",
+        help="Only this severity.",
+        show_default=False,
+    ),
+]
+
 ReportDirOption = Annotated[
     Path,
     typer.Option(

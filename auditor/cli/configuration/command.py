@@ -19,7 +19,7 @@ from auditor.cli.configuration.sources import (
     options_of,
     settings_of,
 )
-from auditor.cli.output import OutputFormat, print_json, print_line, print_table
+from auditor.cli.output import OutputFormat, print_json, print_line, print_note, print_table
 from auditor.cli.running import OutputOption
 from bookie.metadata.uri import InvalidUriError, parse_uri
 from bookie.model.exit_codes import ExitCode
@@ -65,6 +65,8 @@ def show(
     """
     path = config_file(config, os.environ)
     content = read_config(path) if path is not None else {}
+    if path is not None and problems_of_file(path, context):
+        print_note(f"commands refuse a part of {path}; `bkheal config validate --config {path}` shows why")
     rows = [_uri_row(content), *_rows(_root(context), content)]
     shown = [row for row in rows if not origin or row[2] != "default"]
     if output is OutputFormat.JSON:

@@ -8,9 +8,10 @@ name than its flag (``is_sure`` of ``--yes``), both names are accepted, as in ea
 
 from __future__ import annotations
 
+import difflib
 import enum
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -62,6 +63,7 @@ def load_defaults(context: typer.Context, value: Path | None) -> Path | None:
     defaults: dict[str, Any] = {}
     if path is not None:
         content = read_config(path)
+        _refuse_single_value(path, content, words)
         table = _table(content, words)
         _refuse_unknown(path, table, words, context.command)
         context.meta[_CONTENT] = content
@@ -110,8 +112,10 @@ def config_content_problems(content: Mapping[str, Any], root: TyperGroup, contex
         if name == URI_KEY:
             continue
         command = root.commands.get(name)
-        if command is None or not isinstance(entry, Mapping):
+        if command is None:
             yield f"{name} is neither {URI_KEY} nor the table of a command"
+        elif not isinstance(entry, Mapping):
+            yield _no_table_text((name,))
         else:
             yield from _problems(entry, (name,), command, context)
 
@@ -192,13 +196,27 @@ def _problems(
     known = _options_by_key(command)
     below = command.commands if isinstance(command, TyperGroup) else {}
     for name, entry in table.items():
-        if isinstance(entry, Mapping) and name in below:
-            yield from _problems(entry, (*words, name), below[name], context)
+        if name in below:
+            if isinstance(entry, Mapping):
+                yield from _problems(entry, (*words, name), below[name], context)
+            else:
+                yield _no_table_text((*words, name))
         elif name not in known:
-            near = ", ".join(sorted({*map(_key, known.values()), *below})) or "nothing"
-            yield f"[{'.'.join(words)}] {name} is unknown; known are {near}"
+            yield f"[{'.'.join(words)}] {name} is unknown; {_known_text(name, {*map(_key, known.values()), *below})}"
         elif context is not None and (why := _conversion_problem(known[name], entry, context)) is not None:
             yield f"[{'.'.join(words)}] {name} = {entry!r}: {why}"
+
+
+def _known_text(name: str, known: Collection[str]) -> str:
+    """Return the end of the sentence about an unknown key: the similar keys if there are any, else all of them."""
+    similar = difflib.get_close_matches(name, known)
+    return f"did you mean {' or '.join(similar)}?" if similar else f"known are {', '.join(sorted(known)) or 'nothing'}"
+
+
+def _no_table_text(words: tuple[str, ...]) -> str:
+    """Return the sentence about a value in place of the table of a command."""
+    table = ".".join(words)
+    return f"{table} is a single value, not the table of the command: write its options below a line [{table}]"
 
 
 def _value(option: TyperOption, given: object, context: typer.Context) -> Any:
@@ -220,9 +238,21 @@ def _conversion_problem(option: TyperOption, value: object, context: typer.Conte
 
 
 def _refuse_unknown(path: Path, table: Mapping[str, Any], words: tuple[str, ...], command: Command) -> None:
-    problems = [f"{path}: {problem}" for problem in _problems(table, words, command, None)]
-    if problems:
-        raise ConfigurationError(problems)
+    _raise_problems(path, _problems(table, words, command, None))
+
+
+def _refuse_single_value(path: Path, content: Mapping[str, Any], words: tuple[str, ...]) -> None:
+    """Refuse a value in place of the table of a command, or of a group of commands, that is called by ``words``."""
+    table: Any = content
+    for count, word in enumerate(words, 1):
+        table = table.get(word, {})
+        if not isinstance(table, Mapping):
+            _raise_problems(path, [_no_table_text(words[:count])])
+
+
+def _raise_problems(path: Path, problems: Iterable[str]) -> None:
+    if listed := [f"{path}: {problem}" for problem in problems]:
+        raise ConfigurationError(listed)
 
 
 def _table(content: Mapping[str, Any], words: tuple[str, ...]) -> Mapping[str, Any]:

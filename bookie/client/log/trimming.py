@@ -17,6 +17,8 @@ from bookie.client.recovery.recovery import recover_ledger
 from bookie.metadata.ledgers.ledgers import NoSuchLedgerError, Versioned
 from bookie.metadata.logs.log_list import LogList
 from bookie.metadata.logs.log_store import ListedLog, LogLists, NoSuchLogError
+from bookie.metadata.nodes import read_each_permitted
+from bookie.metadata.port import AccessDeniedError
 from bookie.model.errors import BkhealError
 from bookie.model.ids import LedgerId
 from bookie.runtime.fault_points import fault_point
@@ -70,6 +72,7 @@ async def delete_log(ports: ClientPorts, lists: LogLists, name: str) -> None:
         NoSuchLogError: there is no such log, and no ledger of a deleted one is left.
         RecoveryNotPossibleError: the last ledger could not be fenced; the log was deleted. Delete it again to free
             that ledger.
+        AccessDeniedError: this session may not read or delete some of its ledgers; the others are deleted.
         LogConflictError, OutcomeUnknownError, StoreUnavailableError: delete it again.
     """
 
@@ -106,19 +109,35 @@ def check_log_not_deleted(name: str, log: LogList) -> None:
 
 
 async def _trim(ports: ClientPorts, lists: LogLists, listed: ListedLog) -> ListedLog:
-    while listed.list.trimming:
-        going = listed.list.trimming[: 1 if fault_point("log.trim_one") else _DELETES_PER_BATCH_MAX]
-        for ledger in await ports.ledgers.read_many(going):
+    """Delete all ledgers of ``trimming`` that this session may read and delete; the others stay there.
+
+    Raises:
+        AccessDeniedError: some ledgers are left.
+    """
+    refused: dict[LedgerId, AccessDeniedError] = {}
+    while going := [each for each in listed.list.trimming if each not in refused]:
+        going = going[: 1 if fault_point("log.trim_one") else _DELETES_PER_BATCH_MAX]
+        found = await read_each_permitted(ports.ledgers.read_many, going)
+        for ledger in found:
             if isinstance(ledger, Versioned) and not ledger.metadata.is_closed:
                 await _fence(ports, ledger.ledger_id)
-        for ledger_id in going:
-            await ports.ledgers.delete(ledger_id)
+        gone = []
+        for ledger_id, ledger in zip(going, found, strict=True):
+            try:
+                if isinstance(ledger, AccessDeniedError):
+                    raise ledger  # it cannot be fenced
+                await ports.ledgers.delete(ledger_id)
+                gone.append(ledger_id)
+            except AccessDeniedError as error:
+                refused[ledger_id] = error
 
-        def decide(now: LogList, gone: tuple[LedgerId, ...] = going) -> LogList | None:
+        def decide(now: LogList, gone: Sequence[LedgerId] = gone) -> LogList | None:
             left = now.trimmed(gone)
             return None if left == now else left
 
         listed = await lists.change(listed, decide)
+    for refusal in refused.values():
+        raise refusal
     return listed
 
 

@@ -39,6 +39,21 @@ async def current_ledger(ports: ClientPorts, ledger_id: LedgerId) -> Versioned:
     return ledger
 
 
+async def read_again(ports: ClientPorts, ledger: Versioned) -> Versioned:
+    """Return the newest metadata of a ledger.
+
+    Raises:
+        NoSuchLedgerError: it was deleted, perhaps before another ledger with its id was created. The other one may have
+            the same version (R170).
+        The other errors are those of ``current_ledger``.
+    """
+    now = await current_ledger(ports, ledger.ledger_id)
+    is_other = None not in (ledger.czxid, now.czxid) and ledger.czxid != now.czxid
+    if is_other or now.version < ledger.version:
+        raise NoSuchLedgerError(f"ledger {ledger.ledger_id} was deleted, and another one has its id")
+    return now
+
+
 async def change_metadata(
     ports: ClientPorts, ledger: Versioned, decide: Decide, checks: Sequence[Check] = ()
 ) -> Versioned:
@@ -58,11 +73,12 @@ async def change_metadata(
         is_last = attempt + 1 == settings.recovery_store_attempts_max
         try:
             if attempt or fault_point("recovery.extra_reread"):
-                ledger = _check_same_ledger(ledger, await current_ledger(ports, ledger.ledger_id))
+                ledger = await read_again(ports, ledger)
             wanted = decide(ledger.metadata)
             if wanted is None:
                 return ledger
-            return await ports.ledgers.write(ledger.ledger_id, wanted, ledger.version, checks=checks)
+            written = await ports.ledgers.write(ledger.ledger_id, wanted, ledger.version, checks=checks)
+            return replace(written, czxid=ledger.czxid)
         except PreconditionFailedError as error:
             raise TailChangedError(str(error)) from error
         except TailChangedError:
@@ -98,7 +114,7 @@ async def close_at(
 
     Args:
         ports: see ``ClientPorts``.
-        ledger: the ledger as it was at the start of the recovery.
+        ledger: the ledger, at the start of the recovery or later.
         closed: ``LedgerTail.closed``.
         last_entry_id: the end, inclusive.
         length: payload bytes up to it.
@@ -126,9 +142,3 @@ async def close_at(
     tails = [sealed.last_fragment for sealed in wanted]
     is_ours = stored.metadata.last_entry_id == last_entry_id and stored.metadata.last_fragment in tails
     return stored, is_ours
-
-
-def _check_same_ledger(before: Versioned, now: Versioned) -> Versioned:
-    if now.version < before.version:
-        raise NoSuchLedgerError(f"ledger {before.ledger_id} was deleted, and another one has its id")
-    return now

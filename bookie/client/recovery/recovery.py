@@ -14,6 +14,8 @@ end, and all others accept it (I4). The order of the steps is the safety argumen
    is repeated after the close: a worker may have completed the task while the ledger was open.
 6. If the disks of a member of the last ensemble have changed since step 2, the recovery starts again: the new disks may
    have no fence, and may have accepted adds of the writer (R132).
+   The metadata is read again before that: if the ledger was deleted and another one has its id, the recovery ends
+   (R170).
 7. One transaction stores the end, the length and the new members, if the last fragment is still that of step 1 and the
    disks of the new members have not changed since they were asked (R30).
 
@@ -28,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from bookie.client.access import LedgerAccess, ledger_access
@@ -35,7 +38,7 @@ from bookie.client.errors import ConfirmedEntryUnreadableError, RecoveryNotPossi
 from bookie.client.held_entries import HeldEntriesReader
 from bookie.client.marks import mark_incomplete
 from bookie.client.ports import ClientPorts
-from bookie.client.recovery.close import TailChangedError, begin_recovery, close_at, current_ledger
+from bookie.client.recovery.close import TailChangedError, begin_recovery, close_at, current_ledger, read_again
 from bookie.client.recovery.fence import fence_last_ensemble, verify_key_with_bookie
 from bookie.client.recovery.read import RecoveryReader
 from bookie.client.recovery.tail import LedgerTail
@@ -51,7 +54,7 @@ from bookie.wire.port import Status
 
 _log: Final = logging.getLogger(__name__)
 
-_MARKING: Final = Backoff(attempts=4)
+_STORE_RETRIES: Final = Backoff(attempts=4)
 _AT_A_TIME: Final = 32
 """Maximum number of concurrent listings: the metadata of an old ledger may name many bookies."""
 _READ_BYTES_MAX: Final = 8 << 20
@@ -121,6 +124,7 @@ class _Recovery:
         checks = await self._spare_checks()
         incomplete = await self._incomplete(self._tail.closed(self._ledger.metadata, last, length))
         await self._mark(incomplete)  # before the close: after it, no other process has this information
+        await self._read_again()  # another ledger may have the id and the version
         await self._ensure_same_disks(disks)
         stored, is_ours = await close_at(self._ports, self._ledger, self._tail.closed, last, length, checks)
         extra = {"ledger_id": stored.ledger_id, "last_entry_id": stored.metadata.last_entry_id, "is_ours": is_ours}
@@ -159,8 +163,13 @@ class _Recovery:
             else:
                 return found.entry.length
             # Repair may have moved the copies to other bookies; the last fragment is checked by the close.
-            self._ledger = await current_ledger(self._ports, self._ledger.ledger_id)
+            await self._read_again()
         raise AssertionError("unreachable: the loop returns or raises")
+
+    async def _read_again(self) -> None:
+        ports = self._ports
+        read = partial(read_again, ports, self._ledger)
+        self._ledger = await retry_transient(read, _STORE_RETRIES, ports.clock, ports.rng)
 
     async def _spare_checks(self) -> list[Check]:
         """Return checks for the close: each spare still has the disks whose entries are listed next.
@@ -196,7 +205,9 @@ class _Recovery:
 
     async def _mark(self, incomplete: Sequence[BookieId]) -> None:
         ports, ledger_id = self._ports, self._ledger.ledger_id
-        await retry_transient(lambda: mark_incomplete(ports, ledger_id, incomplete), _MARKING, ports.clock, ports.rng)
+        await retry_transient(
+            lambda: mark_incomplete(ports, ledger_id, incomplete), _STORE_RETRIES, ports.clock, ports.rng
+        )
 
 
 async def _incomplete_members(ports: ClientPorts, ledger_id: LedgerId, sealed: LedgerMetadata) -> set[BookieId]:

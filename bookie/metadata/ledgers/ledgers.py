@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bookie.metadata.cluster import Cluster
@@ -62,6 +62,13 @@ class NoSuchLedgerError(ConflictError):
     """The ledger has no metadata (it was deleted, or never created)."""
 
 
+class LedgerReplacedError(ConflictError):
+    """The ledger was deleted, and another one has its id. Nothing that is known about the first one is true of it."""
+
+    def __init__(self, ledger_id: LedgerId) -> None:
+        super().__init__(f"ledger {ledger_id} was deleted, and another one has its id")
+
+
 class LedgerExistsError(ConflictError):
     """Another ledger has this id."""
 
@@ -93,6 +100,13 @@ class Versioned:
     ledger_id: LedgerId
     metadata: LedgerMetadata
     version: int
+    czxid: int | None = field(default=None, compare=False)
+    """The transaction that created the node; None if unknown. After a ledger was deleted, another one with its id may
+    have the same version."""
+
+    def is_other_ledger(self, node: Node | None) -> bool:
+        """Whether the node at the path of this ledger is of another ledger, which was created after a deletion."""
+        return node is not None and self.czxid is not None and node.stat.czxid != self.czxid
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +215,7 @@ class LedgerStore:
         """
         if node is None:
             raise NoSuchLedgerError(f"ledger {ledger_id} does not exist")
-        return Versioned(ledger_id, decode(node.data), node.stat.version)
+        return Versioned(ledger_id, decode(node.data), node.stat.version, node.stat.czxid)
 
     async def current(self, ledger_id: LedgerId) -> Versioned | None:
         """Read one ledger, including every write completed before this call; None if there is no such ledger.
@@ -405,7 +419,7 @@ def _versioned(ledger_id: LedgerId, node: Node | None) -> Versioned | Unreadable
     decoded = _decoded(ledger_id, None if node is None else node.data)
     if node is None or decoded is None or isinstance(decoded, Unreadable):
         return decoded if isinstance(decoded, Unreadable) else None
-    return Versioned(ledger_id, decoded, node.stat.version)
+    return Versioned(ledger_id, decoded, node.stat.version, node.stat.czxid)
 
 
 def _decoded(ledger_id: LedgerId, data: bytes | None) -> LedgerMetadata | Unreadable | None:

@@ -321,7 +321,7 @@ class KazooConnection:
         while not (self.tracker.current.is_connected and self._is_logged_in):
             with waiting_for(self.tracker.changed, self._login_ended, self._refused) as waiter:
                 if self._is_login_refused:
-                    raise AccessDeniedError(f"log in to {self._hosts}: {LOGIN_REFUSED}")
+                    raise AccessDeniedError(f"cannot log in to {self._hosts}: {LOGIN_REFUSED}")
                 if self._refusals.keys() >= set(self._client.hosts):
                     refused = sorted(self._refusals.items())
                     raise ZooKeeperAccessError("; ".join(f"ZooKeeper at {h}:{p}: {why}" for (h, p), why in refused))

@@ -85,7 +85,7 @@ class ZooKeeperStore(MetadataStore):
             await connection.stop()
             raise StoreUnavailableError(
                 f"no ZooKeeper session from {hosts} within {connect_timeout_s:g} s: "
-                + (connection.problem or "check the addresses, and that a majority of the servers runs")
+                + (connection.problem or _advice(is_tls_used=access.tls_ca is not None))
             ) from error
         except BaseException:
             await connection.stop()
@@ -274,3 +274,10 @@ async def _read_pipelined(read: Callable[[str], Awaitable[T]], paths: Sequence[s
     for start in range(0, len(paths), PIPELINED_READS_MAX):
         result += await asyncio.gather(*(read(path) for path in paths[start : start + PIPELINED_READS_MAX]))
     return result
+
+
+def _advice(*, is_tls_used: bool) -> str:
+    """Return what to check if no server answers. A port with TLS closes a connection without it silently."""
+    if is_tls_used:
+        return "check the addresses, and that a majority of the servers runs"
+    return "check the addresses, that a majority of the servers runs, and whether the port needs TLS (zk_tls_ca)"

@@ -27,6 +27,12 @@ class RequestUnknownError(RequestRefusedError):
 
 
 _ACCESS_DENIED_CODE: Final = -102
+_REQUESTS: Final = ("read ", "list ", "look for ", "sync ", "create ", "change ", "delete ")
+"""The first words of requests; a sentence about what was denied needs a verb before them."""
+_INVALID_ACL: Final = (
+    "the ACL for it is invalid (zk_acl): `creator` needs a login or a certificate, and each identity in a list must "
+    "fit its scheme, such as digest:user:hash"
+)
 LOGIN_REFUSED: Final = (
     "ZooKeeper refused the login: check the user and the password (zk_username, zk_password_file), and for "
     "GSSAPI the ticket or keytab of this process and the principal of the server (docs/zookeeper.md)"
@@ -40,7 +46,7 @@ _ERRORS_BY_CODE: Final[dict[int, tuple[type[BkhealError], str]]] = {
     -110: (NodeExistsError, "it exists already"),
     -111: (NotEmptyError, "it has children"),
     -113: (RequestRefusedError, "invalid callback"),
-    -114: (AccessDeniedError, "the ACL for it is invalid: `creator` needs a login or a certificate (zk_acl)"),
+    -114: (AccessDeniedError, _INVALID_ACL),
     -115: (AccessDeniedError, LOGIN_REFUSED),
     -118: (StoreUnavailableError, "the session moved to another server; the request was not carried out"),
     -119: (StoreUnavailableError, "the server is read-only (it has lost its quorum)"),
@@ -60,6 +66,8 @@ def answer_error(code: int | None, what: str) -> BkhealError | None:
     if found is None:
         return None
     kind, why = found
+    if kind is AccessDeniedError and what.startswith(_REQUESTS):
+        what = f"cannot {what}"
     if code == _ACCESS_DENIED_CODE:
         why += f"; the permission is needed for {current_access().identity} (docs/zookeeper.md)"
     return kind(f"{what}: {why}")
@@ -73,7 +81,7 @@ def multi_error(codes: list[int], paths: list[str]) -> BkhealError | None:
     if not any(codes):
         return None
     index = next((i for i, code in enumerate(codes) if code not in (_ROLLED_BACK, _RUNTIME_INCONSISTENCY)), 0)
-    cause = answer_error(codes[index], paths[index])
+    cause = answer_error(codes[index], f"change {paths[index]}")
     if isinstance(cause, ConflictError | PermanentError):
         return MultiFailedError(index, cause)
     return cause or StoreUnavailableError(f"multi refused at {paths[index]} with code {codes[index]}; nothing was done")

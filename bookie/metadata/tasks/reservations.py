@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bookie.metadata.nodes import (
@@ -94,6 +94,8 @@ class LedgerReservations:
     reservations: tuple[Reservation, ...]
     version: int
     path: str
+    czxid: int | None = field(default=None, compare=False)
+    """The transaction that created the node; None if unknown."""
 
     def names(self, bookie: BookieId) -> bool:
         """Whether a copy to this bookie is being made."""
@@ -132,7 +134,7 @@ class Reservations:
         Raises:
             UnreadableReservationError: damaged.
         """
-        return None if node is None else self._decode(ledger_id, node.data)
+        return None if node is None else replace(self._decode(ledger_id, node.data), czxid=node.stat.czxid)
 
     async def ensure_parent(self) -> None:
         """Create the parent of reservations, for callers that reserve in their own transaction. Idempotent.

@@ -154,7 +154,10 @@ def uri_from_content(content: Mapping[str, Any], path: Path, problems: list[str]
     """Return the URI in the content of a file, if any; add problems outside its tables to ``problems``."""
     unknown = sorted(name for name, value in content.items() if name != URI_KEY and not isinstance(value, Mapping))
     if unknown:
-        problems.append(f"{path}: unknown {', '.join(unknown)}; outside the tables only {URI_KEY} is known")
+        problems.append(
+            f"{path}: unknown {', '.join(unknown)}; outside the tables only {URI_KEY} is known, and the options of a "
+            "command belong below a line such as [auditor]"
+        )
     uri = content.get(URI_KEY)
     if uri is None:
         return None

@@ -414,11 +414,15 @@ class Collector:
 
         async def check_ledger(ledger_id: LedgerId) -> None:
             mark = self._storage.mark(ledger_id)
-            if await self._ledgers.current(ledger_id) is None:
-                marks[ledger_id] = mark
-            else:
-                self._storage.unmark(ledger_id, mark)
-                report.kept += 1
+            is_deleted = False
+            try:
+                is_deleted = await self._ledgers.current(ledger_id) is None
+            finally:
+                if is_deleted:
+                    marks[ledger_id] = mark
+                else:
+                    self._storage.unmark(ledger_id, mark)
+            report.kept += not is_deleted
 
         try:
             for ledger_id in ledger_ids:

@@ -9,7 +9,9 @@ journal, and on that of the first ledger directory, which has the index. If a ch
 the bookie becomes read-only. After ``STALL_FATAL_S`` the process ends, so that its ledgers are repaired from other
 copies. Data of a hanging write to a journal was not acknowledged, and data for a ledger directory is still in a
 journal. Removals and writes of marks count as well: a checkpoint waits for them, and one of several journals may have
-no other writes (docs/failure-model.md#R133).
+no other writes (docs/failure-model.md#R133). The watch writes a small file to the first ledger directory from time to
+time. Otherwise a bookie without adds would never change anything there, and would stay registered although all reads
+hang (docs/failure-model.md#R162).
 
 The bookie registers as read-only before it refuses plain adds, and accepts adds before it registers as writable. So it
 does not refuse a writer that chose it because of its registration.
@@ -27,9 +29,10 @@ from typing import Final
 
 from bookie.model.errors import BkhealError
 from bookie.runtime.clock import Clock
+from bookie.runtime.tasks import cancel, guarded
 from bookie.server.service import BookieService
 from bookie.server.upkeep.registration_keeper import RegistrationKeeper
-from bookie.storage.port import DISK_SILENCE_S_MAX, Disk, StalledDiskError
+from bookie.storage.port import DISK_SILENCE_S_MAX, Disk, DiskError, DiskFullError, StalledDiskError
 from bookie.storage.store import LedgerStorage
 
 _log = logging.getLogger(__name__)
@@ -53,6 +56,8 @@ STALL_READ_ONLY_S: Final = 15.0
 """Duration of a change that makes the bookie read-only: as long as clients wait for an add. A disk that takes this long
 for a write of 4 MiB is of no use to them."""
 STALL_FATAL_S: Final = DISK_SILENCE_S_MAX
+_PROBE_INTERVAL_S: Final = 30.0
+"""Interval between two writes that only show whether the disk answers. Each costs a few syncs."""
 _CHECK_INTERVAL_S_MAX: Final = 2 * INTERVAL_S
 """The longest time that counts between two checks. A process may be stopped (SIGSTOP, a paused machine), including its
 writing threads."""
@@ -142,6 +147,7 @@ class DiskWatch:
         seen."""
         self._journal_paths = journal_paths
         self._ledger_path = ledger_path
+        self._probe_problem = ""
 
     @property
     def reasons(self) -> tuple[ReadOnlyReason, ...]:
@@ -171,9 +177,13 @@ class DiskWatch:
 
     async def run(self) -> None:
         """Check periodically until cancelled."""
-        while True:
-            await self._clock.sleep(INTERVAL_S)
-            await self.check()
+        probing = guarded("disk probe", self._probe())
+        try:
+            while True:
+                await self._clock.sleep(INTERVAL_S)
+                await self.check()
+        finally:
+            await cancel(probing)
 
     async def check(self) -> None:
         """Check once, and switch the mode if necessary."""
@@ -181,6 +191,8 @@ class DiskWatch:
             await self._check()
 
     async def _check(self) -> None:
+        if self._storage.fatal.done():
+            return
         self._check_stalls()
         which = max(self._changes, key=self._stalled_s, default=0)
         stalled_s = self._stalled_s(which)
@@ -207,6 +219,21 @@ class DiskWatch:
             self._service.is_read_only = False
         await self._keeper.switch(is_read_only=is_read_only, deadline_s=ANNOUNCE_DEADLINE_S)
         self._service.is_read_only = is_read_only
+
+    async def _probe(self) -> None:
+        """Write to the first ledger directory periodically, one write at a time. The checks detect one that hangs."""
+        while True:
+            await self._clock.sleep(_PROBE_INTERVAL_S)
+            problem = ""
+            try:
+                await self._storage.probe()
+            except DiskFullError:  # the next write of data shows it, too
+                pass
+            except DiskError as error:  # a disk that can only be read still serves reads; the next checkpoint fails
+                problem = str(error)
+            if problem and not self._probe_problem:
+                _log.warning("the ledger disk cannot be written", extra={"error": problem})
+            self._probe_problem = problem
 
     async def _check_disk_space(self) -> None:
         try:

@@ -46,11 +46,12 @@ _IOV_MAX: Final = 1024
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 """No space, or no more open files in this process or system (R134)."""
 _REMEDIES: Final = {
-    errno.ENOSPC: "free space on its disk",
+    errno.ENOSPC: "free space, or inodes, on its disk",
     errno.EDQUOT: "free space, or raise the quota",
     errno.EMFILE: "allow this process more open files, as with ulimit -n",
     errno.ENFILE: "allow more open files on this machine",
     errno.EIO: "its disk fails: see the log of the kernel",
+    errno.EFBIG: "raise the limit of the size of files, as with ulimit -f",
     errno.EROFS: "mount its file system for writing; if an error ended this, see the log of the kernel",
     errno.EACCES: "give the user of this process access to it",
 }
@@ -417,10 +418,20 @@ def is_thread_waiting() -> bool:
 
 
 def _make_and_lock(root: Path, may_be_read_only: bool) -> int:
-    if not (may_be_read_only and root.is_dir() and _is_read_only(root)):
+    if not (may_be_read_only and _is_directory(root) and _is_read_only(root)):
         make_durable_directory(root)
     with _disk_errors("lock", root):
         return lock_directory(root, may_be_read_only=may_be_read_only)
+
+
+def _is_directory(path: Path) -> bool:
+    """Return whether ``path`` is a directory.
+
+    Raises:
+        DiskError: its disk cannot tell.
+    """
+    with _disk_errors("stat", path):
+        return path.is_dir()
 
 
 def _is_read_only(directory: Path) -> bool:
@@ -451,7 +462,11 @@ def _open_file(path: Path, flags: int, threads: _Threads, changes: RunningChange
         raise
     except OSError as error:
         raise _disk_error("open", path, error) from error
-    size = os.fstat(descriptor).st_size
+    try:
+        size = os.fstat(descriptor).st_size
+    except OSError as error:
+        os.close(descriptor)
+        raise _disk_error("stat", path, error) from error
     return _File(path, descriptor, size, threads, changes, is_read=not flags & os.O_CREAT)
 
 
@@ -518,7 +533,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def _make_directory(path: Path) -> None:
-    if path.is_dir():
+    if _is_directory(path):
         return
     _make_directory(path.parent)
     with _disk_errors("make directory", path):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -84,7 +85,7 @@ _FULL: Final = ("No space left on device", "Disk quota exceeded", "Too many open
 _MAKE_SPACE_HINT: Final = ". Free space on its disk, or allow more open files"
 _LOCKED: Final = ("lock hold by current process", "While lock file")
 _MANIFESTS: Final = "MANIFEST-*"
-_TABLE_FILES: Final = "*.sst"
+_DATA_SUFFIXES: Final = (".log", ".sst")
 _CURRENT: Final = "CURRENT"
 """The file that names the manifest in use. RocksDB writes it before the first log and the first table."""
 
@@ -444,9 +445,15 @@ def _check_not_in_part(path: Path) -> None:
     """Check that ``CURRENT`` exists if there is data: without it, RocksDB begins a new index, and deletes the old one.
 
     Raises:
-        DiskError: the file is missing.
+        DiskError: the file is missing, or the directory cannot be listed.
     """
-    if not (path / _CURRENT).exists() and any([*path.glob(_LOG_FILES), *path.glob(_TABLE_FILES)]):
+    try:
+        names = os.listdir(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _open_failure(path, f"{_IO_ERROR}: {error}") from error
+    if _CURRENT not in names and any(name.endswith(_DATA_SUFFIXES) for name in names):
         raise _open_failure(path, f"{_DAMAGED}: its file {_CURRENT} is missing, and its data is not")
 
 

@@ -42,6 +42,7 @@ from bookie.runtime.waiting import within_running_time
 from bookie.storage.disks.removed_files import RemovedFiles
 from bookie.storage.port import (
     DISK_SILENCE_S_MAX,
+    PROBE_FILE,
     DirectoryFailedError,
     DirectoryFullError,
     Disk,
@@ -54,8 +55,6 @@ _log = logging.getLogger(__name__)
 
 SPREAD: Final = "entries"
 """The subdirectory whose files are spread: that of the entry logs."""
-PROBE_FILE: Final = ".probe"
-"""The file that a probe writes to a directory after a failed read."""
 _PROBE_INTERVAL_S: Final = 10.0
 """The shortest time between two probes of one directory."""
 _REGAINED_BYTES: Final = 1 << 20

@@ -400,7 +400,13 @@ class BookieRun:
             early = self._image_marks if self._image_marks.is_used else self._driver_marks
             unrepaired = UnrepairedMarkings(early.marking.ledgers, self._cluster)
             markings = unrepaired.of(self._counted(due, total))
-            published = publish(markings, self._cluster, gate=self._context.gate, note=self._context.note_marks)
+            published = publish(
+                markings,
+                self._cluster,
+                gate=self._context.gate,
+                note=self._context.note_marks,
+                count=limiter.count,
+            )
         published = with_early_marks(published, unrepaired.skipped)
         published = replace(published, held_back=held_back(limiter, due_only))
         if published.outcome is PublishOutcome.PUBLISHED and not published.is_limited:

@@ -123,7 +123,13 @@ class PlacementPart:
         with self._context.tasks(Phase.PUBLISH, is_reported=False):
             ids = (LedgerId(row["ledger_id"]) for row in judged.fixable.orderBy("ledger_id").toLocalIterator())
             due = limiter.admitted(((ledger_id, ()), 0) for ledger_id in ids)
-            published = publish(due, self._cluster, gate=self._context.gate, note=self._context.note_marks)
+            published = publish(
+                due,
+                self._cluster,
+                gate=self._context.gate,
+                note=self._context.note_marks,
+                count=limiter.count,
+            )
         return replace(published, held_back=held_back(limiter))
 
     def counts(self, tally: PlacementTally, sums: FindingSums, totals: ScanTotals) -> PlacementCounts:

@@ -2,7 +2,8 @@
 
 It needs one request per ledger and bookie, so it works chunk by chunk: read metadata, list the registered bookies, ask,
 mark, report. It may be paused between chunks. A stop takes effect within seconds, and existing marks stay. The run
-leaves one core free, so that a run after the loss of a bookie can start immediately.
+leaves one core free, so that a run after the loss of a bookie can start immediately. A run with limits makes its new
+marks after the last chunk, because only then the worst ledgers of the cluster are known (``worst_first``).
 
 A bookie that lacks entries is marked as missing, like a lost one: a worker asks the registered bookies in a task for
 their entries, and copies the missing ones to them. Only an explicit denial by a healthy bookie causes a mark (S6).
@@ -14,11 +15,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from pyspark import StorageLevel
@@ -28,6 +30,7 @@ from pyspark.sql import functions as F  # noqa: N812 (the name that every Spark 
 from pyspark.sql.types import BooleanType
 
 from bookie.metadata.access import ZooKeeperAccessError, current_access
+from bookie.metadata.bookies.marking_times import HoldReason
 from bookie.metadata.bookies.registration import Bookies
 from bookie.metadata.port import AccessDeniedError, StoreUnavailableError
 from bookie.metadata.tasks.decisions import Decision
@@ -38,6 +41,7 @@ from spark_jobs.checks.findings import FINDING_DDL, FindingKind
 from spark_jobs.checks.metadata_check import unreadable_metadata
 from spark_jobs.checks.replicas.task import COUNTS_DDL, TaskSettings, asking
 from spark_jobs.datasource.partitions import LeafParent
+from spark_jobs.options.marking import RunLimits
 from spark_jobs.report.counts import (
     AcceptedCounts,
     FindingSums,
@@ -51,10 +55,12 @@ from spark_jobs.runs.chunks import chunks, is_sampled, nodes_in_range
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.findings import accepted_counts, finding_sums, ledgers_found, to_mark, worst_ledgers
 from spark_jobs.runs.marking.brake import held_because
-from spark_jobs.runs.marking.held_back import HeldBookies, held_back
-from spark_jobs.runs.marking.limits import MarkLimiter
-from spark_jobs.runs.marking.publish import publish
-from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult
+from spark_jobs.runs.marking.held_back import LedgerWithFindings, held_back
+from spark_jobs.runs.marking.limits import DueLedger, MarkLimiter
+from spark_jobs.runs.marking.publish import BATCH, publish
+from spark_jobs.runs.marking.repaired_since import unrepaired
+from spark_jobs.runs.marking.worst_first import WaitingLedgers
+from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult, combine_published
 from spark_jobs.runs.port import Phase, ProgressEvent
 from spark_jobs.runs.reading.completeness import problems
 from spark_jobs.runs.reading.ledger_scan import LedgerScan, scan_ledgers, store_error
@@ -107,6 +113,8 @@ class ReplicaRun:
         seed = self._settings.sample_seed
         self._seed = rng.getrandbits(32) if seed is None else seed
         self._limiter = MarkLimiter(self._settings.run_limits, self._cluster)
+        self._waiting = None if self._settings.run_limits == RunLimits() else WaitingLedgers()
+        """The ledgers that wait for the end of a run with limits."""
         self._asked = _AnswerCounts()
         self._accepted: dict[LedgerId, Decision] = {}
         self._accepted_found = (0, 0)
@@ -129,6 +137,7 @@ class ReplicaRun:
             self._context.progress(ProgressEvent(Phase.ASK, done, total))
             bookies = retry_until_one_reading(partial(self._chunk, parents, found))
             done += sum(parent.planned for parent in parents)
+        found.published = combine_published(found.published, self._publish_waiting())
         recount = self._cluster.count_planned(plan, found.totals)
         took_s = self._context.clock.monotonic_s() - started_s
         counts = self._counts(took_s, sum(parent.planned for parent in every))
@@ -168,7 +177,7 @@ class ReplicaRun:
             self._asked.add(counted)
             self._accepted_found = (self._accepted_found[0] + ledger_count, self._accepted_found[1] + fragments)
             with context.report.tolerated(), context.tasks(Phase.REPORT, is_reported=False):
-                context.report.write_findings(ledgers, others, HeldBookies(limit_from=self._limiter.first_held))
+                context.report.write_findings(ledgers, others)
         return bookies
 
     def _ask(self, scan: LedgerScan, bookies: Bookies) -> DataFrame:
@@ -197,9 +206,39 @@ class ReplicaRun:
         if self._settings.is_dry_run:
             return PublishResult(PublishOutcome.DRY_RUN)
         with self._context.tasks(Phase.PUBLISH, is_reported=False):
-            found = to_mark(ledgers)
-            due = self._limiter.admitted(((each.ledger_id, each.missing), each.bytes_estimate) for each in found)
-            published = publish(due, self._cluster, gate=self._context.gate, note=self._context.note_marks)
+            found = to_mark(ledgers) if self._waiting is None else self._already_marked(to_mark(ledgers), self._waiting)
+            return self._mark(((each.ledger_id, each.missing), each.bytes_estimate) for each in found)
+
+    def _already_marked(
+        self, ledgers: Iterable[LedgerWithFindings], waiting: WaitingLedgers
+    ) -> Iterator[LedgerWithFindings]:
+        """Yield the ledgers that are already marked, and let the others wait."""
+        remaining = iter(ledgers)
+        while batch := tuple(islice(remaining, BATCH)):
+            are_marked = self._cluster.are_marked([(each.ledger_id, each.missing) for each in batch])
+            waiting.add(each for each, is_marked in zip(batch, are_marked, strict=True) if not is_marked)
+            yield from (each for each, is_marked in zip(batch, are_marked, strict=True) if is_marked)
+
+    def _publish_waiting(self) -> PublishResult:
+        """Mark the waiting ledgers, the worst first, and note in the findings which ones were not marked."""
+        waiting = self._waiting
+        if waiting is None or not waiting:
+            return PublishResult(PublishOutcome.NOTHING_TO_PUBLISH)
+        with self._context.tasks(Phase.PUBLISH, is_reported=False):
+            published = self._mark(unrepaired(waiting.in_order(), self._cluster))
+        if (first := waiting.first_not_marked(self._limiter.first_held)) is not None:
+            self._context.report.note_limit(*first)
+        left = Counter({HoldReason.LIMIT.value: waiting.left}) + Counter(published.held_back)
+        return replace(published, held_back=dict(left))
+
+    def _mark(self, ledgers: Iterable[DueLedger]) -> PublishResult:
+        published = publish(
+            self._limiter.admitted(ledgers),
+            self._cluster,
+            gate=self._context.gate,
+            note=self._context.note_marks,
+            count=self._limiter.count,
+        )
         return replace(published, held_back=held_back(self._limiter))
 
     def _counts(self, took_s: float, every: int) -> ReplicaCounts:

@@ -27,6 +27,8 @@ class LedgerWithFindings:
     """The missing bookies of its critical fragments."""
     bytes_estimate: int = 0
     """Bytes to copy for its repair."""
+    severity_rank: int = 0
+    """The rank of its worst severity; a smaller one is worse."""
 
 
 @dataclass(frozen=True, slots=True)

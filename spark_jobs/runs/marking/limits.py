@@ -36,8 +36,8 @@ class ExistingMarks(Protocol):
 class MarkLimiter:
     """The limits of one run, over all of its chunks and all of its readings of the same metadata.
 
-    If a reading is repeated (``one_reading``), the ledgers that it admitted count. So the run marks at most as many as
-    it may, and fewer if the reading ended before they were marked.
+    A ledger counts from the time when it is marked, or may have been marked (``count``). So if a reading ended early
+    and is repeated (``one_reading``), the run marks as many ledgers as it may, and no more.
     """
 
     def __init__(self, limits: RunLimits, marks: ExistingMarks, batch_size: int = BATCH) -> None:
@@ -48,6 +48,8 @@ class MarkLimiter:
         self._ledgers = 0
         self._bytes = 0
         self._held = 0
+        self._uncounted: dict[LedgerId, int] = {}
+        """The sizes of the ledgers that were admitted and not counted yet: at most one batch of ``publish``."""
         self.first_held: LedgerId | None = None
         """The first ledger that the last call of ``admitted`` held back. All new ledgers after it were held back as
         well."""
@@ -60,6 +62,7 @@ class MarkLimiter:
         """
         self.first_held = None
         self._held = 0  # an earlier call may have ended with an error
+        self._give_back_uncounted()
         if self._limits == RunLimits():
             yield from (marking for marking, _ in due)
             return
@@ -67,16 +70,31 @@ class MarkLimiter:
         while batch := tuple(islice(remaining, self._batch_size)):
             are_marked = self._marks.are_marked([marking for marking, _ in batch])
             for (marking, size), is_marked in zip(batch, are_marked, strict=True):
-                if is_marked or self._admits(size):
+                if is_marked:
+                    yield marking
+                elif self._admits(size):
+                    self._uncounted[marking[0]] = size
                     yield marking
                 else:
                     self._held += 1
                     self.first_held = marking[0] if self.first_held is None else self.first_held
 
+    def count(self, batch: Sequence[Marking]) -> None:
+        """Count admitted ledgers that are marked, or may be. Those that are not counted may be admitted again."""
+        for ledger_id, _ in batch:
+            self._uncounted.pop(ledger_id, None)
+
     def take_held_back_count(self) -> int:
         """Return the number of ledgers that a limit held back since the last call."""
         held, self._held = self._held, 0
         return held
+
+    def _give_back_uncounted(self) -> None:
+        if self._uncounted:
+            self._ledgers -= len(self._uncounted)
+            self._bytes -= sum(self._uncounted.values())
+            self._is_exhausted = False
+            self._uncounted.clear()
 
     def _admits(self, size: int) -> bool:
         marks_max, bytes_max = self._limits.marks_max, self._limits.bytes_max

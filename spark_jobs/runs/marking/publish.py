@@ -63,6 +63,7 @@ def publish(
     *,
     gate: Gate | None = None,
     note: Callable[[Sequence[Marking]], None] | None = None,
+    count: Callable[[Sequence[Marking]], None] | None = None,
 ) -> PublishResult:
     """Publish ``markings`` in order, in bounded batches, until all are done or auto-recovery is disabled.
 
@@ -74,6 +75,7 @@ def publish(
         batch_size: number of ledgers in a batch.
         gate: passed before each batch.
         note: receives each marked batch; None: no receiver.
+        count: receives each batch that was marked, or may have been (``MarkLimiter.count``); None: no receiver.
 
     Raises:
         RunStoppedError: from ``gate``.
@@ -87,7 +89,7 @@ def publish(
             if not batch:
                 break
             gate.pass_through()
-            marked = target.mark(batch)
+            marked = _mark(batch, target, count)
         except RunStoppedError:
             raise
         except (TransientError, ConflictError, OutcomeUnknownError) as error:
@@ -101,3 +103,16 @@ def publish(
         if note is not None:
             note(batch)
     return PublishResult(PublishOutcome.PUBLISHED if ledgers else PublishOutcome.NOTHING_TO_PUBLISH, ledgers, changed)
+
+
+def _mark(
+    batch: Sequence[Marking], target: MarkReceiver, count: Callable[[Sequence[Marking]], None] | None
+) -> int | None:
+    """Mark a batch, and count it unless nothing was marked. After an error, a part of it may be marked."""
+    marked: int | None = 0
+    try:
+        marked = target.mark(batch)
+    finally:
+        if count is not None and marked is not None:
+            count(batch)
+    return marked

@@ -17,6 +17,7 @@ from typing import Protocol
 from bookie.metadata.ledgers.serde import UnreadableMetadataError, decode
 from bookie.model.ids import LedgerId
 from spark_jobs.report.counts import PublishOutcome, PublishResult
+from spark_jobs.runs.marking.limits import DueLedger
 from spark_jobs.runs.marking.publish import BATCH, Marking
 
 
@@ -62,6 +63,18 @@ class UnrepairedMarkings:
             done = _repaired([marking for marking in batch if marking[0] in self._early], self._cluster)
             self.skipped += len(done)
             yield from (marking for marking in batch if marking[0] not in done)
+
+
+def unrepaired(ledgers: Iterable[DueLedger], cluster: CurrentMarks, batch_size: int = BATCH) -> Iterator[DueLedger]:
+    """Yield ledgers in order, without those that were repaired or deleted since they were found.
+
+    Raises:
+        StoreUnavailableError: marks or ledgers cannot be read.
+    """
+    remaining = iter(ledgers)
+    while batch := tuple(islice(remaining, batch_size)):
+        done = _repaired([marking for marking, _ in batch], cluster)
+        yield from (each for each in batch if each[0][0] not in done)
 
 
 def with_early_marks(published: PublishResult, skipped: int) -> PublishResult:

@@ -196,7 +196,7 @@ def to_mark(ledgers: DataFrame) -> Iterator[LedgerWithFindings]:
     """Yield the ledgers to mark, the worst first."""
     for row in sorted(rows_of(ledgers), key=lambda row: (row["severity_rank"], row["ledger_id"])):
         missing = tuple(map(BookieId, row["missing"]))
-        yield LedgerWithFindings(LedgerId(row["ledger_id"]), missing, (), row["bytes_estimate"])
+        yield LedgerWithFindings(LedgerId(row["ledger_id"]), missing, (), row["bytes_estimate"], row["severity_rank"])
     current_process().lose_reading()
 
 

@@ -91,8 +91,8 @@ def test_a_run_in_progress_shows_its_progress() -> None:
 
 def test_the_cause_of_a_run_is_a_lost_bookie_or_the_user_who_requested_it() -> None:
     loss = replace(RUN, cause=RunCause.BOOKIE_LOSS, owner="bk1:3181")
-    assert "<td>loss of bk1:3181</td>" in page_of(STATUS, [loss])
-    assert "<td>alice (command)</td>" in page_of(STATUS, [RUN])
+    assert ">loss of bk1:3181</td>" in page_of(STATUS, [loss])
+    assert ">alice (command)</td>" in page_of(STATUS, [RUN])
 
 
 def test_the_headline_is_the_worst_of_what_is_known() -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from typer.testing import CliRunner
@@ -20,7 +20,11 @@ from auditor.cli.main import app as bkheal
 from bookie.model.errors import BkhealError
 from bookie.model.run import RunKind, RunState
 from bookie.runtime.user import user_name
+from spark_jobs.one_shot.command import run_command
 from spark_jobs.one_shot.run import OneShot
+from spark_jobs.settings import FailOn
+
+REPLICAS_RUN: Final = ("run", "--metadata-uri", "zk://h:1/ledgers", "--kind", "replicas")
 
 
 @dataclass
@@ -172,6 +176,62 @@ def test_a_place_for_metrics_that_cannot_work_is_refused_before_the_run_unless_a
     assert len(started) == 1, "a schedule must not stop marking for lack of a place for metrics"
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "says"),
+    [
+        (
+            "bookies",
+            ("--sample", "0.1", "--mark-misplaced"),
+            "--mark-misplaced (of placement and everything), --sample",
+        ),
+        ("everything", ("--ledger-min", "3"), "--ledger-min (of replicas)"),
+        ("placement", ("--apache-lists",), "--apache-lists (of replicas)"),
+        ("bookies", ("--export", "ids.txt"), "--export (of references)"),
+    ],
+)
+def test_an_option_that_a_kind_does_not_have_is_refused_before_the_run_unless_a_schedule_starts_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    options: tuple[str, ...],
+    says: str,
+) -> None:
+    started: list[OneShot] = []
+    monkeypatch.setattr(audit, "_run_locally", lambda shot, *_: started.append(shot))
+    words = ["--metadata-uri", "zk://127.0.0.1:1/ledgers", "--kind", kind, *options]
+    refused = CliRunner().invoke(bkheal, ["audit", "run", *words])
+    assert (refused.exit_code, started) == (2, [])
+    assert f"a run of kind {kind} has no {says}" in reported(refused)
+    scheduled = CliRunner().invoke(bkheal, ["audit", "run", *words, "--scheduled"])
+    assert (scheduled.exit_code, len(started), "ignored" in scheduled.stderr) == (0, 1, True)
+    with pytest.raises(SystemExit, match="2"):
+        run_command(words)
+    assert f"a run of kind {kind} has no {says}" in capsys.readouterr().err, "for spark-submit"
+
+
+def test_an_option_of_another_kind_is_ignored_in_the_environment_and_with_its_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[OneShot] = []
+    monkeypatch.setattr(audit, "_run_locally", lambda shot, *_: started.append(shot))
+    words = ["audit", "run", "--metadata-uri", "zk://127.0.0.1:1/ledgers", "--no-mark-misplaced"]
+    assert CliRunner().invoke(bkheal, words, env={"BKHEAL_AUDIT_RUN_SAMPLE": "0.1"}).exit_code == 0
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize("level", ["no-live-copy", "no_live_copy"])
+def test_a_level_of_findings_is_accepted_as_reports_write_severities(
+    monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    started: list[FailOn] = []
+    monkeypatch.setattr(audit, "_run_locally", lambda _, fail_on, *__: started.append(fail_on))
+    words = ["audit", "run", "--metadata-uri", "zk://127.0.0.1:1/ledgers"]
+    assert CliRunner().invoke(bkheal, [*words, "--fail-on", level]).exit_code == 0
+    assert CliRunner().invoke(bkheal, words, env={"BKHEAL_AUDIT_RUN_FAIL_ON": level}).exit_code == 0
+    assert FailOn(level) is FailOn.NO_LIVE_COPY, "for spark-submit"
+    assert started == [FailOn.NO_LIVE_COPY] * 2
+
+
 def test_a_client_certificate_is_presented_to_the_service(services: Services) -> None:
     files = ("--client-cert", "c.pem", "--client-key", "k.pem")
     assert invoke("run", "--at", "https://one:1", *files).exit_code == 0
@@ -221,8 +281,9 @@ def test_a_schedule_is_paused_and_resumed(services: Services) -> None:
         (("pause", "r1", "--kind", "bookies", "--at", "http://one:1"), "either the id of a run or --kind"),
         (("--dry-run", "list"), "write --dry-run after"),
         (("run", "--kind", "nonsense"), "nonsense"),
-        (("run", "--metadata-uri", "zk://h:1/ledgers", "--sample", "0"), "sample = 0"),
-        (("run", "--metadata-uri", "zk://h:1/ledgers", "--ledger-min", "9", "--ledger-max", "8"), "select no ledger"),
+        (("run", "--fail-on", "no_copy"), "'no_copy' is not one of never, no-live-copy, critical"),
+        ((*REPLICAS_RUN, "--sample", "0"), "sample = 0"),
+        ((*REPLICAS_RUN, "--ledger-min", "9", "--ledger-max", "8"), "select no ledger"),
         (("run", "--metadata-uri", "zk://h:1/ledgers", "--tls-key", "k"), "need tls_ca"),
     ],
 )

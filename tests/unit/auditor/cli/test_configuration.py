@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -78,14 +79,37 @@ def test_the_default_file_is_read_if_it_exists(file: Path, tmp_path: Path) -> No
     assert invoke("auditor", HOME=str(tmp_path)) == "3 True"
 
 
+@pytest.mark.parametrize(
+    ("content", "words", "table"),
+    [
+        ("auditor = 3\n", ("auditor",), "auditor"),
+        ("audit = 3\n", ("audit", "run"), "audit"),
+        ("[audit]\nrun = 3\n", ("audit", "run"), "audit.run"),
+    ],
+)
+def test_a_value_in_place_of_a_table_is_refused_by_the_command_and_by_validate(
+    file: Path, content: str, words: tuple[str, ...], table: str
+) -> None:
+    file.write_text(content)
+    says = re.escape(f"{file}: {table} is a single value, not the table of the command: write its options below a line")
+    with pytest.raises(ConfigurationError, match=rf"{says} \[{table}\]"):
+        invoke(*words, "--config", str(file))
+    result = CliRunner().invoke(bkheal, ["config", "validate", "--config", str(file)])
+    assert isinstance(result.exception, ConfigurationError)
+    assert re.search(says, str(result.exception))
+
+
 def test_a_value_of_the_wrong_type_is_refused_by_name(file: Path) -> None:
     file.write_text('[auditor]\nhttp_port = "many"\n')
     assert "Invalid value for '--http-port'" in invoke("auditor", "--config", str(file))
 
 
-def test_an_unknown_key_is_refused_and_the_known_ones_are_named(file: Path) -> None:
+def test_an_unknown_key_is_refused_and_the_similar_or_all_known_ones_are_named(file: Path) -> None:
     file.write_text("[auditor]\nhttp_prot = 1\n")
-    with pytest.raises(ConfigurationError, match=r"\[auditor\] http_prot is unknown; known are http_port, on"):
+    with pytest.raises(ConfigurationError, match=r"\[auditor\] http_prot is unknown; did you mean http_port\?$"):
+        invoke("auditor", "--config", str(file))
+    file.write_text("[auditor]\nlanguage = 1\n")
+    with pytest.raises(ConfigurationError, match=r"\[auditor\] language is unknown; known are http_port, on$"):
         invoke("auditor", "--config", str(file))
 
 
@@ -162,6 +186,15 @@ def test_show_prints_the_origin_of_each_value_and_when_a_change_takes_effect(tmp
         ["replicator.ledgers_in_flight", "3", "file", "restart"],
         ["replicator.min_racks", "4", "BKHEAL_REPLICATOR_MIN_RACKS", "restart"],
     ]
+
+
+def test_show_points_out_that_commands_refuse_a_part_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "bkheal.toml"
+    path.write_text("[auditor]\nhttp_port = 3\n")
+    assert CliRunner().invoke(bkheal, ["config", "show", "--config", str(path)]).stderr == ""
+    path.write_text("auditor = 3\n")
+    result = CliRunner().invoke(bkheal, ["config", "show", "--config", str(path)])
+    assert (result.exit_code, "`bkheal config validate" in result.stderr) == (0, True)
 
 
 @pytest.mark.parametrize("output", ["table", "json"])

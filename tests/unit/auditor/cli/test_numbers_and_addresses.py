@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from auditor.cli.exit_codes import exit_code_of
 from auditor.cli.main import app
+from bookie.metadata.port import AccessDeniedError, MultiFailedError, NodeExistsError
 from bookie.model.errors import BkhealError
 from bookie.model.exit_codes import ExitCode
 
@@ -79,3 +80,8 @@ def test_a_name_of_no_bookie_and_no_rack_is_wrong_usage(
 def test_a_misspelt_command_of_the_bookie_is_named() -> None:
     done = CliRunner().invoke(app, ["bookie", "statsu"])
     assert (done.exit_code, "statsu" in done.output) == (ExitCode.USAGE, True)
+
+
+def test_writes_that_are_denied_together_have_the_exit_code_of_one_that_is_denied() -> None:
+    assert exit_code_of(MultiFailedError(0, AccessDeniedError("cannot create /a"))) is ExitCode.CONFIGURATION
+    assert exit_code_of(MultiFailedError(0, NodeExistsError("create /a: it exists already"))) is ExitCode.FAILED

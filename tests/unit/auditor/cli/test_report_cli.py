@@ -54,8 +54,17 @@ def test_a_run_is_shown_with_advice_and_as_its_document(reports: Path) -> None:
 @pytest.mark.parametrize("filters", [(), ("--ledger", "7")], ids=" ".join)
 def test_the_run_without_findings_is_named(reports: Path, filters: tuple[str, ...]) -> None:
     """The latest run may be another check than the reader thinks of."""
-    assert SECOND.run_id in bkheal("findings", *filters, reports=reports)
-    assert FIRST.run_id in bkheal("findings", FIRST.run_id, *filters, reports=reports)
+    newest = bkheal("findings", *filters, reports=reports)
+    assert (SECOND.run_id in newest, "newest run of any kind" in newest) == (True, True)
+    named = bkheal("findings", FIRST.run_id, *filters, reports=reports)
+    assert (FIRST.run_id in named, "newest run of any kind" in named) == (True, False)
+
+
+@pytest.mark.parametrize("name", ["no_live_copy", "no-live-copy", "NO_LIVE_COPY"])
+def test_a_severity_is_accepted_in_each_spelling(reports: Path, name: str) -> None:
+    assert "has no such findings" in bkheal("findings", "--severity", name, reports=reports)
+    refused = CliRunner().invoke(app, ["report", "findings", "--severity", f"{name}s"])
+    assert (refused.exit_code, "is not one of lost" in refused.stderr) == (2, True)
 
 
 def test_two_runs_are_compared(reports: Path) -> None:

@@ -80,7 +80,7 @@ async def test_an_undamaged_ledger_is_good_and_is_not_marked() -> None:
         assert document["verdict"] == "good"
         assert [counts(document, name) for name in "abc"] == [(10, 0, 0, 0)] * 3
         assert document["mark"]["outcome"] == "nothing"
-        assert "10 entries verified by digest CRC32C" in text(document)
+        assert "10 entries; each copy is compared with its digest (CRC32C)" in text(document)
         assert "every copy is good" in text(document)
         assert await marked(world) == ()
         assert await changes_of(client_of(world)).newest(9) == []
@@ -210,11 +210,11 @@ async def test_entries_without_a_good_copy_are_listed_with_the_bookies_that_may_
         document = await verified(world)
         without = document["without_good_copy"]
         assert (without["entries"], without["perhaps_on"]) == (1, [])
-        assert "1 entry has no good copy on the bookies that answered: 4; all bookies" in text(document)
+        assert "1 entry (id 4) has no good copy on the bookies that answered; all bookies" in text(document)
         await world.kill("c")
         document = await verified(world)
         assert document["without_good_copy"]["perhaps_on"] == ["c"]
-        assert "4; c may have one" in text(document)
+        assert "answered; c may have one" in text(document)
 
 
 @in_virtual_time
@@ -382,6 +382,36 @@ async def test_absent_entries_are_not_marked_if_their_loss_was_accepted() -> Non
         document = await verified(world, is_marking=True)
         assert await marked(world) == names("b")
         assert [each["bookie_id"] for each in document["mark"]["held_back"]] == ["a"]
+
+
+@in_virtual_time
+async def test_no_mark_is_offered_for_copies_that_a_loss_without_ids_accepts() -> None:
+    denials = (Denial(0, BookieId("a"), 4), Denial(1, BookieId("b"), 4))
+    async with a_world("a b c") as world:
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(2, 2), last=9), 10)
+        await world.bookies.start(["a", "b"])
+        for bookie, position in (("a", 0), ("b", 1)):
+            kept = [n for n in range(10) if n % 3 and position in (n % 3, (n + 1) % 3)]
+            await world.bookies.put(bookie, LEDGER, [packets[EntryId(n)] for n in kept])
+        assert (await verified(world))["mark"]["bookies"] == ["a", "b"]
+        await accept(world, LostFragment(EntryId(0), EntryId(9), (), (), denials))
+        document = await verified(world, is_marking=True)
+        assert (document["verdict"], document["mark"]["outcome"], await marked(world)) == ("bad", "nothing", ())
+        assert "a is not to be marked: the loss of its absent entries was accepted" in text(document)
+
+        world.bookies["b"].results[EntryId(1)] = answers(Status.NO_ENTRY)  # more than the record accepts
+        assert (await verified(world))["mark"]["bookies"] == ["a", "b"]
+
+
+@in_virtual_time
+async def test_copies_of_a_loss_without_ids_are_marked_if_other_bookies_have_all_of_them() -> None:
+    async with a_world("a b c") as world:
+        await world.ledger(LEDGER, CLOSED, 10)
+        await clear(world, "a")
+        denials = tuple(Denial(position, BookieId(name), 10) for position, name in enumerate("abc"))
+        await accept(world, LostFragment(EntryId(0), EntryId(9), (), (), denials))
+        await verified(world, is_marking=True)
+        assert await marked(world) == names("a")
 
 
 @in_virtual_time

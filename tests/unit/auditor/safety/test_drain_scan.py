@@ -75,6 +75,23 @@ async def test_unreadable_ledgers_are_listed() -> None:
 
 
 @in_virtual_time
+async def test_a_ledger_that_may_not_be_read_is_listed_as_unreadable_and_the_others_count() -> None:
+    async with a_world("a b c") as world:
+        await filled(world)
+        world.cell.deny(world.ledgers.path(LedgerId(2)))
+        found: dict[LedgerId, LedgerMetadata] = {}
+        ids = [LedgerId(number) for number in range(1, 6)]
+        for reading in (
+            scan(world.ledgers, names("b"), found.__setitem__, lambda _: None),
+            scan_ids(world.ledgers, ids, names("b"), found.__setitem__, lambda _: None),
+        ):
+            result = await reading
+            assert (result.unreadable, result.unreadable_count, result.ledgers) == ([2], 1, 3)
+            assert sorted(found) == [1, 3, 4]
+            found.clear()
+
+
+@in_virtual_time
 async def test_ledgers_left_to_drain_are_counted_by_what_they_wait_for() -> None:
     async with a_world("a b c") as world:
         await filled(world)

@@ -191,6 +191,19 @@ def test_multi_error_names_the_operation_at_fault() -> None:
     assert isinstance(multi_error([0, -127], ["/a", "/b"]), StoreUnavailableError)
 
 
+@pytest.mark.parametrize("verb", ["read", "list", "create", "change", "delete"])
+def test_the_error_of_a_denied_request_is_a_sentence(verb: str) -> None:
+    assert str(answer_error(-102, f"{verb} /a")).startswith(f"cannot {verb} /a: its ACL does not allow this")
+    assert str(answer_error(-114, f"cannot {verb} /a")).startswith(f"cannot {verb} /a: the ACL for it is invalid")
+    assert str(answer_error(-101, f"{verb} /a")) == f"{verb} /a: no such node", "callers expect it"
+
+
+def test_writes_that_are_denied_together_have_the_error_of_one_of_them() -> None:
+    error = multi_error([0, -102], ["/a", "/b"])
+    assert isinstance(error, MultiFailedError)
+    assert str(error).startswith("cannot change /b: its ACL does not allow this")
+
+
 def test_codes_without_a_definite_outcome_have_no_own_error() -> None:
     assert isinstance(answer_error(-103, "set /a"), BadVersionError)
     for code in (None, -4, -7, -112, -1, 12345):

@@ -85,7 +85,10 @@ def test_every_problem_is_listed(tmp_path: Path) -> None:
         resolve_metadata_uri("", {}, path)
     assert caught.value.problems == (
         "--metadata-uri is empty; give one such as 'zk://host1:2181;host2:2181/ledgers'",
-        f"{path}: unknown metadata_url; outside the tables only metadata_uri is known",
+        (
+            f"{path}: unknown metadata_url; outside the tables only metadata_uri is known, and the options of a "
+            "command belong below a line such as [auditor]"
+        ),
         f'{path}: metadata_uri must be a text such as "zk://host1:2181;host2:2181/ledgers", not 7',
     )
 

@@ -684,6 +684,7 @@ def test_after_one_failed_request_the_next_pass_completes_the_collection(fault: 
 
             world.bookie_session.fault_hook = fail_one
             await world.collector.run_pass()
+            assert world.storage._marks == {}, f"request {at}"
             world.bookie_session.fault_hook = None
             for _ in range(2):
                 await world.collector.run_pass()

@@ -193,13 +193,15 @@ async def test_a_hanging_journal_disk_makes_the_bookie_read_only_until_it_answer
 
 
 @in_virtual_time
-async def test_a_journal_disk_that_hangs_for_a_minute_stops_the_bookie() -> None:
+async def test_a_journal_disk_that_hangs_for_a_minute_stops_the_bookie(caplog: pytest.LogCaptureFixture) -> None:
     world = await DiskWatchWorld().open(threshold=0)
     HangingSync(world)
     adding = asyncio.create_task(world.add(is_recovery=False))
     await watched_for(world, 71)
     assert isinstance(await world.storage.fatal, StalledDiskError)
     assert await adding is Status.IO_ERROR
+    await world.watch.check()
+    assert sum(record.levelname == "CRITICAL" for record in caplog.records) == 1, "the end is logged repeatedly"
 
 
 @in_virtual_time
@@ -269,6 +271,36 @@ async def test_a_hanging_ledger_disk_makes_the_bookie_read_only_and_stops_it(han
     assert isinstance(fatal, StalledDiskError)
     assert "the first ledger directory" in str(fatal)
     await cancel(checkpoint)
+
+
+@in_virtual_time
+async def test_a_ledger_disk_that_hangs_while_nothing_is_added_stops_the_bookie() -> None:
+    world = await DiskWatchWorld().open(threshold=0)
+
+    async def hang(operation: Operation, path: str) -> None:
+        await asyncio.Event().wait()
+
+    world.ledger_disk.before = hang
+    assert await watched_for(world, 55)
+    assert world.watch.ledger_problem != ""
+    await watched_for(world, 100)
+    assert isinstance(await world.storage.fatal, StalledDiskError)
+
+
+@in_virtual_time
+async def test_a_ledger_disk_that_can_only_be_read_is_logged_once_and_stays_in_use(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = await DiskWatchWorld().open(threshold=0)
+
+    async def fail(operation: Operation, path: str) -> None:
+        raise DiskError("read-only file system")
+
+    world.ledger_disk.before = fail
+    assert not await watched_for(world, 200)
+    assert not world.storage.fatal.done()
+    logged = [vars(record)["error"] for record in caplog.records if "cannot be written" in record.message]
+    assert logged == ["read-only file system"]
 
 
 @in_virtual_time

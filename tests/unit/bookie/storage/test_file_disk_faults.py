@@ -55,6 +55,53 @@ def open_descriptors(path: Path) -> int:
     return found
 
 
+async def test_a_directory_whose_disk_cannot_be_queried_is_a_disk_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.is_dir
+
+    def fail(path: Path) -> bool:
+        if path == tmp_path / "d":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path)
+
+    monkeypatch.setattr(Path, "is_dir", fail)
+    for may_be_read_only in (False, True):
+        with pytest.raises(DiskError, match=r"cannot stat .*see the log of the kernel"):
+            await FileDisk.acquire(tmp_path / "d", may_be_read_only=may_be_read_only)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not list open files")
+async def test_a_file_whose_size_cannot_be_read_is_closed(
+    disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> os.stat_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (tmp_path / "d/a").write_bytes(b"x")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", fail)
+        with pytest.raises(DiskError, match="cannot stat"):
+            await disk.open("d/a")
+    assert open_descriptors(tmp_path / "d/a") == 0
+
+
+async def test_an_index_whose_directory_cannot_be_listed_is_a_disk_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await (await RocksIndex.open(tmp_path / "index")).close()
+    real = os.listdir
+
+    def fail(path: Path) -> list[str]:
+        if path == tmp_path / "index":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", fail)
+    with pytest.raises(DiskError, match="IO error"):
+        await RocksIndex.open(tmp_path / "index")
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not list open files")
 async def test_a_file_whose_opening_was_cancelled_is_closed(
     disk: FileDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -99,6 +99,7 @@ async def test_the_reservation_is_removed_with_the_task_of_a_deleted_ledger() ->
         step = SwapMember(fragment_index=0, position=1, old=BookieId("b"), target=BookieId("t"))
         await turn.reservation.reserve(await turn.ports.ledgers.read(LEDGER), [(step, "1")])
         assert await turn.world.reserved()
+        await turn.ports.ledgers.delete(LEDGER)
         await completing.completion.complete(Ending.LEDGER_DELETED, None)
         assert not await turn.world.reserved()
         assert await turn.world.task(LEDGER) is None

@@ -394,6 +394,19 @@ async def test_debts_are_scanned_rarely_however_often_bookies_come_and_go() -> N
 
 
 @in_virtual_time
+async def test_a_debt_whose_ledger_may_not_be_read_does_not_keep_the_others() -> None:
+    async with a_world("a b x") as world:
+        await in_one_rack(world)
+        await heal(world)
+        await world.ledger(OTHER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+        await debts(world).add(PlacementDebt(OTHER, 1))
+        world.cell.deny(world.ledgers.path(OTHER))
+        await world.add_bookies("y")
+        assert (await heal(world)).endings() == [Ending.MOVED]
+        assert [debt.ledger_id for debt in await debts(world).list()] == [OTHER]
+
+
+@in_virtual_time
 async def test_a_damaged_record_counts_as_a_debt_of_its_ledger() -> None:
     async with a_world("a b x") as world:
         await in_one_rack(world)

@@ -332,6 +332,22 @@ async def test_doubts_that_cannot_be_deleted_stay_and_their_task_is_completed() 
 
 
 @in_virtual_time
+async def test_a_ledger_with_doubts_that_may_not_be_read_prevents_no_repair_and_no_deletion_of_other_doubts() -> None:
+    denied, closed = LedgerId(LEDGER + 1), LedgerId(LEDGER + 2)
+    async with a_world("a b c t") as world:
+        doubts = world.ports(world.store).doubts
+        for ledger in (denied, closed):
+            await world.ledger(ledger, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)
+            await doubts.add(ledger, names("b"))
+        world.cell.deny(world.ledgers.path(denied))
+        packets = await world.ledger(LEDGER, make_metadata((0, "a b c"), quorum=(3, 2), last=9), 10)
+        await world.lose("c")
+        assert Ending.REPAIRED in (await world.heal()).endings()
+        await world.assert_whole(LEDGER, packets, "t")
+        assert await doubts.ledgers() == {denied}
+
+
+@in_virtual_time
 async def test_an_unreadable_record_is_replaced_by_the_next_attempt() -> None:
     async with a_world("a b") as world:
         await world.ledger(LEDGER, make_metadata((0, "a b"), quorum=(2, 2), last=9), 10)

@@ -99,6 +99,23 @@ def test_a_ledger_at_the_boundary_of_two_batches_counts_once(tmp_path: Path, mon
     assert shown(impact) == [("critical", "READS_STOP", "orders", 3, 150)]
 
 
+def test_the_cost_of_a_topic_does_not_depend_on_the_number_of_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def counted(row: dict[str, Any]) -> tuple[Any, ...]:
+        seen.append(row["topic"])
+        return row_key(row)
+
+    row_key = impact_rows._row_key
+    monkeypatch.setattr(impact_rows, "_BATCH_ROWS", 2)
+    monkeypatch.setattr(impact_rows, "_row_key", counted)
+    rows = [finding(number, f"topic-{number % 3}") for number in range(30)]
+    assert [row.ledgers for row in read_impact(written(tmp_path, rows), RUN).topics] == [10, 10, 10]
+    assert len(seen) == 3
+
+
 def test_topics_are_ordered_by_severity_with_system_topics_first(tmp_path: Path) -> None:
     rows = [
         finding(1, "a"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,10 +19,11 @@ from spark_jobs.report.counts import FindingSums, PublishOutcome, PublishResult
 from spark_jobs.runs.context import RunContext
 from spark_jobs.runs.kinds.bookie_run import BookieRun
 from spark_jobs.runs.marking.accepted import AcceptedLosses
-from spark_jobs.runs.marking.limits import MarkLimiter
+from spark_jobs.runs.marking.limits import DueLedger, MarkLimiter
 from spark_jobs.runs.marking.publish import Marking, publish
 from spark_jobs.runs.marking.withdrawal import LedgerIdSet
 from spark_jobs.runs.port import OpenGate
+from spark_jobs.runs.spark_failures import MetadataReadAgainError
 from spark_jobs.settings import AuditSettings
 
 
@@ -102,6 +103,48 @@ def test_a_store_that_stops_answering_about_existing_marks_ends_it_as_well() -> 
     limiter = MarkLimiter(RunLimits(marks_max=9), Marks(), batch_size=2)
     due = limiter.admitted((marking(number), 1) for number in range(9))
     assert publish(due, Tasks(), 2) == PublishResult(PublishOutcome.INTERRUPTED, 4, 4)
+
+
+class NoMarks:
+    """A stand-in for a tree of tasks without marks."""
+
+    def are_marked(self, batch: Sequence[Marking]) -> Sequence[bool]:
+        return [False] * len(batch)
+
+
+def limited_publish(limiter: MarkLimiter, tasks: Tasks, count: int = 9, error: Exception | None = None) -> None:
+    def due() -> Iterator[DueLedger]:
+        yield from ((marking(number), 1) for number in range(count))
+        if error is not None:
+            raise error
+
+    with suppress(MetadataReadAgainError):
+        publish(limiter.admitted(due()), tasks, 2, count=limiter.count)
+
+
+@pytest.mark.parametrize("limits", [RunLimits(marks_max=5), RunLimits(bytes_max=5)])
+def test_a_reading_that_ends_before_its_ledgers_are_marked_leaves_the_limit_to_the_next_one(limits: RunLimits) -> None:
+    tasks, limiter = Tasks(), MarkLimiter(limits, NoMarks(), batch_size=1)
+    limited_publish(limiter, tasks, 3, MetadataReadAgainError())
+    assert list(tasks.marked) == [0, 1]
+    limited_publish(limiter, tasks)
+    assert list(tasks.marked) == [0, 1, 2]  # the stand-in has no marks, so the first two are new again
+
+
+def test_ledgers_that_were_not_marked_because_repair_is_disabled_do_not_count() -> None:
+    limiter = MarkLimiter(RunLimits(marks_max=2), NoMarks(), batch_size=1)
+    limited_publish(limiter, Tasks(batches_max=0))
+    tasks = Tasks()
+    limited_publish(limiter, tasks)
+    assert list(tasks.marked) == [0, 1]
+
+
+def test_ledgers_that_may_be_marked_count() -> None:
+    limiter = MarkLimiter(RunLimits(marks_max=2), NoMarks(), batch_size=1)
+    limited_publish(limiter, Tasks(0, WriteOutcomeUnknownError("answer lost")))
+    tasks = Tasks()
+    limited_publish(limiter, tasks)
+    assert not tasks.marked
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,9 @@ def test_a_refusal_of_the_auditor_is_shown(auditor: Auditor, outcome: ActionOutc
     answered, _, body = start(handler(auditor))
     assert answered == status
     assert "because &lt;so&gt;" in body
+    fields = {"header.content-type": "application/json", "header.x-csrf-token": TOKEN, "body": '{"kind": "replicas"}'}
+    answered, _, body = read(handler(auditor).api(facts("POST", "/v1/runs", **fields)))
+    assert (answered, json.loads(body)["error"]) == (status, "because <so>"), "a program gets the reason as well"
 
 
 def test_the_allowed_methods_are_returned(auditor: Auditor) -> None:

@@ -22,7 +22,7 @@ from bookie.client.writer import writer as ledger_writer
 from bookie.metadata.logs import log_store as log_lists
 from bookie.metadata.logs.log_list import LogConflictError
 from bookie.metadata.logs.log_store import LogExistsError, LogFullError, NoSuchLogError
-from bookie.metadata.port import StoreUnavailableError, WriteOutcomeUnknownError
+from bookie.metadata.port import AccessDeniedError, StoreUnavailableError, WriteOutcomeUnknownError
 from bookie.metadata.store.memory import Fault
 from bookie.model.errors import OutcomeUnknownError
 from bookie.model.ids import EntryId, LedgerId
@@ -250,6 +250,39 @@ async def test_an_interrupted_truncation_leaks_nothing() -> None:
         await world.client(2).log(NAME).write()
         assert (await log.info()).waiting_for_deletion == ()
         assert await is_gone(client, dropped[0])
+
+
+@pytest.mark.parametrize("operation", ["read", "delete"])
+@in_virtual_time
+async def test_a_ledger_that_may_not_be_read_or_deleted_does_not_keep_the_others_of_a_truncation(
+    operation: str,
+) -> None:
+    async with log_world() as world:
+        client = world.client()
+        log = client.log(NAME)
+        positions = await append_all(await log.write(SMALL), LINES)
+        with inject_faults(lambda name: name == "log.leave_trimming"):
+            dropped = await log.truncate(positions[30])
+        denied, *others = dropped
+        path = world.ledgers.path(denied)
+        if operation == "read":
+            world.cell.deny(path)
+
+        async def refuse(called: str, of: str) -> Fault | None:
+            if (called, of) == (operation, path):
+                raise AccessDeniedError(path)
+            return None
+
+        client = world.client(2, refuse)
+        assert await client.log(NAME).truncate(positions[30]) == ()
+        assert (await log.info()).waiting_for_deletion == (denied,)
+        assert others
+        assert all([await is_gone(client, each) for each in others])
+        with pytest.raises(AccessDeniedError):
+            await client.log(NAME).delete()
+        world.cell.allow(path)
+        await world.client(3).log(NAME).delete()
+        assert await world.log_ledgers() == []
 
 
 @in_virtual_time

@@ -340,19 +340,27 @@ async def test_an_end_set_by_another_client_meanwhile_is_kept() -> None:
         assert await world.marked() == ("b",)
 
 
-@in_virtual_time
-async def test_a_ledger_deleted_and_created_again_meanwhile_is_not_recovered() -> None:
-    async with a_world("a b c") as world:
-        await world.create((0, "a b c"), quorum=(3, 2))
+@pytest.mark.parametrize("changes", [0, 1])
+def test_a_ledger_deleted_and_created_again_meanwhile_is_not_recovered(changes: int) -> None:
+    """After one change, the metadata of the other ledger has the same version as that in recovery."""
 
-        async def replaced() -> None:
-            await world.ledgers.delete(LEDGER)
+    @in_virtual_time
+    async def story() -> None:
+        async with a_world("a b c") as world:
             await world.create((0, "a b c"), quorum=(3, 2))
 
-        once(world, Read, replaced)
-        with pytest.raises(NoSuchLedgerError):
-            await world.recover()
-        assert (await world.metadata()).state is LedgerState.OPEN
+            async def replaced() -> None:
+                await world.ledgers.delete(LEDGER)
+                await world.create((0, "a b c"), quorum=(3, 2))
+                for version in range(changes):
+                    await world.ledgers.write(LEDGER, await world.metadata(), version)
+
+            once(world, Read, replaced)
+            with pytest.raises(NoSuchLedgerError):
+                await world.recover()
+            assert (await world.metadata()).state is LedgerState.OPEN
+
+    story()
 
 
 @pytest.mark.parametrize("fault", Fault)

@@ -1,0 +1,65 @@
+"""Note in written findings that a limit kept a run from marking their ledgers. Needs no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from spark_jobs.checks.findings import FindingKind
+
+LIMITED: Final = "not marked by this run, which reached its limit (limit), unless it was marked before"
+_NOT_MARKED: Final = pa.array([FindingKind.LOSS_ACCEPTED.value, FindingKind.UNREADABLE_METADATA.value])
+"""The kinds of findings that no replicas check marks."""
+
+
+def note_limit(folder: Path, rank: int, ledger_id: int) -> None:
+    """Add ``LIMITED`` to the detail of the findings of all ledgers from this one on, in the order of marking.
+
+    Each file is replaced as a whole, and all findings of a ledger are in one file. A second call would add the text
+    again.
+
+    Args:
+        folder: the table of findings of a replicas check.
+        rank: the rank of the worst severity of the first ledger that was not marked.
+        ledger_id: its id.
+
+    Raises:
+        OSError, pa.ArrowException: a file cannot be read or written.
+    """
+    for path in sorted(folder.glob("[!._]*")):
+        table = pq.read_table(path, partitioning=None)
+        noted = _noted(table, rank, ledger_id)
+        if noted is None:
+            continue
+        temporary = path.with_name(f".{path.name}.tmp")
+        pq.write_table(noted, temporary, compression="snappy")
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum of the file
+        temporary.replace(path)
+
+
+def _noted(table: pa.Table, rank: int, ledger_id: int) -> pa.Table | None:
+    """Return the table with the text; None: it has no such finding. Pure."""
+    is_for_marking = pc.invert(pc.is_in(table["kind"], _NOT_MARKED))
+    found = table.select(["ledger_id", "severity_rank"]).filter(is_for_marking)
+    ranks = found.group_by("ledger_id").aggregate([("severity_rank", "min")])
+    is_after = pc.or_(
+        pc.greater(ranks["severity_rank_min"], rank),
+        pc.and_(pc.equal(ranks["severity_rank_min"], rank), pc.greater_equal(ranks["ledger_id"], ledger_id)),
+    )
+    ids = ranks["ledger_id"].filter(is_after)
+    if not len(ids):
+        return None
+    is_limited = pc.and_(is_for_marking, pc.is_in(table["ledger_id"], ids.combine_chunks()))
+    column = table.column_names.index("detail")
+    texts = pa.array(list(_texts(table["detail"].to_pylist(), is_limited.to_pylist())), table.schema.field(column).type)
+    return table.set_column(column, table.schema.field(column), texts)
+
+
+def _texts(details: Iterable[str | None], are_limited: Iterable[bool]) -> Iterable[str | None]:
+    for detail, is_limited in zip(details, are_limited, strict=True):
+        yield "; ".join(filter(None, (detail, LIMITED))) if is_limited else detail
