@@ -126,7 +126,7 @@ def _output_tail(output: str) -> str:
 
 
 async def _fill(hosts: str) -> None:
-    """Create a cluster that lost a bookie, so that the audit finds and marks ledgers."""
+    """Create a cluster with a lost bookie, so the audit finds and marks ledgers."""
     store = await ZooKeeperStore.connect(hosts)
     try:
         rng = random.Random(0)

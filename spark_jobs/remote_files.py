@@ -237,7 +237,7 @@ class RemoteFiles:
         return self._start("write", name, call, size)
 
     def _start(self, verb: str, name: str, call: Callable[[Any, str], T], size: int = 0) -> Pending[T]:
-        """Start a call in a thread of its own, so that a library that hangs does not delay the end of a run."""
+        """Start a call in a thread of its own, so a hanging library does not delay the end of a run."""
         future: Future[T] = Future()
         since_s = self._clock.monotonic_s()
         failed_s: float | None = None

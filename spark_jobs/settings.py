@@ -248,7 +248,7 @@ class AuditSettings:
     snapshot_authorization_file: SnapshotAuthorizationFile = None
     snapshot_ca: SnapshotCa = None
     history_days: Annotated[
-        int, Option("Days that the tables of all runs keep.", minimum=1, maximum=HISTORY_DAYS_MAX)
+        int, Option("Days to keep in the tables of all runs.", minimum=1, maximum=HISTORY_DAYS_MAX)
     ] = HISTORY_DAYS
     history_mib: Annotated[int, Option("Size of each of these tables, MiB; its oldest days go first.", minimum=1)] = (
         HISTORY_MIB

@@ -117,7 +117,7 @@ def _lines() -> Callable[[ProgressEvent], None]:
 
 @contextlib.contextmanager
 def counting(title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Yield a function that receives the number of further items that are done. ``total`` is None if unknown."""
+    """Yield a function for the number of further completed items. ``total`` is None if unknown."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return

@@ -1,9 +1,8 @@
 """The metrics of an auditor: counters of events, and gauges rendered from the last ``ServiceStatus``.
 
-The status contains the results of the last runs. They come from the run records in ZooKeeper, so they survive a
-restart and a change of leader. A process that does not lead omits the metrics that only the leader has, so that a sum
-or a maximum over all auditors is correct. ``show`` and the events are called on the event loop; rendering is safe in
-any thread.
+The status contains the results of the last runs. They come from the run records in ZooKeeper, so they survive a restart
+and a change of leader. Only the leader has some of the metrics. The other processes omit these, so a sum or a maximum
+over all auditors is correct. ``show`` and the events are called on the event loop; rendering is safe in any thread.
 """
 
 from __future__ import annotations

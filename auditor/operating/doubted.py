@@ -1,4 +1,4 @@
-"""Registered bookies that may lack copies that the metadata assigns to them: those that a mark names."""
+"""Registered bookies that may lack some of their copies according to the metadata: those that a mark names."""
 
 from __future__ import annotations
 

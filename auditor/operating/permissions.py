@@ -58,7 +58,7 @@ class _Part:
 
 
 async def permission_checks(client: ClusterClient) -> list[Checked]:
-    """Return one check for each part of the tree that may be written, else one for each node that refuses a write."""
+    """Return one check for each writable part of the tree, else one for each node that refuses a write."""
     store, root = client.store, client.cluster.root
     found: list[Checked] = []
     for part in _parts(root, await _parents_to_first_task(store, root)):

@@ -1,6 +1,6 @@
 """Copies that registered bookies lack: metadata cannot show them, but writers mark their ledgers.
 
-A bookie that is stopped during a write misses entries that reached their ack quorum without it. Its fragment still
+If a bookie is stopped during a write, it misses the entries with an ack quorum of other bookies. Its fragment still
 names it, so after its return the fragment looks healthy. The writer marks the ledger for this reason, so the tour
 requests lists of entries from the bookies that such marks name.
 """

@@ -1,8 +1,8 @@
 """Decisions of operators about dead letters: accept the loss of entries, or drop the task.
 
-The invariant: the task of a ledger is deleted only under the ledger's lock, at the version that was read under the
-lock, and in the transaction that records the decision (S1, S5). So a decision without its record does not exist, and a
-worker is never disturbed. No metadata of a ledger is changed here, and no entry is deleted.
+The invariant: the task of a ledger is deleted only under the ledger's lock, at the version read under the lock, and in
+the transaction of the decision's record (S1, S5). So a decision without its record does not exist, and a worker is
+never disturbed. No metadata of a ledger is changed here, and no entry is deleted.
 
 The record names the ids of the lost entries. If their positions store other entries, the task stays: a worker copies
 these to other bookies, and replaces the lost ones (R148).

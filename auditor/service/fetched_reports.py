@@ -1,4 +1,4 @@
-"""Fetches reports from the store that all auditors share, so that each of them can list all reports.
+"""Fetches reports from the common store of all auditors, so each auditor can list all reports.
 
 A new pod, or an auditor that never led, has no reports of its own. It lists the store regularly and fetches the
 missing reports. This runs in a thread, so a hanging store delays nothing else.

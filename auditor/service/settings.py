@@ -198,7 +198,7 @@ class ServiceSettings:
     ui_enabled: Annotated[bool, Option("Run Spark's UI, with the tab Auditor.")] = True
     ui_host: Annotated[str, Option("Address of Spark's UI.")] = LOOPBACK
     ui_port: Annotated[int, Option("Port of Spark's UI; 0 picks a free one.", minimum=0, maximum=65_535)] = 4040
-    ui_trigger_enabled: Annotated[bool, Option("Buttons that start and cancel runs in the tab.")] = False
+    ui_trigger_enabled: Annotated[bool, Option("Buttons to start and cancel runs in the tab.")] = False
     ui_allow_anonymous: Annotated[
         bool, Option("The buttons work without a user name; for a loopback address only.")
     ] = False
@@ -233,10 +233,10 @@ class ServiceSettings:
     ] = DEFAULT_PLACEMENT_POLICY
     bookie_security: Annotated[SecurityFiles, Group("bookie_", heading="How to reach bookies")] = NO_FILES
     """For the replicas check, and for the figures of bookies."""
-    reports_kept: Annotated[int, Option("Reports that are kept.", minimum=1, maximum=100_000)] = 50
+    reports_kept: Annotated[int, Option("Number of reports to keep.", minimum=1, maximum=100_000)] = 50
     """The oldest reports are removed first."""
     history_days: Annotated[
-        int, Option("Days that the tables of all runs keep.", minimum=1, maximum=HISTORY_DAYS_MAX)
+        int, Option("Days to keep in the tables of all runs.", minimum=1, maximum=HISTORY_DAYS_MAX)
     ] = HISTORY_DAYS
     history_mib: Annotated[int, Option("Size of each of these tables, MiB; its oldest days go first.", minimum=1)] = (
         HISTORY_MIB

@@ -1,4 +1,4 @@
-"""Marks for repair of bookies that lack entries of a ledger that is being closed."""
+"""Marks for repair, of bookies that lack entries at the close of a ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child process that its owner can watch, pause and kill, and that never outlives its owner.
+"""A child process, which its owner can watch, pause and kill, and which never outlives its owner.
 
 **Own session.** Ctrl-C in a terminal reaches only the owner, which then stops its children in order.
 

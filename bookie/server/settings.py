@@ -67,7 +67,7 @@ class BookieSettings:
     ]
     """Directories other than the journal's, on other devices if possible; see ``ledger_dirs``."""
     host: Annotated[str, Option("Address to listen on.")] = LOOPBACK
-    advertised_host: Annotated[str | None, Option("Host that clients dial; default: --host.")] = None
+    advertised_host: Annotated[str | None, Option("Host for the connections of clients; default: --host.")] = None
     port: Annotated[int, Option("Port to listen on; 0 picks a free one.", minimum=0, maximum=65535)] = DEFAULT_PORT
     """The actual port is registered."""
     apache_port: Annotated[
@@ -117,7 +117,8 @@ class BookieSettings:
     ] = 10.0
     """Time for which a killed bookie still counts as registered."""
     connect_timeout_s: Annotated[
-        float, Option("Seconds that each attempt to reach ZooKeeper may take at the start.", "connect_timeout", above=0)
+        float,
+        Option("Time limit of each attempt to reach ZooKeeper at the start, in seconds.", "connect_timeout", above=0),
     ] = 15.0
     takeover_deadline_s: float = 60.0
     """Deadline for the end of an earlier session's registration of this bookie; longer than any session timeout."""
@@ -147,7 +148,7 @@ class BookieSettings:
             "Seconds between scrubs, which verify every stored entry. 0 disables them.", "scrub_interval", minimum=0
         ),
     ] = 604800.0
-    scrub_bytes_per_second: Annotated[int, Option("Bytes that a scrub reads in a second.", minimum=1)] = 2 << 20
+    scrub_bytes_per_second: Annotated[int, Option("Bytes per second to read in a scrub.", minimum=1)] = 2 << 20
     """With the default, a scrub of 1 TB takes six days."""
     tokens_file: Annotated[
         Path | None,
@@ -164,7 +165,7 @@ class BookieSettings:
     ] = False
     read_cache_bytes: Annotated[
         int,
-        Option("Memory for entries that are read ahead for sequential readers. 0: nothing is read ahead.", minimum=0),
+        Option("Memory for entries read ahead for sequential readers. 0: no read-ahead.", minimum=0),
     ] = READ_CACHE_BYTES
     drain_deadline_s: float = 20.0
     """Deadline for running requests after a request to stop; shorter than Kubernetes' grace period of 30 s."""

@@ -26,10 +26,10 @@ size of the largest possible answer before it sends a read, and holds the true s
 acknowledgement. During a pause before a retry, it holds neither a slot nor memory. ``CopyPace`` limits the bytes and
 requests per second; every attempt at every target counts.
 
-A copy stops early if it cannot succeed (no bookie serves an entry, or the target refuses), so that a position that
-cannot be repaired is not copied repeatedly (R38). After a crash or an early stop, the target has entries that the
-metadata does not mention. They are harmless: the next attempt usually chooses the same target and replaces them, and
-the collection deletes the rest. The outcome is returned as a value: no behaviour of a bookie raises an exception here.
+A copy stops early if it cannot succeed: no bookie serves an entry, or the target refuses. So an unrepairable position
+is not copied repeatedly (R38). After a crash or an early stop, the target has entries that the metadata does not
+mention. They are harmless: the next attempt usually chooses the same target and replaces them, and the collection
+deletes the rest. The outcome is returned as a value: no behaviour of a bookie raises an exception here.
 
 R rules are defined in docs/failure-model.md, S rules in docs/invariants.md.
 """

@@ -1,4 +1,4 @@
-"""One target of a copy: the entries that it needs, those that it acknowledged, and why its copy ended.
+"""One target of a copy: the entries it needs, the acknowledged ones, and why its copy ended.
 
 The invariant: the ``end`` that is reported as progress is never beyond an unacknowledged entry of the position,
 whatever happens to the other targets, except for entries that are left out because their loss was accepted (R148). An
@@ -100,7 +100,7 @@ class Receiver:
         return self.is_active and ahead_bytes >= AHEAD_BYTES_MAX
 
     def take(self, chunk_number: int, chunk: Needs) -> None:
-        """Record that a lane took a chunk that has entries for this receiver. Chunks are taken in order."""
+        """Record that a lane took a chunk with entries for this receiver. Chunks are taken in order."""
         self._bytes_at_take[chunk_number] = self.target.bytes
         self._waiting[chunk_number] = next(entry_id for entry_id, who in chunk.items() if self in who)
         self._taken_end = EntryId(next(entry_id for entry_id in reversed(chunk) if self in chunk[entry_id]) + 1)
@@ -162,7 +162,7 @@ def _while_active(receiver: Receiver) -> Iterator[EntryId]:
 
 
 def active_needs(needs: Needs) -> Needs:
-    """Return ``needs`` without receivers that have ended, and without entries that only these need."""
+    """Return ``needs`` without ended receivers, and without entries for these alone."""
     if all(each.is_active for each in receivers_of(needs)):
         return needs
     active = ((entry_id, tuple(each for each in who if each.is_active)) for entry_id, who in needs.items())

@@ -1,4 +1,4 @@
-"""Damaged copies that repairs of this process found and that are not replaced yet.
+"""Damaged copies found by repairs of this process and not replaced yet.
 
 A copy is damaged if its bytes do not verify, or if its bookie reports the damage itself. It is noted here only if
 another bookie served a good copy of the same entry. The plan then treats the entry as missing on the bookie: a good

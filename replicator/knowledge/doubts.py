@@ -1,13 +1,13 @@
-"""A transport that accepts denials only from bookies that are proven to have all their entries.
+"""A transport for recoveries: denials count only if their bookie is proven to have all its entries.
 
 The invariant: a recovery sees "no such entry" as LIMBO, which means "unknown" (S6), unless the bookie was found
 complete before the recovery and its registration is still the same (R91). Served entries are accepted, because their
 digest proves them.
 
-A bookie with empty disks denies every entry, and an Apache bookie has no other answer. A recovery takes enough denials
-as proof that an entry was never acknowledged, and closes the ledger before that entry. But the denials of a bookie
-prove nothing if it lacks entries of its write sets that other members have. If they are replaced by LIMBO, too few
-denials remain: the recovery stops, and the ledger stays in recovery until another member answers.
+A bookie with empty disks denies every entry, and an Apache bookie has no other answer. For a recovery, enough denials
+prove that an entry was never acknowledged, and the ledger is closed before it. But the denials of a bookie prove
+nothing if it lacks entries of its write sets that other members have. If they are replaced by LIMBO, too few denials
+remain: the recovery stops, and the ledger stays in recovery until another member answers.
 
 The repair (``repair.ledger_repair``) records the doubt in ZooKeeper before it copies to the bookie or begins a
 recovery, because after either the bookie has entries again, and its loss is no longer visible. So after a crash at any
@@ -18,8 +18,8 @@ record of another worker is never deleted. The record outlives the task if a mem
 (not registered, within its lost-bookie delay): that member and the doubted one may be the only ones with some entries.
 A record without a task is deleted after the ledger was closed or deleted (``queue.task_queue``).
 
-A member that was not registered when the members were judged, or that restarted later, may answer from empty disks in
-the middle of the recovery. Its denials count as unknown in this turn, and the next turn judges it.
+If a member was not registered when the members were judged, or restarted later, it may answer from empty disks during
+the recovery. Its denials count as unknown in this turn, and the next turn judges it.
 
 S rules are defined in docs/invariants.md, R rules in docs/failure-model.md.
 """

@@ -8,9 +8,9 @@ not registered may have it: then the end is unknown.
 The last entries that the members report are a lower bound, because an Apache bookie may have later entries than the one
 it reports (R137). So the members are also asked for the entries after it, until a gap is found.
 
-A bookie that returned with empty disks denies entries that it had acknowledged. Apache's bookies do not indicate this,
-and Apache's recovery accepts their denials; ours does not (``doubts``). Filling such a bookie up to the end of the
-written part changes no metadata and does not affect the writer.
+After its return with empty disks, a bookie denies entries that it had acknowledged. Apache's bookies do not indicate
+this, and Apache's recovery accepts their denials; ours does not (``doubts``). Filling such a bookie up to the end of
+the written part changes no metadata and does not affect the writer.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Frontier:
         """Return the last written entry, at least ``named``, and the members that may have a later one.
 
         If the members report a later last entry during the search, a writer is active. The search then ends at that
-        entry, so that it does not follow the writer.
+        entry, and does not follow the writer.
         """
         last, count = named, 1
         while last - named < _UNNAMED_MAX:

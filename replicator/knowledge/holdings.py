@@ -1,4 +1,4 @@
-"""Compare the entries that bookies list with the entries that the metadata assigns to them.
+"""Compare the entries listed by bookies with the entries assigned to them by the metadata.
 
 The invariant: a bookie counts as complete only if it lists every id assigned to it (R24), or serves each of these
 entries if it does not support lists. An unreachable bookie is unknown, neither complete nor incomplete (S6).

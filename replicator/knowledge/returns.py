@@ -2,9 +2,9 @@
 
 When a lost bookie registers again, the copies that replace it stop, and the next round asks it for its entries. If a
 bookie left and returned repeatedly, each copy would stop, and its ledgers would never be repaired. So after
-``RETURNS_MAX`` returns within ``WINDOW_S`` a bookie counts as *flapping*: copies that replace it run to their end, and
-the metadata then names the target, even if the bookie is registered at that moment. This is safe, because the target
-has every entry.
+``RETURNS_MAX`` returns within ``WINDOW_S`` a bookie counts as *flapping*: the copies to its replacements run to their
+end, and the metadata then names the target, even if the bookie is registered at the time. This is safe, because the
+target has every entry.
 
 One return stops the copies of many ledgers, some of them minutes later because they wait for the rate. So a return
 counts only if a plan has found the bookie absent after the last return. Each process counts only the returns that it

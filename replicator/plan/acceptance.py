@@ -1,4 +1,4 @@
-"""The entries that a copy may leave out, because an operator accepted that they are lost (R148). Pure.
+"""The entries that a copy may leave out, because an operator accepted their loss (R148). Pure.
 
 The invariant: an entry is left out of a copy only if the record of an accepted loss names it by its id and names every
 bookie of its write set, and each of these, if it is registered, denies it or has a damaged copy at the time of the

@@ -168,7 +168,7 @@ class Memory:
     def finish_recording(self, record: FailedTask, *, is_kept: bool) -> None:
         """Record that the attempt to write a record of ``record_failure`` to the store has ended, if there was one.
 
-        ``is_kept`` means that the store has no record, and that this process makes the pause anyway.
+        ``is_kept``: the store has no record, and this process makes the pause anyway.
         """
         known = self._failures.get(record.ledger_id)
         if known is not None and known.token == record.token:

@@ -1,8 +1,8 @@
 """The record of the accepted loss of one ledger, as one turn reads, uses and changes it (R148).
 
-The invariant: each transaction that relies on the record checks its version, and each change of it replaces the version
-that this turn knows. An operator needs the lock of the ledger to write the record. An audit that withdraws it does not,
-and a copy may find an entry that the record names as lost.
+The invariant: each transaction based on the record checks its version, and each change of it replaces the version last
+read by this turn. An operator needs the lock of the ledger to write the record. An audit withdraws it without the lock,
+and a copy may find an entry that is lost according to the record.
 
 Plans use the record only after one of them was blocked without it: most turns with a record copy everything.
 

@@ -18,15 +18,15 @@ The safety follows from the order:
      outlive the disks by a session timeout. A bookie with new disks records them first, and only then searches the
      metadata for entries that the old disks may have had. So the search finds this write, or the write is refused.
    - If entries were left out because an operator accepted their loss (R148), the record of this is unchanged. The
-     transaction replaces it by one that names the target, so that audits expect the other entries there.
+     transaction replaces it by a record with the target, so audits expect the other entries there.
    - The ledger is still locked. Apache's bookies record no disks, and only this lock stops their collectors. One of
      Apache's programs may have deleted our lock, and a collector may then have locked the ledger.
 
 If the plan repairs everything, the same transaction deletes the task, the lock and the reservation (I18). Another round
-is not needed, because it would find only what is known: the metadata that this transaction wrote, the targets that it
-checked, and the other members, which the round has judged from metadata and bookies that the checks keep unchanged. If
-a deletion or one of its conditions is refused, nothing is written. The steps are then installed without the deletions,
-and another round inspects the ledger.
+is not needed, because it would find only what is known: the metadata and the targets of this transaction, and the other
+members. The round has judged these from metadata and bookies, and the checks keep both unchanged. If a deletion or one
+of its conditions is refused, nothing is written. The steps are then installed without the deletions, and another round
+inspects the ledger.
 
 A crash before the write leaves copies that the metadata does not name: the next worker copies again, or collectors
 delete them after the reservation was removed. A crash after it leaves the task, and the next worker finds nothing

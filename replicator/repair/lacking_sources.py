@@ -1,4 +1,4 @@
-"""Mark the sources that served no good copy of an entry, so that they are asked for all their entries (R41, R140).
+"""Mark the sources without a good copy of an entry; they are then asked for all their entries (R41, R140).
 
 The invariant: a source that did not serve an entry of a closed ledger, or only a damaged copy, is added to the task
 before the entry is sent to a target. The changed task outlives this turn, and its next turn asks these bookies for all

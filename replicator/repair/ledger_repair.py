@@ -33,13 +33,12 @@ A crash releases the lock with the session (S14) and leaves the task. The next w
 reservation, plans from the current metadata, and copies the entries again whose copies the metadata does not name;
 collectors delete the copies on bookies that are not chosen again.
 
-The results of a round (targets that refused, entries that no bookie served, incomplete bookies, damaged copies) are
-used in the next plan.
+The next plan uses the results of a round: refusals of targets, unserved entries, incomplete bookies, damaged copies.
 
 A task without a bookie requests better placement. If its ledger lacks nothing, its copies are moved by the same steps,
 in a separate turn after all ledgers with missing copies. The replaced member is a source, and stays a member until the
-metadata names the other one. The task is deleted if every ensemble adheres to the policy. If there is no topology to
-judge by, the task stays, so that Apache's workers can act on it.
+metadata names the other one. The task is deleted if every ensemble adheres to the policy. Without a topology the task
+stays, for Apache's workers.
 
 R rules are defined in docs/failure-model.md, S and I rules in docs/invariants.md.
 """

@@ -249,7 +249,7 @@ class ReservationHolder:
         self.current = None
 
     def note_deleted(self) -> None:
-        """Note that the transaction that completed the task deleted the reservation."""
+        """Record the deletion of the reservation by the transaction that completed the task."""
         self.current, self._is_clear = None, True
 
     async def release(self) -> None:

@@ -109,8 +109,8 @@ class TaskCompletion:
         )
 
     async def note_moved(self, started_ms: int) -> None:
-        """Record for all workers that copies were moved in a turn since ``started_ms``, so that they are not moved back
-        and forth. Best effort.
+        """Record for all workers that copies were moved since ``started_ms``, against endless moves back and forth.
+        Best effort.
         """
         await self._best_effort(self._ports.moves.note(self._ledger_id, started_ms), "move is not recorded")
 

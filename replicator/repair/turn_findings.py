@@ -46,7 +46,7 @@ class TurnFindings:
     """Whether another recovery would fail too unless the bookies change."""
 
     def note_refusals(self, answers: Iterable[BookieAnswer]) -> None:
-        """Record the answers of bookies that refused copies, or that plans must avoid for the rest of the turn."""
+        """Record refusals of copies, and other answers of bookies to avoid for the rest of the turn."""
         self.failed_targets.update((answer.bookie, answer) for answer in answers)
 
     def note_failure(self, key: PositionKey, step: CopyPosition, outcome: CopyOutcome) -> None:

@@ -67,7 +67,7 @@ class UnfinishedTurn:
         """The lasting refusals that an earlier turn recorded; None until they are read."""
 
     async def recall_refusals(self) -> None:
-        """Read the recorded refusals, so that the plans of this turn avoid bookies that would refuse copies again."""
+        """Read the recorded refusals: the plans of this turn avoid these bookies."""
         if self._refusals is None:
             is_parked = self._turn.is_parked
             self._refusals = await refusals_in_effect(self._ports, self._task.ledger_id) if is_parked else {}

@@ -43,7 +43,7 @@ sufficient."""
 RecoveryAgeMax = Annotated[
     float,
     Option(
-        "The metadata lint reports a ledger that is in recovery for longer than this, in seconds.",
+        "The metadata lint reports ledgers in recovery for longer than this, in seconds.",
         minimum=1,
         maximum=365 * 86_400,
         heading="Metadata lint",
@@ -62,7 +62,7 @@ PulsarRoots = Annotated[
 ReferenceGrace = Annotated[
     float,
     Option(
-        "Do not judge ledgers that are younger than this, in seconds.",
+        "Do not judge ledgers younger than this, in seconds.",
         minimum=0,
         maximum=365 * 86_400,
         heading=REFERENCES,

@@ -35,7 +35,7 @@ ImageDir = Annotated[
 ImageAgeMax = Annotated[
     float,
     Option(
-        "Do not use an image that is older than this, in seconds.",
+        "Do not use an image older than this, in seconds.",
         minimum=60,
         maximum=366 * 86_400,
         heading=_HEADING,

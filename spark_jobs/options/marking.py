@@ -46,7 +46,7 @@ FlappingDelay = Annotated[
 MarksMax = Annotated[
     int | None,
     Option(
-        "Most ledgers that one run marks, those with the fewest copies first; the next run continues.",
+        "The most ledgers to mark in one run, those with the fewest copies first; the next run continues.",
         minimum=1,
         default_text="no limit",
     ),
@@ -54,7 +54,7 @@ MarksMax = Annotated[
 MarkBytesMax = Annotated[
     int | None,
     Option(
-        "Most bytes that the repair of the ledgers marked in one run copies, estimated; at least one ledger is marked.",
+        "The most bytes to copy for the ledgers marked in one run, estimated; at least one ledger is marked.",
         minimum=1,
         default_text="no limit",
     ),

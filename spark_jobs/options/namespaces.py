@@ -12,7 +12,7 @@ NAMESPACES_MAX: Final = 50
 NamespacesInMetrics = Annotated[
     int,
     Option(
-        "Namespaces of Pulsar with findings that metrics name, the worst first; 0: none.",
+        "The most namespaces of Pulsar with findings in the metrics, the worst first; 0: none.",
         minimum=0,
         maximum=NAMESPACES_MAX,
     ),

@@ -11,7 +11,7 @@ from bookie.model.option import Option
 MetadataRate = Annotated[
     float,
     Option(
-        "Nodes (of ledgers and of Pulsar) that all runs together read from ZooKeeper per second; 0: no limit.",
+        "The most nodes (of ledgers and of Pulsar) to read from ZooKeeper per second, over all runs; 0: no limit.",
         minimum=0,
         maximum=100_000_000,
     ),
@@ -20,7 +20,7 @@ MetadataRate = Annotated[
 MetadataBytesRate = Annotated[
     float,
     Option(
-        "Bytes of nodes that all runs together read from ZooKeeper per second; 0: no limit.",
+        "The most bytes of nodes to read from ZooKeeper per second, over all runs; 0: no limit.",
         minimum=0,
         maximum=1e12,
     ),

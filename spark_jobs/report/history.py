@@ -1,8 +1,8 @@
 """Read the runs in a report directory, find a run, and remove the oldest runs and what killed runs left.
 
-A run is a directory with a summary of an audit; its name is the run's id. A directory without a summary belongs to a
-run that is still active, or that ended before its report was complete; it is removed only after ``LEFT_MS`` without a
-change. Nothing else in the report directory is touched.
+A run is a directory with a summary of an audit; its name is the run's id. A directory without a summary belongs to an
+active run, or to one that ended before its report was complete; it is removed only after ``LEFT_MS`` without a change.
+Nothing else in the report directory is touched.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ def _remove_left(report_dir: Path) -> None:
 
 
 def note_removed(report_dir: Path, run_ids: Sequence[str]) -> None:
-    """Note that reports were removed on this machine, so that ``remove_runs`` removes them from the store. Best effort.
+    """Record the removal of reports on this machine, for their removal from the store by ``remove_runs``. Best effort.
 
     A full disk may prevent it; then the reports stay in the store.
     """

@@ -155,7 +155,7 @@ class ClusterView:
         return run_id in (noted.read if is_read else noted.begun)
 
     def bookies_with_cookies(self) -> frozenset[BookieId]:
-        """Return every bookie with a cookie, that is, all that ever joined."""
+        """Return every bookie with a cookie: all that ever joined."""
         return self._runner.run(self._registrations.known())
 
     def is_disabled(self) -> bool:
@@ -245,7 +245,7 @@ class ClusterView:
         return self._runner.run(self._decisions.accepted())
 
     def withdraw_accepted(self, decisions: Sequence[Decision]) -> None:
-        """Remove accepted losses that are no longer valid, except those that were replaced in the meantime."""
+        """Remove invalid accepted losses, except those replaced in the meantime."""
         for decision in decisions:
             self._runner.run(self._decisions.withdraw(decision))
 

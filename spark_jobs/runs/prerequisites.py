@@ -102,7 +102,7 @@ def require_pulsar(missing: Sequence[str]) -> None:
 
 
 def require_export(file: Path) -> None:
-    """Refuse a file for ids that cannot be made, so that a run of hours does not fail at its end.
+    """Refuse an unwritable file for ids, so a run of hours does not fail at its end.
 
     Raises:
         ExportError: it cannot be made.

@@ -21,7 +21,7 @@ _VIEW_REQUESTS_MAX: Final = 2
 
 
 class OneCall(Generic[T]):
-    """Runs at most one call at a time, in a daemon thread, so that a call that hangs keeps no process alive."""
+    """Runs at most one call at a time, in a daemon thread, so a hanging call keeps no process alive."""
 
     def __init__(self, name: str) -> None:
         self._name = name

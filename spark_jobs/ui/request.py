@@ -20,7 +20,7 @@ JSON: Final = "application/json"
 
 
 class InvalidCallError(Exception):
-    """A call that did not come from our own Java side, or that is malformed."""
+    """A malformed call, or one that did not come from our own Java side."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""``bkheal debts``: ledgers with copies that repair had to put in places that the placement policy forbids."""
+"""``bkheal debts``: ledgers with copies in places forbidden by the placement policy."""
 
 from __future__ import annotations
 

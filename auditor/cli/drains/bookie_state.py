@@ -3,7 +3,7 @@
 The server does not report which bookie it belongs to. So the change counts only after the intended bookie is registered
 as read-only. If it is not, the address belongs to another bookie, which is made writable again, so a wrong address
 takes no bookie out of service. If the command fails or is interrupted before the drains are recorded, all bookies are
-made writable again. A bookie that another command drains by then stays read-only, because that drain relies on it.
+made writable again. If another command drains a bookie by then, it stays read-only, because this drain relies on it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``bkheal decommission``: remove the records of bookies that are stopped and that no ledger needs any more."""
+"""``bkheal decommission``: remove the records of stopped bookies without any ledger."""
 
 from __future__ import annotations
 

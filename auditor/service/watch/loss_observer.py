@@ -1,8 +1,8 @@
 """Measures the time from losses of bookies to their marks, in a process that never leads and never writes.
 
 Audits of bkheal record in ZooKeeper when a loss began and when they had covered it (``FirstSeenDown``). These records
-give the time for such a loss. Apache's auditor records nothing. For its marks, a loss begins with the first observation
-that finds the bookie lost, and ends with the first mark that names the bookie. ``judge``, a pure function, decides.
+give the time for such a loss. Apache's auditor records nothing. For its marks, a loss begins when an observation first
+finds the bookie lost, and ends with the first mark of the bookie. ``judge``, a pure function, decides.
 
 These cases are not measured, because a figure would be a guess:
 

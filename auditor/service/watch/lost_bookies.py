@@ -11,10 +11,10 @@ and a loss that no complete audit covers is due again. If it was marked already,
 The record of a bookie that returns is deleted, and its next absence begins a new delay.
 
 The delay is ``lostBookieRecoveryDelay``, shared with Apache's auditor. Apache's auditor ends the delay when a second
-bookie is lost; here each bookie has its own delay. Otherwise a rolling restart with overlaps, or two machines that
-reboot together, would cause copies of data that is available again after a minute. The urgency is not derived from the
-number of losses, but from the metadata: ledgers with one copy left. An operator who wants no delay sets it to 0.
-Setting the delay to its current value starts an audit of every lost bookie at once.
+bookie is lost; here each bookie has its own delay. Otherwise a rolling restart with overlaps, or the simultaneous
+reboot of two machines, would cause copies of data that is available again after a minute. The urgency is not derived
+from the number of losses, but from the metadata: ledgers with one copy left. An operator who wants no delay sets it to
+0. Setting the delay to its current value starts an audit of every lost bookie at once.
 
 A and S rules are defined in docs/invariants.md, R rules in docs/failure-model.md.
 """

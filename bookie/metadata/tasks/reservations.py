@@ -1,9 +1,8 @@
 """Copies being made: ``/bkheal/reservations/<ledgers root>/<ledger id>``.
 
-A repair makes a reservation before it lists the entries of the target or copies to it. The write that puts the target
-into the ensemble checks that the reservation still exists. For a collector, a bookie with a reservation counts as a
-member. So a bookie never deletes a copy after a worker has found it and before the metadata names it, even if locks are
-lost.
+A repair makes a reservation before it lists the entries of the target or copies to it. The write of the target into the
+ensemble checks that the reservation still exists. For a collector, a bookie with a reservation counts as a member. So a
+bookie never deletes a copy after a worker has found it and before the metadata names it, even if locks are lost.
 
 A ledger has at most one node, owned by the worker with the ledger's lock. It has one empty child, named after the
 token. A transaction checks that this child exists. The version of the node itself does not suffice, because it begins
@@ -159,9 +158,9 @@ class Reservations:
         Only the holder of the ledger's lock may call this.
 
         Existing reservations belong to a worker that died or has lost the lock. ``token`` is unique for each set of
-        reservations; the same token for the same set is a retry. ``is_first`` means that the caller has just read that
-        there is no reservation. This saves a request, and an existing reservation is not replaced. ``checks`` are part
-        of the transaction.
+        reservations; the same token for the same set is a retry. ``is_first``: the caller has just read that there is
+        no reservation. This saves a request, and an existing reservation is not replaced. ``checks`` are part of the
+        transaction.
 
         Raises:
             ReservationRefusedError: one of ``checks`` does not hold, or another reservation exists although

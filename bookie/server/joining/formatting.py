@@ -38,7 +38,7 @@ class FormatRefusedError(PermanentError):
 
 
 def check_all_can_be_opened(directories: Sequence[LocalDirectory]) -> None:
-    """Check that all directories can be opened, so that no bookie is erased partly.
+    """Check that all directories can be opened; otherwise a bookie might be erased in part.
 
     Raises:
         FormatRefusedError: a directory cannot be opened.

@@ -2,7 +2,7 @@
 
 There are three steps (docs/failure-model.md#disk-space). Below the threshold, plain adds are refused. Below a part of
 it, adds of recovery and repair are refused as well, which leaves the rest to checkpoints and collection. A disk that
-reports that it is full makes the bookie read-only at any threshold.
+reports itself full makes the bookie read-only at any threshold.
 
 A disk may also hang without an error. The watch measures changes (writes, syncs and removals) on the disk of each
 journal, and on that of the first ledger directory, which has the index. If a change lasts for ``STALL_READ_ONLY_S``,

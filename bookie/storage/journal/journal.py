@@ -303,7 +303,7 @@ class Journal:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Count the work in the block as one change of the disk, so that a disk that hangs is detected."""
+        """Count the work in the block as one change of the disk, so a hanging disk is detected."""
         with self._changes.one():
             try:
                 yield

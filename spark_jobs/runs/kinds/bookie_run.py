@@ -261,33 +261,19 @@ class BookieRun:
         return LiveReading(self._context, self._image, keeps_all=self._further_checks.needs_all)
 
     def _check(self, scan: LedgerScan, scanned: ScanResult, cookies: AbstractSet[BookieId]) -> CheckResult:
-        bookies, decisions = scanned.bookies, self._cluster.accepted_losses()
-        judged = self._judge(scan.suspects, bookies.registered, bookies.draining, decisions)
+        """Judge the ledgers, mark them, do the further checks, and write the findings, in this order.
+
+        The report comes after the marks, because a full disk of the auditor must not prevent repair.
+        """
         with ExitStack() as kept:
-            kept.callback(judged.release)
-            latest = self._cluster.bookies()
-            if latest.staying & (judged.sums.by_bookie.keys() | judged.losses.bookies):
-                # A bookie with findings has registered since the scan: judge again with both listings (R2).
-                kept.close()
-                draining = bookies.draining & latest.draining
-                judged = self._judge(scan.suspects, bookies.registered | latest.registered, draining, decisions)
-                kept.callback(judged.release)
-            self._live = bookies.registered | latest.registered
+            judged, latest = self._judge_with_latest_bookies(scan, scanned, kept)
             # A bookie may have joined after the cookies were listed, and have left again. It has a delay as any other.
             self.lost = self._lost_bookies(cookies | self._cluster.bookies_with_cookies(), latest.registered)
-            limiter, found = self._limiter, LedgerIdSet()
-            # Before the report, because a full disk of the auditor must not prevent repair.
-            published = self._publish(judged, limiter, found)
-            held = replace(self.lost.held, limit_from=limiter.first_held)
-            if not self._settings.is_dry_run and published.outcome.is_all:
-                published = replace(published, damage_marked=self._mark_noted_damage())
-            published = self._with_early_changes(published, found)
-            if not (scanned.problems or self._settings.is_dry_run) and published.outcome.is_all:
-                withdrawn = withdraw_ended(self._cluster, self._context.gate, found=found)
-                published = replace(published, withdrawn=withdrawn)
+            published = self._mark(judged, is_withdrawing=not scanned.problems)
+            held = replace(self.lost.held, limit_from=self._limiter.first_held)
             # If the store does not answer, the marks made so far are reported, and no other check begins.
             others = NoFurtherChecks() if published.outcome is PublishOutcome.INTERRUPTED else self._further_checks
-            with others.judged(scan, scanned, cookies, limiter) as further:
+            with others.judged(scan, scanned, cookies, self._limiter) as further:
                 worst = self._report(scan, judged, further.findings, held)
         return CheckResult(
             bookies=latest,
@@ -301,6 +287,42 @@ class BookieRun:
             lint=further.lint,
             inventory=further.inventory,
         )
+
+    def _judge_with_latest_bookies(
+        self, scan: LedgerScan, scanned: ScanResult, kept: ExitStack
+    ) -> tuple[_LedgerFindings, Bookies]:
+        """Return the findings, which ``kept`` releases, and the latest listing of the bookies."""
+        bookies, decisions = scanned.bookies, self._cluster.accepted_losses()
+        judged = self._judge(scan.suspects, bookies.registered, bookies.draining, decisions)
+        kept.callback(judged.release)
+        latest = self._cluster.bookies()
+        self._live = bookies.registered | latest.registered
+        if latest.staying & (judged.sums.by_bookie.keys() | judged.losses.bookies):
+            # A bookie with findings has registered since the scan: judge again with both listings (R2).
+            kept.close()
+            judged = self._judge(scan.suspects, self._live, bookies.draining & latest.draining, decisions)
+            kept.callback(judged.release)
+        return judged, latest
+
+    def _mark(self, judged: _LedgerFindings, *, is_withdrawing: bool) -> PublishResult:
+        """Mark the ledgers with findings, then those with noted damage, and withdraw marks whose reason has ended.
+
+        The second and the third step are omitted in a dry run, and if not all of these ledgers were marked.
+
+        Args:
+            judged: the findings.
+            is_withdrawing: whether every ledger was read, so that marks may be withdrawn.
+        """
+        found = LedgerIdSet()
+        published = self._publish(judged, self._limiter, found)
+        is_done = not self._settings.is_dry_run and published.outcome.is_all
+        if is_done:
+            published = replace(published, damage_marked=self._mark_noted_damage())
+        published = self._with_early_changes(published, found)
+        if is_done and is_withdrawing:
+            withdrawn = withdraw_ended(self._cluster, self._context.gate, found=found)
+            published = replace(published, withdrawn=withdrawn)
+        return published
 
     def _report(
         self, scan: LedgerScan, judged: _LedgerFindings, further: Sequence[DataFrame], held: HeldBookies

@@ -135,7 +135,7 @@ class IncrementalReading:
 
 
 class _Sources:
-    """The image of a cluster, and the parts that were read by runs that ended early."""
+    """The image of a cluster, and the parts read by runs that ended early."""
 
     def __init__(self, context: RunContext, lost: Mapping[BookieId, int]) -> None:
         self._context = context
