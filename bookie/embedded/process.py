@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S: Final = 0.02
 """Polling is cheap, and not every platform allows waiting for the exit of a process or for a line in its log."""
+_PAUSE_SHARE: Final = 0.05
+_PAUSE_S_MAX: Final = 0.25
 
 _KILL_DEADLINE_S: Final = 10.0
 """A killed process ends as soon as the kernel has freed its memory; this is only a bound."""
@@ -43,6 +45,15 @@ exec 3<&0 </dev/null
 { read -r _ <&3; kill -s KILL 0; } >/dev/null 2>&1 &
 exec "$@" 3<&-
 """
+
+
+def pause_s(waited_s: float) -> float:
+    """Return how long to wait before the next check of another process, after ``waited_s`` seconds of checks.
+
+    A check may be a request that costs both processes milliseconds. So a wait takes at most a twentieth longer than
+    necessary, and the checks in a long wait do not take the processor from the process that is waited for.
+    """
+    return min(max(POLL_INTERVAL_S, _PAUSE_SHARE * waited_s), _PAUSE_S_MAX)
 
 
 class EmbeddedProcessError(FatalError):
@@ -133,12 +144,14 @@ class ManagedProcess:
         Raises:
             EmbeddedProcessError: the process ended first, or ``deadline_s`` seconds passed.
         """
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         try:
             async with asyncio.timeout(deadline_s):
                 while not await predicate():
                     if (code := self.exit_code) is not None:
                         raise self._failure(f"ended with exit code {code} before {what}")
-                    await asyncio.sleep(POLL_INTERVAL_S)
+                    await asyncio.sleep(pause_s(loop.time() - began_s))
         except TimeoutError:
             raise self._failure(f"was not there after {deadline_s:g} s: waited for {what}") from None
 

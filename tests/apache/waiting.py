@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+from bookie.embedded.process import pause_s
 from tests.apache.driver import JavaError
 from tests.deadlines import STATE_S
 
@@ -23,6 +24,8 @@ async def until(
     ledger while it deletes this ledger.
     """
     seen: list[T | JavaError] = []
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
     try:
         async with asyncio.timeout(deadline_s):
             while True:
@@ -34,6 +37,6 @@ async def until(
                     seen[:] = [found]
                     if holds(found):
                         return found
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(max(_AGAIN_S, pause_s(loop.time() - began_s)))
     except TimeoutError:
         raise AssertionError(f"not within {deadline_s:g} s: {what}; last seen: {seen or 'nothing'}") from None

@@ -11,7 +11,7 @@ from typing import Any
 
 from bookie.embedded.apache import ApacheCluster
 from bookie.embedded.cluster import LEDGERS_ROOT, EmbeddedCluster
-from bookie.embedded.process import ManagedProcess
+from bookie.embedded.process import ManagedProcess, pause_s
 from bookie.metadata.port import MetadataStore
 from bookie.metadata.runs.election import election_path
 from tests.deadlines import PROGRAM_S, STATE_S
@@ -86,10 +86,15 @@ class AuditorProcess:
 
 
 async def when(condition: Callable[[], Awaitable[bool]], seconds: float = PROGRAM_S) -> None:
-    """Wait until a condition on other processes is true."""
+    """Wait until a condition on other processes is true.
+
+    The longer it waits, the longer are its pauses, so that its requests do not take the processor from those processes.
+    """
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
     async with asyncio.timeout(seconds):
         while not await condition():  # noqa: ASYNC110  # other processes set no event here
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(pause_s(loop.time() - began_s))
 
 
 async def votes(store: MetadataStore) -> int:

@@ -1,6 +1,8 @@
 """Real auditor processes: without ZooKeeper, cut off from it, paused, stopped gracefully.
 
-``test_operator_guide.py`` kills a leader and bookies. No audit runs here, so no Spark starts.
+The gate covers their parts: ``test_operator_guide.py`` kills a leader and ZooKeeper, the contract of elections ends the
+sessions of leaders, ``test_bookie_process.py`` starts processes without ZooKeeper. No audit runs here, so no Spark
+starts.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from tests.integration.auditors import AuditorProcess, votes, when
 from tests.integration.clusters import connected, start_cluster
 from tests.sessions import expire
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 SOON_STALE_S = 4
 """The session timeout of an auditor without a rival. Without ZooKeeper it leads only for a part of it."""

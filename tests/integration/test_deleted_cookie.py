@@ -1,4 +1,8 @@
-"""A real auditor marks the ledgers of lost bookies whose cookies were deleted."""
+"""A real auditor marks the ledgers of lost bookies whose cookies were deleted.
+
+The gate covers its parts: the auditor's decisions in ``tests/unit/auditor/service/test_service_lost_bookies.py``, the
+marks of bookies without a cookie in ``tests/spark/test_audit_run.py``.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ from tests.integration.clusters import connected, kill_bookies, start_cluster
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.spark,
+    pytest.mark.long,
     pytest.mark.usefixtures("quick_spark"),
 ]
 
