@@ -202,6 +202,25 @@ async def test_a_ledger_that_is_deleted_during_its_repair_leaves_no_metadata_beh
         await world.metadata(repair.ledger_id)
 
 
+async def test_nothing_of_a_deleted_ledger_is_written_to_another_one_with_its_id(world: RepairWorld) -> None:
+    """The metadata of the other ledger (R170) has the version that the repair expects."""
+    repair = await world.repair_at(Step.COPIED)
+    ledgers = world.client.ports.ledgers
+    version = (await ledgers.read(repair.ledger_id)).version
+    spare = [each.bookie_id for each in world.cluster.bookies if each.bookie_id not in repair.before.members()]
+    other = repair.before.with_members({0: tuple(spare[: repair.before.ensemble_size])})
+    await ledgers.delete(repair.ledger_id)
+    await ledgers.create(repair.ledger_id, other)
+    for number in range(version):
+        await ledgers.write(repair.ledger_id, other, number)
+    repair.resume()
+    await world.settled()
+    after = await ledgers.read(repair.ledger_id)
+    assert after.version == version
+    assert after.metadata.fragments == other.fragments
+    await ledgers.delete(repair.ledger_id)
+
+
 @pytest.mark.long
 async def test_a_rolling_restart_of_bookies_during_a_repair_causes_no_needless_copy(
     world: RepairWorld,
