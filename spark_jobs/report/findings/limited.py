@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -56,10 +55,7 @@ def _noted(table: pa.Table, rank: int, ledger_id: int) -> pa.Table | None:
         return None
     is_limited = pc.and_(is_for_marking, pc.is_in(table["ledger_id"], ids.combine_chunks()))
     column = table.column_names.index("detail")
-    texts = pa.array(list(_texts(table["detail"].to_pylist(), is_limited.to_pylist())), table.schema.field(column).type)
-    return table.set_column(column, table.schema.field(column), texts)
-
-
-def _texts(details: Iterable[str | None], are_limited: Iterable[bool]) -> Iterable[str | None]:
-    for detail, is_limited in zip(details, are_limited, strict=True):
-        yield "; ".join(filter(None, (detail, LIMITED))) if is_limited else detail
+    details = table["detail"]
+    has_detail = pc.fill_null(pc.not_equal(details, ""), False)
+    limited = pc.if_else(has_detail, pc.binary_join_element_wise(details, LIMITED, "; "), LIMITED)
+    return table.set_column(column, table.schema.field(column), pc.if_else(is_limited, limited, details))
