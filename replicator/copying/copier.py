@@ -54,7 +54,6 @@ from bookie.model.topology import DEFAULT_RACK, Location
 from bookie.runtime.clock import Clock
 from bookie.runtime.fault_points import fault_point
 from bookie.runtime.tasks import cancel_all
-from bookie.runtime.waiting import first_of
 from bookie.wire.port import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, Transport
 from replicator.copying.pace import CopyPace, PacedReads
 from replicator.copying.pull import Pull, Pulls
@@ -311,15 +310,15 @@ class _CopyRun:
 
     async def _wait_for_lanes(self, lanes: Sequence[asyncio.Task[None]]) -> None:
         """Wait until the lanes have ended. Once the copy must end, a lane may continue for ``END_S`` at most."""
-        clock, is_over = self._copier.clock, False
+        is_over = False
         while left := [lane for lane in lanes if not lane.done()]:
-            await first_of([clock.sleep(END_S if is_over else CHECK_S)], left)
-            for lane in lanes:
-                if lane.done():
-                    lane.result()  # raises an error of the lane
-            if all(not lane.done() for lane in left):
-                if is_over:
-                    return
+            timeout_s = END_S if is_over else CHECK_S
+            ended, _ = await asyncio.wait(left, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            for lane in ended:
+                lane.result()  # raises an error of the lane
+            if not ended and is_over:
+                return
+            if not ended:
                 is_over = not await self._should_continue()
 
     def _outcome(self, receiver: Receiver) -> CopyOutcome:
