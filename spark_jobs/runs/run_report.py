@@ -15,6 +15,7 @@ import errno
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Final
 
@@ -142,14 +143,14 @@ class RunReport:
             return ReportDirError(f"cannot write the findings to {self.directory}: {error.strerror}")
         return None
 
-    def note_limit(self, rank: int, ledger_id: LedgerId) -> None:
+    def note_limit(self, rank: int, ledger_id: LedgerId, marked: AbstractSet[LedgerId]) -> None:
         """Note in the written findings that their ledgers were not marked from this one on (``limited.note_limit``).
 
         If that fails, the report fails.
         """
         if self.problem is None:
             try:
-                note_limit(self.directory / FINDINGS, rank, ledger_id)
+                note_limit(self.directory / FINDINGS, rank, ledger_id, marked)
             except (OSError, pa.ArrowException) as error:
                 self._set_problem(ReportDirError(f"cannot write the findings to {self.directory}: {error}"))
 

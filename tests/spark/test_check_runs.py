@@ -216,18 +216,29 @@ def test_a_limited_run_marks_the_worst_and_the_next_run_continues(spark: SparkSe
     assert place.audited() == {"x:1"}
 
 
+@pytest.mark.parametrize(
+    ("lacking", "marked", "limited"),
+    [
+        ({2: Severity.BELOW_WRITE_QUORUM, 3: Severity.BELOW_ACK_QUORUM, 10_001: Severity.CRITICAL}, 10_001, 2),
+        ({2: Severity.CRITICAL, 10_001: Severity.NO_LIVE_COPY}, 2, 10_001),  # a critical ledger does not wait
+    ],
+)
 def test_a_limited_replicas_check_marks_the_worst_of_all_its_chunks(
-    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    lacking: Mapping[int, Severity],
+    marked: int,
+    limited: int,
 ) -> None:
-    lacking = {2: Severity.BELOW_WRITE_QUORUM, 3: Severity.BELOW_ACK_QUORUM, 10_001: Severity.CRITICAL}
     monkeypatch.setattr(replica_run, "CHUNK_LEDGERS", 1)  # one chunk per node of the tree
     monkeypatch.setattr(replica_run.ReplicaRun, "_ask", functools.partialmethod(_lacking_copies, lacking))
     place.do(place.tasks.marking.mark(LedgerId(3), [BookieId("c:1")]))
     result = place.check(spark, RunKind.REPLICAS, marks_max=1)
-    assert place.marked().keys() == {3, 10_001}
+    assert place.marked().keys() == {3, marked}
     findings = result.summary_path.parent / report.FINDINGS
     details = {row["ledger_id"]: row["detail"] for row in spark.read.parquet(str(findings)).collect()}
-    assert details == {2: LIMITED, 3: None, 10_001: None}
+    assert details == dict.fromkeys(lacking) | {limited: LIMITED}
     assert result.summary.published.held_back == {"limit": 1}
 
 

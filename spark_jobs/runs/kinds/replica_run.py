@@ -3,7 +3,8 @@
 It needs one request per ledger and bookie, so it works chunk by chunk: read metadata, list the registered bookies, ask,
 mark, report. It may be paused between chunks. A stop takes effect within seconds, and existing marks stay. The run
 leaves one core free, so that a run after the loss of a bookie can start immediately. A run with limits makes its new
-marks after the last chunk, because only then the worst ledgers of the cluster are known (``worst_first``).
+marks after the last chunk, because only then the worst ledgers of the cluster are known; it marks ledgers with one copy
+left at once (``worst_first``).
 
 A bookie that lacks entries is marked as missing, like a lost one: a worker asks the registered bookies in a task for
 their entries, and copies the missing ones to them. Only an explicit denial by a healthy bookie causes a mark (S6).
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -57,7 +58,7 @@ from spark_jobs.runs.findings import accepted_counts, finding_sums, ledgers_foun
 from spark_jobs.runs.marking.brake import held_because
 from spark_jobs.runs.marking.held_back import LedgerWithFindings, held_back
 from spark_jobs.runs.marking.limits import DueLedger, MarkLimiter
-from spark_jobs.runs.marking.publish import BATCH, publish
+from spark_jobs.runs.marking.publish import BATCH, Marking, publish
 from spark_jobs.runs.marking.repaired_since import unrepaired
 from spark_jobs.runs.marking.worst_first import WaitingLedgers
 from spark_jobs.runs.outcome import CheckResult, FindingTotals, Outcome, ScanResult, combine_published
@@ -206,39 +207,46 @@ class ReplicaRun:
         if self._settings.is_dry_run:
             return PublishResult(PublishOutcome.DRY_RUN)
         with self._context.tasks(Phase.PUBLISH, is_reported=False):
-            found = to_mark(ledgers) if self._waiting is None else self._already_marked(to_mark(ledgers), self._waiting)
-            return self._mark(((each.ledger_id, each.missing), each.bytes_estimate) for each in found)
+            if self._waiting is None:
+                return self._mark(_due(to_mark(ledgers)))
+            now = _due(self._marked_now(to_mark(ledgers), self._waiting))
+            published = self._mark(now, note_marked=self._waiting.note_marked)
+            return replace(published, held_back={})  # the ledgers that the limit held back still wait
 
-    def _already_marked(
+    def _marked_now(
         self, ledgers: Iterable[LedgerWithFindings], waiting: WaitingLedgers
     ) -> Iterator[LedgerWithFindings]:
-        """Yield the ledgers that are already marked, and let the others wait."""
+        """Yield the ledgers that are already marked or are urgent. All that are not marked wait until they are."""
         remaining = iter(ledgers)
         while batch := tuple(islice(remaining, BATCH)):
             are_marked = self._cluster.are_marked([(each.ledger_id, each.missing) for each in batch])
-            waiting.add(each for each, is_marked in zip(batch, are_marked, strict=True) if not is_marked)
-            yield from (each for each, is_marked in zip(batch, are_marked, strict=True) if is_marked)
+            found = tuple(zip(batch, are_marked, strict=True))
+            waiting.add(each for each, is_marked in found if not is_marked)
+            yield from (each for each, is_marked in found if is_marked or waiting.is_urgent(each))
 
     def _publish_waiting(self) -> PublishResult:
         """Mark the waiting ledgers, the worst first, and note in the findings which ones were not marked."""
         waiting = self._waiting
-        if waiting is None or not waiting:
+        if waiting is None or not (waiting or waiting.left):
             return PublishResult(PublishOutcome.NOTHING_TO_PUBLISH)
         with self._context.tasks(Phase.PUBLISH, is_reported=False):
             published = self._mark(unrepaired(waiting.in_order(), self._cluster))
         if (first := waiting.first_not_marked(self._limiter.first_held)) is not None:
-            self._context.report.note_limit(*first)
+            self._context.report.note_limit(*first, marked=waiting.marked)
         left = Counter({HoldReason.LIMIT.value: waiting.left}) + Counter(published.held_back)
         return replace(published, held_back=dict(left))
 
-    def _mark(self, ledgers: Iterable[DueLedger]) -> PublishResult:
-        published = publish(
-            self._limiter.admitted(ledgers),
-            self._cluster,
-            gate=self._context.gate,
-            note=self._context.note_marks,
-            count=self._limiter.count,
-        )
+    def _mark(
+        self, ledgers: Iterable[DueLedger], note_marked: Callable[[Sequence[Marking]], None] | None = None
+    ) -> PublishResult:
+        def count(batch: Sequence[Marking]) -> None:
+            self._limiter.count(batch)
+            if note_marked is not None:
+                note_marked(batch)
+
+        admitted = self._limiter.admitted(ledgers)
+        context = self._context
+        published = publish(admitted, self._cluster, gate=context.gate, note=context.note_marks, count=count)
         return replace(published, held_back=held_back(self._limiter))
 
     def _counts(self, took_s: float, every: int) -> ReplicaCounts:
@@ -260,6 +268,10 @@ class ReplicaRun:
             full_run_estimate_s=round(took_s * every / asked if asked else 0.0, 1),
             sampled=tuple(SampledBookie(bookie, ledgers) for bookie, ledgers in sorted(self._asked.sampled.items())),
         )
+
+
+def _due(ledgers: Iterable[LedgerWithFindings]) -> Iterator[DueLedger]:
+    return (((each.ledger_id, each.missing), each.bytes_estimate) for each in ledgers)
 
 
 def _collected(answers: DataFrame) -> Sequence[Row]:

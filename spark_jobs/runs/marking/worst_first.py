@@ -1,19 +1,23 @@
 """Order the marks of a check that proceeds in chunks, if the run has limits (R73). Pure.
 
 Such a check finds the worst ledgers of the cluster only at its end. So a run with limits waits with its new marks until
-then, and marks the worst of all chunks. Without limits, every chunk is marked at once.
+then, and marks the worst of all chunks. Ledgers with one copy left do not wait, because nothing that can be repaired is
+more urgent: each chunk marks its own. Without limits, every chunk is marked at once.
 
 R rules are defined in docs/failure-model.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from bookie.model.ids import LedgerId
+from bookie.model.severity import Severity
 from spark_jobs.runs.marking.held_back import LedgerWithFindings
 from spark_jobs.runs.marking.limits import DueLedger
+from spark_jobs.runs.marking.publish import Marking
 
 WAITING_MAX: Final = 100_000
 """Largest number of ledgers that wait, and twice as many while they are added: about 100 MB. If there are more, those
@@ -29,6 +33,8 @@ class WaitingLedgers:
     def __init__(self, count_max: int = WAITING_MAX) -> None:
         self._count_max = count_max
         self._ledgers: dict[LedgerId, LedgerWithFindings] = {}
+        self._marked: set[LedgerId] = set()
+        """The ledgers that did not wait for the end of the run; at most ``count_max``."""
         self._first_left: Place | None = None
         """The first ledger in the order of marking for which there was no room."""
         self.left = 0
@@ -46,6 +52,21 @@ class WaitingLedgers:
             self._ledgers[ledger.ledger_id] = ledger
             if len(self._ledgers) >= 2 * self._count_max:
                 self._leave_last()
+
+    def is_urgent(self, ledger: LedgerWithFindings) -> bool:
+        """Return whether a ledger is marked with its chunk: it has one copy left."""
+        return ledger.severity_rank == Severity.CRITICAL and len(self._marked) < self._count_max
+
+    def note_marked(self, batch: Sequence[Marking]) -> None:
+        """Let ledgers wait no longer, because they are marked, or may be."""
+        for ledger_id, _ in batch:
+            if self._ledgers.pop(ledger_id, None) is not None:
+                self._marked.add(ledger_id)
+
+    @property
+    def marked(self) -> AbstractSet[LedgerId]:
+        """The ledgers that waited and were marked."""
+        return self._marked
 
     def in_order(self) -> Iterator[DueLedger]:
         """Yield the waiting ledgers, the worst first."""

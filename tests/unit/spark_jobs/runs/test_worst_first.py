@@ -9,6 +9,7 @@ import pytest
 
 from bookie.metadata.ledgers.serde import encode
 from bookie.model.ids import BookieId, LedgerId
+from bookie.model.severity import Severity
 from spark_jobs.runs.marking.held_back import LedgerWithFindings
 from spark_jobs.runs.marking.publish import Marking
 from spark_jobs.runs.marking.repaired_since import unrepaired
@@ -37,6 +38,16 @@ def test_the_worst_ledgers_of_all_chunks_wait_and_the_others_are_counted(seed: i
     assert waiting.first_not_marked(None) == first
     if expected:
         assert waiting.first_not_marked(expected[0].ledger_id) == place_of(expected[0])
+
+
+def test_ledgers_with_one_copy_left_do_not_wait_while_there_is_room() -> None:
+    waiting = WaitingLedgers(2)
+    ledgers = [ledger(number, Severity.CRITICAL) for number in range(3)]
+    waiting.add([*ledgers, ledger(9, Severity.NO_LIVE_COPY)])
+    assert [waiting.is_urgent(each) for each in (ledgers[0], ledger(9, Severity.NO_LIVE_COPY))] == [True, False]
+    waiting.note_marked([(each.ledger_id, each.missing) for each in ledgers[:2]])
+    assert (waiting.marked, waiting.is_urgent(ledgers[2])) == ({0, 1}, False)
+    assert [marking[0] for marking, _ in waiting.in_order()] == [9, 2]
 
 
 def test_a_chunk_that_is_read_again_replaces_its_ledgers() -> None:
