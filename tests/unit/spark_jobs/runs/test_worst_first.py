@@ -42,11 +42,13 @@ def test_the_worst_ledgers_of_all_chunks_wait_and_the_others_are_counted(seed: i
 
 def test_ledgers_with_one_copy_left_do_not_wait_while_there_is_room() -> None:
     waiting = WaitingLedgers(2)
-    ledgers = [ledger(number, Severity.CRITICAL) for number in range(3)]
-    waiting.add([*ledgers, ledger(9, Severity.NO_LIVE_COPY)])
-    assert [waiting.is_urgent(each) for each in (ledgers[0], ledger(9, Severity.NO_LIVE_COPY))] == [True, False]
-    waiting.note_marked([(each.ledger_id, each.missing) for each in ledgers[:2]])
-    assert (waiting.marked, waiting.is_urgent(ledgers[2])) == ({0, 1}, False)
+    critical = [ledger(number, Severity.CRITICAL) for number in range(3)]
+    without_copies = ledger(9, Severity.NO_LIVE_COPY)
+    waiting.add(critical)
+    assert [waiting.is_urgent(each) for each in (critical[0], without_copies)] == [True, False]
+    waiting.note_marked([(each.ledger_id, each.missing) for each in critical[:2]])
+    assert (waiting.marked, waiting.is_urgent(critical[2])) == ({0, 1}, False)
+    waiting.add([without_copies])
     assert [marking[0] for marking, _ in waiting.in_order()] == [9, 2]
 
 
