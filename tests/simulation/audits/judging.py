@@ -128,6 +128,8 @@ def in_order(found: Mapping[LedgerId, Lacking]) -> list[LedgerWithFindings]:
     """Return the ledgers in the order of marking, without estimates of bytes."""
     ordered = sorted(found.items(), key=lambda each: (each[1].severity, each[0]))
     return [
-        LedgerWithFindings(ledger_id, tuple(sorted(each.missing)), tuple(sorted(each.critical)))
+        LedgerWithFindings(
+            ledger_id, tuple(sorted(each.missing)), tuple(sorted(each.critical)), severity_rank=each.severity
+        )
         for ledger_id, each in ordered
     ]
