@@ -193,6 +193,7 @@ async def test_each_auditor_succeeds_the_other_and_finds_what_was_lost_before(
     await check_all_nodes_known(client.store, LEDGERS_ROOT, bookies)
 
 
+@pytest.mark.long  # test_service_lost_bookies.py writes the nodes of these requests itself
 async def test_apaches_shell_requests_audits_where_only_our_auditor_ever_ran(
     own_servers: OwnServers, stack: AsyncExitStack, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from tests.integration.commands import Ended, started
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.long  # test_api_operations.py and test_at_commands.py have each of these requests
 async def test_operators_work_through_an_auditor_that_reconnects(tmp_path: Path) -> None:
     async with await start_cluster(tmp_path, 2) as cluster:
         options = ("--no-ui-enabled", "--allow-anonymous-write")

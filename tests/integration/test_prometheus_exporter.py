@@ -103,6 +103,7 @@ async def test_with_cron_jobs_and_an_exporter_every_alert_on_data_can_fire(tmp_p
                 assert await prometheus.is_clear(*AUDITORS)
 
 
+@pytest.mark.long  # test_exporter.py has both kinds of auditors without their processes
 async def test_with_an_apache_auditor_or_ours_an_exporter_misses_nothing_and_counts_nothing_twice(
     tmp_path: Path,
 ) -> None:
