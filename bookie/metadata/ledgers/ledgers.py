@@ -63,7 +63,7 @@ class NoSuchLedgerError(ConflictError):
 
 
 class LedgerReplacedError(ConflictError):
-    """The ledger was deleted, and another one has its id. Nothing that is known about the first one is true of it."""
+    """The ledger was deleted, and another one has its id. What was read or copied belongs to the first one."""
 
     def __init__(self, ledger_id: LedgerId) -> None:
         super().__init__(f"ledger {ledger_id} was deleted, and another one has its id")

@@ -54,8 +54,7 @@ def _noted(table: pa.Table, rank: int, ledger_id: int, except_for: pa.Array) -> 
         pc.greater(ranks["severity_rank_min"], rank),
         pc.and_(pc.equal(ranks["severity_rank_min"], rank), pc.greater_equal(ranks["ledger_id"], ledger_id)),
     )
-    is_limited = pc.and_(is_after, pc.invert(pc.is_in(ranks["ledger_id"], except_for)))
-    ids = ranks["ledger_id"].filter(is_limited)
+    ids = ranks["ledger_id"].filter(pc.and_(is_after, pc.invert(pc.is_in(ranks["ledger_id"], except_for))))
     if not len(ids):
         return None
     is_limited = pc.and_(is_for_marking, pc.is_in(table["ledger_id"], ids.combine_chunks()))
