@@ -245,7 +245,7 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, str]]:
     scope = scope_text(run.replicas)
     yield "Saw every ledger", f"no, only {scope}" if scope else "yes" if run.is_complete else "no"
     yield "Dry run", "yes: nothing was marked" if run.is_dry_run else "no"
-    yield "Published", published_text(run.published)
+    yield "Marked", published_text(run.published)
     if run.published.repaired_early:
         yield "Repaired during the run", repaired_early_text(run.published.repaired_early)
     if run.published.damage_marked:
