@@ -42,9 +42,9 @@ from replicator.copying.throttle import ByteBudget
 from replicator.copying.transfer_slots import TransferSlots
 from replicator.knowledge.absence import Absences
 from replicator.knowledge.returns import Returns
-from replicator.knowledge.store_refusals import StoreRefusals
+from replicator.knowledge.store_refusals import REFUSED_PAUSE_S_MAX, STORE_PAUSE_S, StoreRefusals
 from replicator.ports import RepairPorts
-from replicator.queue.debt_search import REFUSED_PAUSE_S_MAX, STORE_PAUSE_S, DebtSearch
+from replicator.queue.debt_search import DebtSearch
 from replicator.queue.grace import GracePeriods
 from replicator.queue.places import TurnPlaces
 from replicator.queue.standby import Standby, StandbyEnd

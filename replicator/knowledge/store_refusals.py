@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Final
 
 from bookie.model.errors import PermanentError
 from bookie.runtime.clock import Clock
 
 _log = logging.getLogger(__name__)
+
+STORE_PAUSE_S: Final = 1.0
+"""The pause after the store did not answer."""
+REFUSED_PAUSE_S_MAX: Final = 60.0
+"""The longest pause after the store refused a request. Pauses start at ``STORE_PAUSE_S`` and double."""
 
 
 class StoreRefusals:

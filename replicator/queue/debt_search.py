@@ -16,16 +16,12 @@ from bookie.model.errors import ConflictError, OutcomeUnknownError, PermanentErr
 from bookie.runtime.retry import GrowingPause
 from bookie.runtime.tasks import cancel, guarded
 from replicator.knowledge.absence import Absences
-from replicator.knowledge.store_refusals import StoreRefusals
+from replicator.knowledge.store_refusals import REFUSED_PAUSE_S_MAX, STORE_PAUSE_S, StoreRefusals
 from replicator.ports import RepairPorts
 from replicator.queue.repayment import Repayment
 
 _log = logging.getLogger(__name__)
 
-STORE_PAUSE_S: Final = 1.0
-"""The pause after the store did not answer."""
-REFUSED_PAUSE_S_MAX: Final = 60.0
-"""The longest pause after the store refused a request. Pauses start at ``STORE_PAUSE_S`` and double."""
 _DEBTS: Final = "the placement debts"
 
 
